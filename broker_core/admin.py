@@ -29,6 +29,30 @@ class QueueInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeInfo:
+    """One row of ``txmq exchanges``; ``name`` "" is the default exchange."""
+
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    bindings: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BindingInfo:
+    """One row of ``txmq bindings``: from an exchange to a queue or to another exchange."""
+
+    exchange: str
+    destination: str
+    kind: str  # of the destination: queue or exchange
+    routing_key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Preparation:
     """One line of ``txmq setup``."""
 
@@ -99,6 +123,14 @@ class Admin(Protocol):
 
     def delete_queue(self, name: str) -> None:
         """Deletes a queue, if it exists, with its messages. Raises ResourceLocked."""
+
+    def exchanges(self) -> list[ExchangeInfo]:
+        """Returns every exchange, by name."""
+
+    def bindings(self) -> list[BindingInfo]:
+        """Returns every binding, by exchange and destination; not those of the default exchange, which
+        reaches each queue by its name.
+        """
 
     def declare_exchange(self, name: str, type: str) -> None:
         """Makes an exchange: direct, fanout, topic or headers."""

@@ -16,6 +16,7 @@ import pytest
 from broker_core import errors
 from connector.conf import recommended_conf
 from connector.options import OPTIONS, table
+from tests import operating
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -35,6 +36,12 @@ def _options_section() -> str:
 
 def test_the_options_table_of_the_docs_is_that_of_the_code() -> None:
     assert table() in _options_section()
+
+
+def test_the_commands_of_the_docs_are_those_of_the_parser() -> None:
+    """``python -m tests.operating`` writes them."""
+    _, found, commands = operating.PAGE.read_text().partition(operating.HEADING)
+    assert found and commands == operating.commands()
 
 
 def test_every_documented_option_exists() -> None:

@@ -27,7 +27,7 @@ from broker_core.errors import (
     UnknownTransaction,
 )
 from broker_core.properties import Properties
-from txmq import accounts, vhosts
+from txmq import accounts, move, topology, vhosts
 from txmq.address import admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     serve_arguments(_command(commands, "serve", serve, "run the broker of a data directory until SIGTERM"))
     _add_lists(commands)
     _add_decisions(commands)
-    _add_topology(commands)
+    topology.arguments(commands, _command)
+    move.arguments(commands, _command)
     _add_messages(commands)
     _add_setup(commands)
     accounts.arguments(commands, _command)
@@ -100,7 +101,6 @@ def _command(
 
 
 def _add_lists(commands: Any) -> None:
-    _command(commands, "queues", _queues, "list the queues", address=True)
     apps = _command(
         commands, "apps", _apps, "list the pipelines with their queues and progress", address=True
     )
@@ -152,39 +152,6 @@ def _add_decisions(commands: Any) -> None:
     )
 
 
-def _add_topology(commands: Any) -> None:
-    declare = commands.add_parser(
-        "declare", help="declare a queue or an exchange", description="Declare a queue or an exchange."
-    )
-    kinds = declare.add_subparsers(metavar="KIND", required=True)
-    queue = _command(kinds, "queue", _declare_queue, "declare a queue", address=True)
-    queue.add_argument("name", metavar="NAME")
-    queue.add_argument("--transient", action="store_true", help="not kept over a restart")
-    queue.add_argument(
-        "--argument",
-        metavar="KEY=VALUE",
-        type=_argument,
-        action="append",
-        default=[],
-        help="for example x-max-length=1000; may be repeated",
-    )
-    exchange = _command(kinds, "exchange", _declare_exchange, "declare an exchange", address=True)
-    exchange.add_argument("name", metavar="NAME")
-    exchange.add_argument("type", metavar="TYPE", help="direct, fanout, topic or headers")
-    bind = _command(commands, "bind", _bind, "bind a queue to an exchange", address=True)
-    bind.add_argument("exchange", metavar="EXCHANGE")
-    bind.add_argument("queue", metavar="QUEUE")
-    bind.add_argument("key", metavar="KEY", nargs="?", default="")
-    bind.add_argument(
-        "--argument",
-        metavar="KEY=VALUE",
-        type=_argument,
-        action="append",
-        default=[],
-        help="for a headers exchange; may be repeated",
-    )
-
-
 def _add_messages(commands: Any) -> None:
     publish = _command(
         commands, "publish", _publish, "publish messages, all in one transaction", address=True
@@ -224,21 +191,7 @@ def _add_setup(commands: Any) -> None:
         )
 
 
-def _argument(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    try:
-        return key, int(value)
-    except ValueError:
-        return key, value
-
-
 # -- commands ------------------------------------------------------------------------------------------------
-
-
-def _queues(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(queue) for queue in admin_at(options).queues()))
 
 
 def _apps(options: argparse.Namespace) -> int:
@@ -328,27 +281,6 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
         return f"uid {os.getuid()}"
-
-
-def _declare_queue(options: argparse.Namespace) -> int:
-    arguments = dict(options.argument)
-    admin_at(options, create=True).declare_queue(
-        options.name, durable=not options.transient, arguments=arguments
-    )
-    return done(options, f"queue {options.name}", queue=options.name)
-
-
-def _declare_exchange(options: argparse.Namespace) -> int:
-    admin_at(options, create=True).declare_exchange(options.name, options.type)
-    return done(
-        options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type
-    )
-
-
-def _bind(options: argparse.Namespace) -> int:
-    admin_at(options).bind(options.queue, options.exchange, options.key, dict(options.argument))
-    text = f"bound {options.exchange} to {options.queue} by {options.key!r}"
-    return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 
 
 def _publish(options: argparse.Namespace) -> int:

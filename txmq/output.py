@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from broker_core.admin import NOBODY, Preparation
+from broker_core.errors import OptionError
 from broker_core.printable import printable
 
 Row = dict[str, Any]
@@ -36,6 +37,17 @@ def done(options: argparse.Namespace, text: str, **result: Any) -> int:
     else:
         say(text)
     return 0
+
+
+def confirm(options: argparse.Namespace, text: str) -> None:
+    """Returns if ``--yes`` was given, or if a person reads ``text`` and agrees. Raises OptionError."""
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise OptionError(f"{text}, and --yes is missing", "add it if that is meant")
+    print(printable(f"{text}. Go on? [y/N] "), end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise OptionError(f"{text}, and you did not agree", "nothing was changed")
 
 
 def say(*lines: str, error: bool = False) -> None:

@@ -14,14 +14,14 @@ returns it. Credit returns when it left both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from broker_core.broker.block import EXPIRATION
+from broker_core.broker.block import EXPIRATION, NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
+from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.consumer import Cancelled, Consumer, Send
 from broker_core.broker.consumer import Unacked as Unacked
 from broker_core.broker.content import check_expiration
@@ -210,6 +210,17 @@ class Channel:
         # before it is taken, so that a damaged segment does not lose it
         row = self._state.messages.fetch(queue, offset)
         queue.ready.take_head(offset)
+        return self._delivered(queue, offset, row)
+
+    def get_at(self, queue: Queue, offsets: Sequence[int], size_bytes: int) -> list[Delivery]:
+        """Returns the messages at these offsets that are ready, held as by ``get``; see ``_ready_rows``."""
+        found = _ready_rows(self._state, queue, offsets, size_bytes)
+        for offset, _ in found:
+            queue.ready.hold(offset)
+        return [self._delivered(queue, offset, row) for offset, row in found]
+
+    def _delivered(self, queue: Queue, offset: int, row: InboxRow) -> Delivery:
+        """The delivery of a message that is held from now on."""
         tag = self.next_tag()
         self.unacked[tag] = _new(Unacked, (queue, offset, None))
         if queue.ready.deliveries is not None:
@@ -352,3 +363,27 @@ class Channel:
         self._give_back(change, now_us)
         self.closed = self.closed or why
         return dropped
+
+
+def _ready_rows(
+    state: BrokerState, queue: Queue, offsets: Sequence[int], size_bytes: int
+) -> list[tuple[int, InboxRow]]:
+    """Returns the messages at these offsets that are ready. Ends behind the one that makes their bodies
+    ``size_bytes`` or more, and before a block that is not loaded. Raises NotLoaded if that is the first.
+    """
+    found: list[tuple[int, InboxRow]] = []
+    end = queue.log.visible_end
+    for offset in offsets:
+        if queue.ready.first_ready(offset, min(offset + 1, end)) is None:
+            continue
+        try:
+            row = state.messages.fetch(queue, offset)
+        except NotLoaded:
+            if not found:
+                raise
+            break
+        found.append((offset, row))
+        size_bytes -= len(row.body)
+        if size_bytes <= 0:
+            break
+    return found

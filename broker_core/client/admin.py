@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.admin import Preparation, QueueInfo
+from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
 from broker_core.client.broker import BrokerClient
 from broker_core.errors import Unroutable
 
@@ -24,6 +24,12 @@ class RemoteAdmin:
 
     def queues(self) -> list[QueueInfo]:
         return self._client.queues()
+
+    def exchanges(self) -> list[ExchangeInfo]:
+        return self._client.exchanges()
+
+    def bindings(self) -> list[BindingInfo]:
+        return self._client.bindings()
 
     def declare_queue(
         self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None

@@ -22,7 +22,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import errors
 from broker_core.address import Address, parse_address
-from broker_core.admin import QueueInfo
+from broker_core.admin import BindingInfo, ExchangeInfo, QueueInfo
 from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls
@@ -394,6 +394,14 @@ class BrokerClient:
 
     def queues(self) -> list[QueueInfo]:
         found: list[QueueInfo] = self.administer(list[QueueInfo], "queues")
+        return found
+
+    def exchanges(self) -> list[ExchangeInfo]:
+        found: list[ExchangeInfo] = self.administer(list[ExchangeInfo], "exchanges")
+        return found
+
+    def bindings(self) -> list[BindingInfo]:
+        found: list[BindingInfo] = self.administer(list[BindingInfo], "bindings")
         return found
 
     def prepared(self) -> list[PreparedInfo]:

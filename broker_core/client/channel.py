@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker_core import errors
@@ -180,6 +180,11 @@ class RemoteChannel:
         """The next message of ``queue``, None if it has none."""
         delivery: Delivery | None = self._say("get", Delivery, queue=queue, no_ack=no_ack)
         return delivery
+
+    def get_at(self, queue: str, offsets: Sequence[int]) -> list[Delivery]:
+        """The messages at these offsets (at most 1,000) that are ready; it may end early."""
+        deliveries: list[Delivery] = self._say("get_at", list[Delivery], queue=queue, offsets=list(offsets))
+        return deliveries
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
         self._say("ack", None, tag=tag, multiple=multiple)

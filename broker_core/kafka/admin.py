@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core import errors
-from broker_core.admin import Preparation, QueueInfo
+from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
 from broker_core.broker.change import Change
+from broker_core.broker.listing import binding_rows, bindings, exchange_rows
 from broker_core.broker.topology import Topology as Rules
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names, setup, topics
@@ -78,6 +79,12 @@ class KafkaAdmin:
             )
             for name, found in logs.items()
         ]
+
+    def exchanges(self) -> list[ExchangeInfo]:
+        return exchange_rows(self._engine.topology.rules())
+
+    def bindings(self) -> list[BindingInfo]:
+        return binding_rows(bindings(self._engine.topology.rules()))
 
     # -- topics ----------------------------------------------------------------------------------------------
     def declare_queue(

@@ -101,6 +101,11 @@ class Topology:
         if changed:
             self._rules = _rules(self._records.values())
 
+    def rules(self) -> Rules:
+        """Returns exchanges and bindings as they are now."""
+        self.refresh()
+        return self._rules
+
     def change(self, work: Callable[[Rules, Change], object], *queues: str) -> None:
         """Declares, binds, unbinds or deletes: ``work`` is a method of the rules. Raises what it raises, and
         QueueNotFound if one of ``queues``, which it names, is no topic.

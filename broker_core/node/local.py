@@ -9,11 +9,12 @@ import logging
 from functools import partial
 
 from broker_core.address import VHOST
-from broker_core.admin import QueueInfo
+from broker_core.admin import BindingInfo, ExchangeInfo, QueueInfo
 from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.decision import Decided, Decision, decide
+from broker_core.broker.listing import binding_rows, bindings, exchange_rows
 from broker_core.broker.rights import Rights
 from broker_core.broker.transaction import Limits
 from broker_core.broker.transaction_key import name_of, user_of
@@ -63,6 +64,15 @@ class LocalBroker(Node):
                 for queue in sorted(topology.queues.values(), key=lambda queue: queue.name)
                 if not queue.replies
             ]
+
+    def exchanges(self, vhost: str = VHOST) -> list[ExchangeInfo]:
+        with self.look as state:
+            return exchange_rows(state.hosts.get(vhost))
+
+    def bindings(self, vhost: str = VHOST) -> list[BindingInfo]:
+        with self.look as state:
+            found = bindings(state.hosts.get(vhost))
+        return binding_rows(found)
 
     def prepared(self, vhost: str | None = None) -> list[PreparedInfo]:
         """Returns prepared transactions that are not decided, of one virtual host or of all, oldest first."""

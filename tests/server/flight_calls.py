@@ -126,6 +126,7 @@ CHANNEL: dict[str, dict[str, Any]] = {
         ]
     },
     "get": {"queue": "in", "no_ack": False},
+    "get_at": {"queue": "in", "offsets": [0]},
     "ack": {"tag": 1, "multiple": True},
     "nack": {"tag": 1, "multiple": True, "requeue": True},
     "reject": {"tag": 1, "requeue": True},
@@ -138,6 +139,8 @@ CHANNEL: dict[str, dict[str, Any]] = {
 }
 ADMIN: dict[str, dict[str, Any]] = {
     "queues": {},
+    "exchanges": {},
+    "bindings": {},
     "prepared": {},
     "committed": {"token": "t", "since": 1.0},
     "outcome": {"xid": "t", "since": 1.0},

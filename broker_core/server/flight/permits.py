@@ -20,7 +20,7 @@ commit_branches, rollback_batch                                the app of the at
 apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
 ``channel``                                                    as AMQP (``broker/permits.py``)
-``admin``: queues, prepared                                    a tag
+``admin``: queues, exchanges, bindings, prepared               a tag
 commit, rollback                                               nothing for one's own transaction; else the
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
@@ -50,6 +50,7 @@ from broker_core.server.access.audit import Audit
 from broker_core.server.flight import audited
 from broker_core.server.flight.caller import Caller
 
+LISTS = ("queues", "exchanges", "bindings")  # words of ``admin``: of the caller's virtual host
 Arguments = Mapping[str, Any]
 Check = Callable[["Permits", Caller, Arguments], None]
 
@@ -146,7 +147,7 @@ ENGINE: dict[str, Check] = {
     "release": _operate("the queues of other apps"),
 }
 ADMIN: dict[str, Check] = {
-    "queues": _look("the list of queues"),
+    **{word: _look(f"the list of {word}") for word in LISTS},
     "prepared": _look("the list of prepared transactions"),
     "commit": _enter,
     "rollback": _enter,
@@ -205,6 +206,7 @@ CHANNEL: dict[str, Check] = {
     "publish": _publish,
     "publish_all": _publish_all,
     "get": _read,
+    "get_at": _read,
     **dict.fromkeys(
         (
             "ack",

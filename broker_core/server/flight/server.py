@@ -74,7 +74,7 @@ class FlightServer:
         if quotas.alarm is not None:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
-            "queues": broker.queues,
+            **{word: getattr(broker, word) for word in permits.LISTS},
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
@@ -175,7 +175,7 @@ class FlightServer:
             answer = getattr(named, word)(**arguments)
             arguments["of"] = named.decided_for
         else:
-            if word == "queues":
+            if word in permits.LISTS:
                 arguments["vhost"] = caller.state.vhost
             answer = function(**arguments)
         self._permits.carried_out(caller, f"admin.{word}", arguments)

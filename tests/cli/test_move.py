@@ -1,0 +1,213 @@
+"""``txmq move``: which messages go where, and what they have there.
+
+Not here: a mover or a broker that is killed (``tests/server/test_move_kill.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_core.client.broker import BrokerClient
+from broker_core.launcher import Broker
+from broker_core.properties import Properties
+from tests.progress import wait_until
+from txmq import cli, move
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.open(tmp_path / "data") as opened:
+        yield opened
+
+
+@pytest.fixture
+def url(broker: Broker) -> Iterator[str]:
+    yield broker.url
+    BrokerClient(broker.url).close()
+
+
+def _moved(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> Any:
+    code = cli.main(["move", *arguments, "--yes", "--json", "--url", url])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    return json.loads(captured.out)
+
+
+def _refused(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> str:
+    code = cli.main(["move", *arguments, "--url", url])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (1, "") and captured.err.count("\n") == 1
+    return captured.err
+
+
+def _declare(broker: Broker, dead: str = "dead", *sources: str, **arguments: Any) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare(dead, arguments=arguments)
+        for name in sources:
+            route = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+            channel.queue_declare(name, arguments=route)
+
+
+def _reject(broker: Broker, queue: str, *bodies: bytes, properties: Properties | None = None) -> None:
+    """Publishes bodies, and rejects them."""
+    with broker.channel() as channel:
+        for body in bodies:
+            channel.publish(body, routing_key=queue, properties=properties or b"")
+        for _ in bodies:
+            delivery = channel.get(queue)
+            assert delivery is not None
+            channel.reject(delivery.tag, requeue=False)
+
+
+def _contents(broker: Broker, queue: str) -> list[tuple[bytes, Properties, bool]]:
+    found = []
+    with broker.channel() as channel:
+        while (delivery := channel.get(queue)) is not None:
+            properties = Properties.decode(delivery.message.properties)
+            found.append((delivery.body, properties, delivery.redelivered))
+    return found
+
+
+def _bodies(broker: Broker, queue: str) -> list[bytes]:
+    return [body for body, _, _ in _contents(broker, queue)]
+
+
+def test_dead_letters_go_back_to_the_queues_where_they_died_with_all_that_they_had(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "dead", "a", "b")
+    given = Properties(content_type="text/x", headers={"k": 1}, correlation_id="c", delivery_mode=2)
+    _reject(broker, "a", b"1", b"2", properties=given)
+    _reject(broker, "b", b"3")
+    with broker.channel() as channel:
+        channel.publish(b"no dead letter", routing_key="dead")
+    assert _moved(capsys, url, "dead", "--back") == {
+        "queue": "dead",
+        "moved": {"a": 2, "b": 1},
+        "missed": 0,
+    }
+    first, second = _contents(broker, "a")
+    assert (first[0], second[0], _bodies(broker, "b")) == (b"1", b"2", [b"3"])
+    deaths = first[1].headers.pop(move.PREVIOUS)
+    assert [(each["queue"], each["reason"], each["count"]) for each in deaths] == [("a", "rejected", 1)]
+    assert first[1] == given
+    # what stays was not touched
+    assert _contents(broker, "dead") == [(b"no dead letter", Properties(), False)]
+
+
+def test_a_message_that_went_back_may_die_there_again_and_again(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a rejection: with its old deaths it would be dropped as a cycle."""
+    with broker.channel() as channel:
+        channel.queue_declare("dead")
+        route = {"x-dead-letter-exchange": "", "x-message-ttl": 1}
+        channel.queue_declare("later", arguments={**route, "x-dead-letter-routing-key": "dead"})
+        channel.queue_declare("first", arguments={**route, "x-dead-letter-routing-key": "later"})
+        channel.publish(b"m", routing_key="first")
+    for times in range(1, 4):
+        wait_until(lambda: [each.messages for each in broker.queues() if each.name == "dead"] == [1])
+        ((body, properties, _),) = _contents(broker, "dead")
+        assert (body, properties.headers["x-first-death-queue"]) == (b"m", "first")
+        assert [each["queue"] for each in properties.headers["x-death"]] == ["later", "first"]
+        assert len(properties.headers.get(move.PREVIOUS, ())) == 2 * (times - 1)
+        assert _moved(capsys, url, "dead", "--back")["moved"] == {"first": 1}
+
+
+def test_only_what_died_for_the_reason_and_only_the_oldest_ones_move(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "dead", "a")
+    with broker.channel() as channel:
+        route = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        channel.queue_declare("short", arguments={**route, "x-max-length": 0})
+        channel.queue_declare("other")
+        channel.publish(b"too many", routing_key="short")
+    _reject(broker, "a", b"1", b"2", b"3")
+    assert _moved(capsys, url, "dead", "--to", "other", "--reason", "rejected", "--limit", "2")["moved"] == {
+        "other": 2
+    }
+    assert _bodies(broker, "other") == [b"1", b"2"]
+    assert _bodies(broker, "dead") == [b"too many", b"3"]
+    assert _moved(capsys, url, "dead", "--to", "other", "--limit", "0")["moved"] == {}
+    assert _moved(capsys, url, "dead", "--to", "other", "--reason", "expired")["moved"] == {}
+
+
+def test_a_message_that_stays_is_not_counted_as_delivered(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "dead", "a", **{"x-delivery-limit": 0, "x-queue-type": "quorum"})
+    with broker.channel() as channel:
+        channel.publish(b"stays", routing_key="dead")
+    for _ in range(3):
+        _reject(broker, "a", b"1")
+        assert _moved(capsys, url, "dead", "--back")["moved"] == {"a": 1}
+        assert _bodies(broker, "a") == [b"1"]
+        with broker.channel() as channel:
+            channel.queue_purge("a")
+    assert [each.messages for each in broker.queues() if each.name == "dead"] == [1]
+
+
+def test_messages_of_a_queue_with_priorities_move_by_their_age(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "ranked", **{"x-max-priority": 5})
+    _declare(broker, "plain")
+    with broker.channel() as channel:
+        for number in range(6):
+            channel.publish(b"%d" % number, routing_key="ranked", properties=Properties(priority=number))
+    assert _moved(capsys, url, "ranked", "--to", "plain", "--limit", "3")["moved"] == {"plain": 3}
+    assert (_bodies(broker, "plain"), _bodies(broker, "ranked")) == ([b"0", b"1", b"2"], [b"5", b"4", b"3"])
+
+
+def test_what_a_consumer_holds_stays_with_it(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "dead", "a")
+    _reject(broker, "a", b"1", b"2")
+    with broker.channel() as consumer:
+        held = consumer.get("dead")
+        assert held is not None and held.body == b"1"
+        answer = _moved(capsys, url, "dead", "--back")
+        assert (answer["moved"], answer["missed"]) == ({"a": 1}, 1)
+        consumer.ack(held.tag)
+    assert (_bodies(broker, "dead"), _bodies(broker, "a")) == ([], [b"2"])
+
+
+def test_more_messages_than_one_transaction_takes_move_in_their_order(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "from")
+    _declare(broker, "into")
+    sent = [b"%d" % number for number in range(2_500)]
+    large = [bytes([number]) * (3 << 20) for number in range(4)]  # two of them are more than one answer
+    with broker.channel() as channel:
+        channel.tx_select()
+        for body in [*sent, *large]:
+            channel.publish(body, routing_key="from")
+        channel.tx_commit()
+    assert _moved(capsys, url, "from", "--to", "into")["moved"] == {"into": 2_504}
+    assert (_bodies(broker, "into"), _bodies(broker, "from")) == ([*sent, *large], [])
+
+
+def test_nothing_moves_where_a_queue_is_missing_or_nobody_agreed(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _declare(broker, "dead", "a", "gone")
+    _reject(broker, "a", b"1")
+    _reject(broker, "gone", b"2")
+    assert "move takes 2 messages of dead: 1 to a, 1 to gone, and --yes is missing" in _refused(
+        capsys, url, "dead", "--back"
+    )
+    with broker.channel() as channel:
+        channel.queue_delete("gone")
+    assert "no queue 'gone'" in _refused(capsys, url, "dead", "--back", "--yes")
+    assert "no queue 'x'" in _refused(capsys, url, "dead", "--to", "x", "--yes")
+    assert "no queue 'x'" in _refused(capsys, url, "x", "--to", "a", "--yes")
+    assert "the queue itself" in _refused(capsys, url, "a", "--to", "a", "--yes")
+    assert (_bodies(broker, "dead"), _bodies(broker, "a")) == ([b"1", b"2"], [])

@@ -1,0 +1,112 @@
+"""``txmq exchanges``, ``bindings``, ``unbind``, ``purge`` and ``delete`` against a broker."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_core.client.broker import BrokerClient
+from broker_core.launcher import Broker
+from txmq import cli
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.open(tmp_path / "data") as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(broker: Broker, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Runs a command: its JSON, or the line of its error."""
+
+    def txmq(*arguments: str) -> Any:
+        code = cli.main([*arguments, "--json", "--url", broker.url])
+        captured = capsys.readouterr()
+        if code:
+            assert (code, captured.out) == (1, "")
+            return captured.err
+        return json.loads(captured.out)
+
+    yield txmq
+    BrokerClient(broker.url).close()
+
+
+def test_exchanges_and_bindings_are_listed_and_unbound(broker: Broker, run: Any) -> None:
+    with broker.channel() as channel:
+        channel.exchange_declare("events", "topic", arguments={"alternate-exchange": "amq.fanout"})
+        channel.queue_declare("q")
+        channel.queue_bind("q", "events", "a.#")
+        channel.queue_bind("q", "amq.headers", "", {"x-match": "all", "n": 1})
+    listed = {row["name"]: row for row in run("exchanges")}
+    assert listed["events"] == {
+        "name": "events",
+        "type": "topic",
+        "durable": True,
+        "auto_delete": False,
+        "internal": False,
+        "bindings": 1,
+        "arguments": {"alternate-exchange": "amq.fanout"},
+    }
+    assert set(listed) >= {"", "amq.direct", "amq.topic", "amq.headers"}
+    both = [
+        {"exchange": "amq.headers", "routing_key": "", "arguments": {"x-match": "all", "n": 1}},
+        {"exchange": "events", "routing_key": "a.#", "arguments": {}},
+    ]
+    assert run("bindings") == [{**each, "destination": "q", "kind": "queue"} for each in both]
+    run("unbind", "amq.headers", "q", "--argument", "x-match=all", "--argument", "n=1")
+    run("unbind", "events", "q", "a.#")
+    assert run("bindings") == []
+    assert run("unbind", "events", "q", "a.#")["queue"] == "q"  # idempotent, as in AMQP
+
+
+def test_what_drops_messages_is_asked_first(
+    broker: Broker, run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with broker.channel() as channel:
+        channel.exchange_declare("x", "fanout")
+        channel.queue_declare("q")
+        for _ in range(3):
+            channel.publish(b"m", routing_key="q")
+    counts = lambda: {row["name"]: row["messages"] for row in run("queues")}  # noqa: E731
+    assert "purge drops 3 messages of queue q, and --yes is missing" in run("purge", "q")
+    assert "delete drops queue q with 3 messages, and its bindings, and --yes" in run("delete", "queue", "q")
+    assert "delete drops exchange x and its bindings, and --yes" in run("delete", "exchange", "x")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert "you did not agree" in run("purge", "q")
+    assert counts() == {"q": 3}
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert cli.main(["purge", "q", "--url", broker.url]) == 0
+    assert capsys.readouterr().out == "purged 3 from q\n"
+    assert run("delete", "exchange", "x", "--yes") == {"exchange": "x"}
+    assert run("delete", "queue", "q", "--yes") == {"queue": "q"}
+    assert counts() == {} and "x" not in {row["name"] for row in run("exchanges")}
+
+
+def test_a_queue_that_is_not_there_or_that_an_app_reads_is_not_purged_or_deleted(
+    broker: Broker, run: Any
+) -> None:
+    for words in (("purge", "x"), ("delete", "queue", "x")):
+        assert "no queue 'x'" in run(*words, "--yes") or words[0] == "delete"
+        assert "no queue 'x'" in run(*words)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.publish(b"m", routing_key="q")
+    engine = broker.engine
+    from broker_core.engine import START, Limit, Origin
+
+    engine.claim("app", ["q"], {"q": START}, Limit(), Origin("earliest"), "fail")
+    assert "TXMQ_RESOURCE_LOCKED" in run("purge", "q", "--yes")
+    assert "(app app reads it)" in run("delete", "queue", "q")
+    assert "TXMQ_RESOURCE_LOCKED" in run("delete", "queue", "q", "--yes")
+    assert [row["messages"] for row in run("queues")] == [1]

@@ -1,0 +1,181 @@
+"""``txmq move``: messages of a queue go to another queue, or dead letters back to where they died first.
+
+Not here: how a message becomes a dead letter (``broker_core/broker/dead_letter.py``).
+
+Invariant: a message leaves its queue in the transaction that publishes it, so it is in one of both, whoever
+dies when. Messages that stay are not touched, so they are neither redelivered nor counted as delivered.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from broker_core import failpoint
+from broker_core.client.broker import BrokerClient
+from broker_core.errors import OptionError, RemoteProtocolError
+from broker_core.field_table import Reader
+from broker_core.properties import raw_headers, rewrite_of
+from txmq.address import client_at
+from txmq.limits import count
+from txmq.output import confirm, done
+from txmq.topology import yes
+
+PAGE = 1_000  # messages of one transaction, and of one reading
+QUEUE, REASON, EXCHANGE = "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"
+DEATHS, PREVIOUS = "x-death", "x-previous-death"
+Add = Callable[..., argparse.ArgumentParser]
+
+
+class Chosen(NamedTuple):
+    offset: int
+    to: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which messages of ``queue`` go where. ``to`` None: back to the queue where each died first."""
+
+    queue: str
+    to: str | None
+    reason: str | None
+    limit: int | None
+
+    def of(self, offset: int, properties: bytes) -> Chosen | None:
+        """None: the message stays."""
+        try:
+            headers = raw_headers(properties)
+        except RemoteProtocolError:  # damaged: it is moved as it is
+            headers = {}
+        died_in, reason = _text(headers, QUEUE), _text(headers, REASON)
+        to = died_in if self.to is None else self.to
+        if not to or to == self.queue or (self.reason is not None and reason != self.reason):
+            return None
+        return Chosen(offset, to, reason)
+
+
+def arguments(commands: Any, add: Add) -> None:
+    """``add``: as ``cli._command``."""
+    parser = add(
+        commands, "move", _move, "move messages to another queue, or dead letters back", address=True
+    )
+    parser.add_argument("queue", metavar="QUEUE")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", metavar="QUEUE", help="to this queue")
+    where.add_argument("--back", action="store_true", help="each to the queue where it died first")
+    parser.add_argument(
+        "--reason", metavar="REASON", help="only those that died first for it: rejected, expired, maxlen, ..."
+    )
+    parser.add_argument("--limit", metavar="N", type=count, help="at most N, the oldest")
+    yes(parser)
+
+
+def _move(options: argparse.Namespace) -> int:
+    if options.to == options.queue:
+        raise OptionError(f"--to is {options.to!r}, the queue itself", "name another queue")
+    selection = Selection(options.queue, options.to, options.reason, options.limit)
+    client = client_at(options)
+    end = _end(client, options.queue)
+    found: Counter[str] = Counter(chosen.to for page in _pages(client, selection, end) for chosen in page)
+    text = ", ".join(f"{number} to {queue}" for queue, number in sorted(found.items())) or "nothing"
+    if found:
+        confirm(options, f"move takes {found.total()} messages of {options.queue}: {text}")
+    moved = move(client, selection, end, found)
+    text = ", ".join(f"{number} to {queue}" for queue, number in sorted(moved.items())) or "nothing"
+    missed = found.total() - moved.total()
+    left = f"; {missed} were consumed, or are held by a consumer" if missed else ""
+    return done(options, f"moved {text}{left}", queue=options.queue, moved=dict(moved), missed=missed)
+
+
+def move(client: BrokerClient, selection: Selection, end: int, targets: Mapping[str, int]) -> Counter[str]:
+    """Moves what is chosen below offset ``end``, and returns how many went to each queue.
+
+    Raises QueueNotFound before anything is moved if one of ``targets`` does not exist.
+    """
+    moved: Counter[str] = Counter()
+    with client.channel() as channel:
+        for queue in targets:
+            channel.queue_declare(queue, passive=True)
+        channel.tx_select()
+        for page in _pages(client, selection, end):
+            waiting = {chosen.offset: chosen.to for chosen in page if chosen.to in targets}
+            while waiting:
+                # 1. held by this channel: nobody else consumes them
+                taken = channel.get_at(selection.queue, list(waiting))
+                failpoint.here("move.held")
+                if not taken:
+                    break
+                # 2. published and acked in one transaction
+                for delivery in taken:
+                    message = delivery.message
+                    channel.publish(
+                        message.body,
+                        routing_key=waiting[delivery.offset],
+                        properties=without_deaths(message.properties),
+                    )
+                channel.ack(taken[-1].tag, multiple=True)
+                failpoint.here("move.published")
+                # 3. there, and gone here
+                channel.tx_commit()
+                failpoint.here("move.committed")
+                moved.update(waiting[delivery.offset] for delivery in taken)
+                last = taken[-1].offset
+                waiting = {offset: to for offset, to in waiting.items() if offset > last}
+    return moved
+
+
+def without_deaths(properties: bytes) -> bytes:
+    """The properties of a message that lives again: its deaths are kept under ``x-previous-death``.
+
+    With ``x-death`` it would be dropped as a cycle where it dies again without a rejection.
+    """
+
+    def changed(headers: dict[str, Any]) -> dict[str, Any]:
+        deaths, earlier = headers.get(DEATHS), headers.get(PREVIOUS)
+        kept = [each for found in (deaths, earlier) if isinstance(found, list) for each in found]
+        return {**dict.fromkeys((DEATHS, QUEUE, REASON, EXCHANGE)), PREVIOUS: kept or None}
+
+    try:
+        return rewrite_of(properties, changed, (DEATHS, PREVIOUS)) if raw_headers(properties) else properties
+    except RemoteProtocolError:
+        return properties
+
+
+def _text(headers: Mapping[str, bytes], name: str) -> str:
+    value = Reader(headers[name]).value(0) if name in headers else ""
+    return value if isinstance(value, str) else ""
+
+
+def _end(client: BrokerClient, queue: str) -> int:
+    """The first offset that no message has yet. Raises QueueNotFound."""
+    (log,) = client.logs([queue])
+    return client.available([log])[log].end
+
+
+def _pages(client: BrokerClient, selection: Selection, end: int) -> Iterator[list[Chosen]]:
+    """What is chosen, oldest first, at most PAGE messages at a time."""
+    (log,) = client.logs([selection.queue])
+    start = client.available([log])[log].start
+    left = selection.limit
+    while start < end and left != 0:
+        stop = min(end, start + PAGE)
+        page = [chosen for rows in client.browse([(log, start, stop)]) for chosen in _chosen(selection, rows)]
+        page = page[:left]
+        left = left if left is None else left - len(page)
+        if page:
+            yield page
+        start = stop
+
+
+def _chosen(selection: Selection, rows: pa.RecordBatch) -> Iterator[Chosen]:
+    offsets, properties = rows.column("offset").to_pylist(), rows.column("properties").to_pylist()
+    for offset, encoded in zip(offsets, properties, strict=True):
+        chosen = selection.of(offset, encoded)
+        if chosen is not None:
+            yield chosen
