@@ -212,9 +212,9 @@ class Channel:
         queue.ready.take_head(offset)
         return self._delivered(queue, offset, row)
 
-    def get_at(self, queue: Queue, offsets: Sequence[int], size_bytes: int) -> list[Delivery]:
+    def get_at(self, queue: Queue, offsets: Sequence[int], size_bytes: int, now: int) -> list[Delivery]:
         """Returns the messages at these offsets that are ready, held as by ``get``; see ``_ready_rows``."""
-        found = _ready_rows(self._state, queue, offsets, size_bytes)
+        found = _ready_rows(self._state, queue, offsets, size_bytes, now)
         for offset, _ in found:
             queue.ready.hold(offset)
         return [self._delivered(queue, offset, row) for offset, row in found]
@@ -366,10 +366,11 @@ class Channel:
 
 
 def _ready_rows(
-    state: BrokerState, queue: Queue, offsets: Sequence[int], size_bytes: int
+    state: BrokerState, queue: Queue, offsets: Sequence[int], size_bytes: int, now: int
 ) -> list[tuple[int, InboxRow]]:
-    """Returns the messages at these offsets that are ready. Ends behind the one that makes their bodies
-    ``size_bytes`` or more, and before a block that is not loaded. Raises NotLoaded if that is the first.
+    """Returns the messages at these offsets that are ready and not past their time. Ends behind the one that
+    makes their bodies ``size_bytes`` or more, and before a block that is not loaded. Raises NotLoaded if that
+    is the first.
     """
     found: list[tuple[int, InboxRow]] = []
     end = queue.log.visible_end
@@ -377,6 +378,9 @@ def _ready_rows(
         if queue.ready.first_ready(offset, min(offset + 1, end)) is None:
             continue
         try:
+            deadline = state.expiry.deadline(queue, offset)
+            if deadline is not None and deadline <= now:
+                continue
             row = state.messages.fetch(queue, offset)
         except NotLoaded:
             if not found:

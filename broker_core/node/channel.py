@@ -269,9 +269,9 @@ class LocalChannel:
                 f"{len(offsets)} offsets were given, and {GET_MESSAGES} are allowed", "give fewer"
             )
 
-        def work(state: BrokerState, _change: Change, _now: int) -> list[Delivery]:
+        def work(state: BrokerState, _change: Change, now: int) -> list[Delivery]:
             found = state.topology.usable(queue, self._channel.connection)
-            return self._channel.get_at(found, offsets, GET_BYTES)
+            return self._channel.get_at(found, offsets, GET_BYTES, now)
 
         return self._run(work)
 

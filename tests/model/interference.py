@@ -355,6 +355,8 @@ class Run:
             for word in ("get", "queue_purge", "queue_delete"):
                 with contextlib.suppress(errors.TxmqError), self.mallory.channel() as channel:
                     getattr(channel, word)(queue)
+            with contextlib.suppress(errors.TxmqError), self.mallory.channel() as channel:
+                channel.get_at(queue, range(5))
 
     def m_copies(self) -> None:
         for name in ("CC", "BCC"):

@@ -286,6 +286,28 @@ class WholeBroker(RuleBasedStateMachine):
             assert expected.redelivered in (None, delivery.redelivered)
             peer.held[delivery.tag] = (name, expected)
 
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), name=st.sampled_from(sorted(QUEUES)), step=st.integers(1, 3))
+    def get_at(self, data: st.DataObject, name: str, step: int) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        if name == "timed":
+            self.naive.expire(self.broker.clock())
+        end = self.engine.available([name])[name].end
+        offsets = range(max(0, end - 1_000), end)
+        try:
+            deliveries = peer.channel.get_at(name, offsets[::step])
+        except errors.ResourceLocked:
+            assert name == "in" and self.naive.owned
+            return
+        ready = {copy.body: copy for copy in self.naive.queues[name] if copy.state == "ready"}
+        if step == 1 and name != DEAD:
+            assert [delivery.body for delivery in deliveries] == list(ready)
+        for delivery in deliveries:
+            copy = ready.pop(delivery.body)
+            copy.state = "held"
+            assert copy.redelivered in (None, delivery.redelivered)
+            peer.held[delivery.tag] = (name, copy)
+
     @precondition(lambda self: any(peer.held for peer in self.peers))
     @rule(data=st.data(), outcome=st.sampled_from(["ack", "reject", "requeue"]), crash=CRASH)
     def settle(self, data: st.DataObject, outcome: Outcome, crash: str) -> None:
