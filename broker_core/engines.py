@@ -41,7 +41,7 @@ def connect(
     check_settings(url, settings or {})
     check_credentials(url, credentials)
     check_vhost_option(url, vhost)
-    if url is not None and data is None and url.lower().startswith(KAFKA):
+    if url is not None and data is None and is_kafka(url):
         engine: Engine = _kafka("engine").connect(url, dict(settings or {}))
         return engine
     return connect_client(url=url, data=data, credentials=credentials, vhost=vhost, reached=reached)
@@ -59,15 +59,19 @@ def connect_admin(
     check_settings(url, settings or {})
     check_credentials(url, credentials)
     check_vhost_option(url, vhost)
-    if url is not None and data is None and url.lower().startswith(KAFKA):
+    if url is not None and data is None and is_kafka(url):
         admin: Admin = _kafka("admin").connect(url, dict(settings or {}))
         return admin
     return RemoteAdmin(connect_client(url=url, data=data, credentials=credentials, vhost=vhost))
 
 
+def is_kafka(url: str | None) -> bool:
+    return (url or "").lower().startswith(KAFKA)
+
+
 def check_settings(url: str | None, settings: Mapping[str, str]) -> None:
     """Raises OptionError for settings of an address that is not Kafka's. Kafka's engine knows their names."""
-    if settings and not (url or "").lower().startswith(KAFKA):
+    if settings and not is_kafka(url):
         raise OptionError(
             f"option {min(settings)!r} is for connections to Kafka",
             "leave it out, or give a url that begins with kafka://",
@@ -76,7 +80,7 @@ def check_settings(url: str | None, settings: Mapping[str, str]) -> None:
 
 def check_credentials(url: str | None, credentials: Credentials | None) -> None:
     """Raises OptionError for a login of txmq at an address of Kafka."""
-    if (url or "").lower().startswith(KAFKA) and credentials not in (None, Credentials()):
+    if is_kafka(url) and credentials not in (None, Credentials()):
         raise OptionError(
             "options of a login or of TLS are given with a url of Kafka",
             "use kafka.sasl.username, kafka.sasl.password and kafka.ssl.ca.location",
@@ -85,7 +89,7 @@ def check_credentials(url: str | None, credentials: Credentials | None) -> None:
 
 def check_vhost_option(url: str | None, vhost: str | None) -> None:
     """Raises OptionError for a virtual host other than ``/`` at an address of Kafka."""
-    if (url or "").lower().startswith(KAFKA) and vhost not in (None, VHOST):
+    if is_kafka(url) and vhost not in (None, VHOST):
         raise OptionError(
             f"option 'vhost' is {vhost!r}, and a cluster of Kafka has no virtual hosts",
             "leave it out; the names of topics of one pipeline may have a prefix",

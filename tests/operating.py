@@ -11,7 +11,7 @@ from txmq.cli import _parser
 PAGE = Path(__file__).parents[1] / "docs" / "operating.md"
 HEADING = "## Every command\n"
 # of every command that needs a broker: described once, above the commands
-ADDRESS = ("--url", "--data", "--vhost", "--settings")
+ADDRESS = ("--url", "--data", "--vhost", "--timeout", "--settings")
 LOGIN = ("--user", "--login-password-file", "--token-file", "--tls-ca", "--tls-cert", "--tls-key")
 
 

@@ -7,31 +7,48 @@ import os
 from pathlib import Path
 
 from broker_core.admin import Admin
+from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
 from broker_core.client.broker import connect as connect_client
 from broker_core.engine import Engine
-from broker_core.engines import check_settings, connect, connect_admin
+from broker_core.engines import check_settings, connect, connect_admin, is_kafka
 from broker_core.errors import DataDirectoryInvalid, OptionError
 from txmq.login import credentials
+
+URL_VARIABLE = "TXMQ_URL"  # the broker of a command that names none
 
 
 def client_at(options: argparse.Namespace) -> BrokerClient:
     """The embedded broker, for what only it has."""
     _require_directory(options)
     check_settings(options.url, _settings(options))
+    return _client(options)
+
+
+def _client(options: argparse.Namespace) -> BrokerClient:
+    """The client of this process for the broker: the first call of it waits as ``--timeout`` says."""
     return connect_client(
-        url=options.url, data=options.data, credentials=credentials(options), vhost=options.vhost
+        url=options.url,
+        data=options.data,
+        credentials=credentials(options),
+        vhost=options.vhost,
+        connect_s=options.timeout,
     )
 
 
 def engine_at(options: argparse.Namespace) -> Engine:
     _require_directory(options)
+    if not is_kafka(options.url):
+        return client_at(options)
     return connect(options.url, options.data, _settings(options), credentials(options), vhost=options.vhost)
 
 
 def admin_at(options: argparse.Namespace, *, create: bool = False) -> Admin:
     if not create:
         _require_directory(options)
+    if not is_kafka(options.url):
+        check_settings(options.url, _settings(options))
+        return RemoteAdmin(_client(options))
     return connect_admin(
         options.url, options.data, _settings(options), credentials(options), vhost=options.vhost
     )

@@ -28,10 +28,10 @@ from broker_core.errors import (
 )
 from broker_core.properties import Properties
 from txmq import accounts, move, topology, vhosts
-from txmq.address import admin_at, client_at, engine_at
+from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
-from txmq.limits import count
+from txmq.limits import count, seconds
 from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, say, script, show
 from txmq.serve import arguments as serve_arguments
@@ -41,6 +41,8 @@ from txmq.serve import serve
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     options = _parser().parse_args(arguments)
+    if getattr(options, "url", "") is None and options.data is None:
+        options.url = os.environ[URL_VARIABLE]
     try:
         return int(options.command(options))
     except TxmqError as error:
@@ -89,12 +91,21 @@ def _command(
     parser.set_defaults(command=command)
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
-        broker = parser.add_mutually_exclusive_group(required=True)
+        broker = parser.add_mutually_exclusive_group(required=URL_VARIABLE not in os.environ)
         broker.add_argument(
-            "--url", help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}[/VHOST], or kafka://host:9092"
+            "--url",
+            help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}[/VHOST], or kafka://host:9092; "
+            f"default: {URL_VARIABLE} of the environment",
         )
         broker.add_argument("--data", metavar="DIR", help="the broker of this directory, started if needed")
         parser.add_argument("--vhost", metavar="NAME", help="with --data; a url has it as its path")
+        parser.add_argument(
+            "--timeout",
+            metavar="SECONDS",
+            type=seconds,
+            default=0.0,
+            help="how long to wait for a broker that does not listen; default: not at all",
+        )
         parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
         login_arguments(parser)
     return parser

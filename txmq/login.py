@@ -6,6 +6,7 @@ Invariant: no argument is a secret, because other users of the machine see the a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from broker_core.credentials import PASSWORD_VARIABLE, Credentials, read_secret
@@ -29,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def credentials(options: argparse.Namespace) -> Credentials:
     """Raises OptionError."""
     login, _, _ = (options.url or "").rpartition("@")
-    if ":" in login.partition("://")[2]:
+    if ":" in login.partition("://")[2] and options.url != os.environ.get("TXMQ_URL"):
         raise OptionError(
             "--url has a password, which other users of this machine can see",
             f"use --login-password-file or {PASSWORD_VARIABLE}, and --user if the url has none",

@@ -64,20 +64,21 @@ def connect(
     credentials: Credentials | None = None,
     vhost: str | None = None,
     reached: bool = False,
+    connect_s: float = CONNECT_S,
 ) -> BrokerClient:
     """The client of this process for an address: one, made once, connected when first used.
 
     ``credentials``: user and password, token, and files for TLS. ``vhost``: with ``data``; a url has
     it as its path. ``reached``: another process has reached this broker, so this one waits for it as after a
-    lost connection. Raises OptionError.
+    lost connection. ``connect_s``: of a client that is made here. Raises OptionError.
     """
     address = parse_address(url, data, credentials, vhost)
     key = (os.getpid(), address)
     with _clients_lock:
         client = _clients.get(key)
         if client is None or client.closed:
-            connect_s = RECONNECT_S if reached else CONNECT_S
-            client = _clients[key] = _client_of(address, RECONNECT_S, connect_s, map_files=True)
+            first_s = RECONNECT_S if reached else connect_s
+            client = _clients[key] = _client_of(address, RECONNECT_S, first_s, map_files=True)
         return client
 
 

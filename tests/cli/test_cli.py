@@ -408,3 +408,26 @@ def test_a_command_starts_without_pandas_which_would_double_its_time() -> None:
     loaded = "import sys, txmq.cli; print([name for name in ('pandas', 'pyspark', 'kafka') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_broker_that_does_not_listen_is_said_at_once_or_waited_for(tmp_path: Path) -> None:
+    with Broker.open(tmp_path / "data") as opened:
+        url = opened.url
+    looking = subprocess.Popen(
+        [sys.executable, "-m", "txmq", "queues", "--json", "--url", url, "--timeout", "600"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    refused = _txmq("queues", "--url", url)
+    assert (refused.returncode, refused.stdout) == (1, "") and "nothing listens at" in refused.stderr
+    with Broker.open(tmp_path / "data", port=int(url.rpartition(":")[2])):
+        assert looking.communicate(timeout=600) == ("[]\n", None)
+    assert looking.returncode == 0
+
+
+def test_the_environment_names_the_broker(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXMQ_URL", url)
+    assert json.loads(_run(capsys, "declare", "queue", "q", "--json")) == {"queue": "q"}
+    assert [row["name"] for row in json.loads(_run(capsys, "queues", "--json"))] == ["q"]
