@@ -53,6 +53,27 @@ class BindingInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelInfo:
+    """One row of ``txmq channels``: who holds what. ``open_s``: the age of its open transaction, 0 for none;
+    ``publishes``, ``acks`` and ``size_bytes`` are of that. ``unacknowledged``: how many deliveries of each
+    queue it holds; ``consumes``: the queues of its consumers.
+    """
+
+    id: str
+    door: str  # amqp, flight or process
+    user: str
+    address: str
+    client: str
+    age_s: float
+    open_s: float
+    publishes: int
+    acks: int
+    size_bytes: int
+    unacknowledged: Mapping[str, int]
+    consumes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Preparation:
     """One line of ``txmq setup``."""
 

@@ -39,7 +39,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (327, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (480, STATE),
-    "broker_core.client.broker.BrokerClient": (348, ENTRY),
+    "broker_core.client.broker.BrokerClient": (360, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
     "broker_core.kafka.sink.Sink": (272, ENTRY),
     "broker_core.micro_batch.claim.Claims": (361, "the rules S2 to S6 over the same records"),
@@ -48,7 +48,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         401,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (441, ENTRY),
+    "broker_core.node.channel.LocalChannel": (444, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (443, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (

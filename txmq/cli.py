@@ -27,7 +27,7 @@ from broker_core.errors import (
     UnknownTransaction,
 )
 from broker_core.properties import Properties
-from txmq import accounts, move, topology, vhosts
+from txmq import accounts, channels, move, topology, vhosts
 from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_decisions(commands)
     topology.arguments(commands, _command)
     move.arguments(commands, _command)
+    channels.arguments(commands, _command)
     _add_messages(commands)
     _add_setup(commands)
     accounts.arguments(commands, _command)

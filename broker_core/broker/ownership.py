@@ -20,13 +20,14 @@ def require_ownable(queue: Queue, app_id: str) -> None:
     if queue.consumers:
         raise ResourceLocked(
             f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are "
-            "subscribed to it; "
-            "cancel them first, or give the stream a queue of its own"
+            f"subscribed to it; cancel them first (`txmq channels --queue {queue.name}` names them), or give "
+            "the stream a queue of its own"
         )
     if queue.ready.held:
         raise ResourceLocked(
             f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold "
-            f"{len(queue.ready.held)} of its messages; let them ack or close first"
+            f"{len(queue.ready.held)} of its messages; let them ack or close first (`txmq channels --queue "
+            f"{queue.name}` and `txmq transactions` name them)"
         )
     if not queue.durable:
         raise PreconditionFailed(

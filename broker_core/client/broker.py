@@ -22,7 +22,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import errors
 from broker_core.address import Address, parse_address
-from broker_core.admin import BindingInfo, ExchangeInfo, QueueInfo
+from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, QueueInfo
 from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls
@@ -403,6 +403,18 @@ class BrokerClient:
 
     def bindings(self) -> list[BindingInfo]:
         found: list[BindingInfo] = self.administer(list[BindingInfo], "bindings")
+        return found
+
+    def channels(self) -> list[ChannelInfo]:
+        """The open channels of the virtual host: who holds what."""
+        found: list[ChannelInfo] = self.administer(list[ChannelInfo], "channels")
+        return found
+
+    def close_channel(self, id: str) -> bool:
+        """End a channel, or a connection of AMQP, by the id of ``channels``: it is rolled back and requeued.
+        Whether there was one. Raises AccessRefused.
+        """
+        found: bool = self.administer(bool, "close", id=id)
         return found
 
     def prepared(self) -> list[PreparedInfo]:

@@ -26,6 +26,7 @@ from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message import Delivery, Message
 from broker_core.node.burial import is_worth_it
 from broker_core.node.committer import Work
+from broker_core.node.holders import Holder
 from broker_core.node.node import Node
 from broker_core.node.shield import uninterrupted
 from broker_core.properties import Properties
@@ -52,15 +53,18 @@ class LocalChannel:
         vhost: str = VHOST,
         user: str = "",
         rights: Rights | None = None,
+        holder: Holder | None = None,
     ) -> None:
-        """``user``: whose the transactions are that it names. ``rights``: asked again at a commit."""
+        """``user``: whose the transactions are that it names. ``rights``: asked again at a commit.
+        ``holder``: who uses it; None: this process.
+        """
         self._broker = broker
         self._state = broker.state.of(vhost)
         self._committer = broker.committer
         self._look = broker.look
         self._clock = broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
-        broker.watch(self._channel)
+        broker.held.add(self._channel, holder or Holder("", "process", user, "", "", vhost, broker.clock()))
         self._timed = limits.open_s is not None
         self._user, self._rights = user, rights
         # of a channel that another process holds: its id, and the number of this call

@@ -9,7 +9,7 @@ import logging
 from functools import partial
 
 from broker_core.address import VHOST
-from broker_core.admin import BindingInfo, ExchangeInfo, QueueInfo
+from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, QueueInfo
 from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
@@ -22,6 +22,7 @@ from broker_core.checks import checked
 from broker_core.engine import PreparedInfo
 from broker_core.errors import UnknownTransaction
 from broker_core.node.channel import LocalChannel
+from broker_core.node.holders import Holder
 from broker_core.node.node import Node
 
 logger = logging.getLogger("txmq.broker")
@@ -38,14 +39,16 @@ class LocalBroker(Node):
         vhost: str = VHOST,
         user: str = "",
         rights: Rights | None = None,
+        holder: Holder | None = None,
     ) -> LocalChannel:
         """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel; the
-        transactions that it names to ``user``, whose ``rights`` are asked again at a commit.
+        transactions that it names to ``user``, whose ``rights`` are asked again at a commit. ``holder``: who
+        uses it; None: this process.
 
         Raises NotAllowed: there is no such virtual host.
         """
         self.committer.check()
-        return LocalChannel(self, connection, limits or self.limits, vhost, user, rights)
+        return LocalChannel(self, connection, limits or self.limits, vhost, user, rights, holder)
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         with self.look as state:
@@ -73,6 +76,10 @@ class LocalBroker(Node):
         with self.look as state:
             found = bindings(state.hosts.get(vhost))
         return binding_rows(found)
+
+    def channels(self, vhost: str = VHOST) -> list[ChannelInfo]:
+        """Returns the open channels of a virtual host, oldest first."""
+        return self.held.rows(vhost, self.clock())
 
     def prepared(self, vhost: str | None = None) -> list[PreparedInfo]:
         """Returns prepared transactions that are not decided, of one virtual host or of all, oldest first."""

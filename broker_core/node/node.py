@@ -19,14 +19,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
 from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.broker.channel import Channel
 from broker_core.broker.load import load
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.publish import Publish
@@ -39,6 +37,7 @@ from broker_core.ids import BlockId
 from broker_core.node.burial import Burial, bury, forget
 from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.committer import Committer, Look, Work
+from broker_core.node.holders import HeldChannels
 from broker_core.node.shelf import Part, Shelf
 from broker_core.node.shield import uninterrupted
 from broker_core.node.upkeep import Upkeep
@@ -93,7 +92,7 @@ class Node:
         self._writing = 0  # blocks that are being written to a segment
         self._written = threading.Event()  # set if there is none; checked when the broker closes
         self._closed = False
-        self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
+        self.held = HeldChannels()
         # the alarm lowers them while memory is low
         self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
         self.awaken: Callable[[], None] | None = None  # called by any thread, to dispatch to consumers
@@ -168,14 +167,9 @@ class Node:
         if len(transaction.publishes) >= self.spill_rows or transaction.unspilled_bytes >= self.spill_bytes:
             self.spill(transaction)
 
-    def watch(self, channel: Channel) -> None:
-        """Counts what the open transaction of ``channel`` holds, while the channel exists."""
-        self._channels[id(channel)] = channel
-
     def transaction_bytes(self) -> int:
         """Returns about how much memory open and prepared transactions use. For any thread."""
-        channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
-        opened = sum(channel.transaction.memory_bytes for channel in channels)
+        opened = sum(channel.transaction.memory_bytes for channel in self.held.channels())
         return opened + sum(
             transaction.memory_bytes for transaction in list(self.state.prepared.by_key.values())
         )

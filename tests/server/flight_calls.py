@@ -141,6 +141,8 @@ ADMIN: dict[str, dict[str, Any]] = {
     "queues": {},
     "exchanges": {},
     "bindings": {},
+    "channels": {},
+    "close": {"id": "nobody"},
     "prepared": {},
     "committed": {"token": "t", "since": 1.0},
     "outcome": {"xid": "t", "since": 1.0},

@@ -25,6 +25,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
+from broker_core.server.amqp.closing import close
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.entrance import Entrance
@@ -81,6 +82,7 @@ class AmqpServer:
         self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
         self._thread: threading.Thread | None = None
         self._unwritten: list[Connection] = []
+        broker.held.closers.append(partial(close, self))
         self._flushes = False  # at the end of this tick
         self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()

@@ -38,6 +38,7 @@ from broker_core.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.backlog import Backlog
 from broker_core.server.amqp.gathered import Gathered
+from broker_core.server.amqp.holder import holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
@@ -97,7 +98,7 @@ class Session:
         self.rights = connection.rights
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
-        server.broker.watch(self.channel)
+        server.broker.held.add(self.channel, holder(connection, number, server.broker.clock()))
         self.timed = server.broker.limits.open_s is not None
         self.gathered = Gathered(self)
         self.last_queue = ""

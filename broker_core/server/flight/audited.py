@@ -24,6 +24,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "channel.queue_purge": ("queue",),
     "channel.queue_bind": ("queue", "exchange", "routing_key"),
     "channel.queue_unbind": ("queue", "exchange", "routing_key"),
+    "admin.close": ("id",),
     "admin.commit": ("xid", "of"),
     "admin.rollback": ("xid", "of"),
     "engine.release": ("app_id", "queue", "force"),

@@ -21,6 +21,7 @@ from typing import Any
 from broker_core import checks, errors
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
+from broker_core.node.holders import Holder
 from broker_core.node.local import LocalBroker
 from broker_core.server.flight import permits
 from broker_core.server.flight.caller import Caller
@@ -68,6 +69,7 @@ class Channels:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
+        broker.held.closers.append(self.close_one)
 
     @property
     def held(self) -> int:
@@ -149,11 +151,19 @@ class Channels:
                 self._watcher = started_thread(self._watch, "channel-leases")
             if channel_id not in self._held:
                 self._quota.enter(channel_id, caller.identity.user)
-                self._held[channel_id] = _Held(self._channel(caller), now, caller)
+                self._held[channel_id] = _Held(self._channel(channel_id, caller, now), now, caller)
             return self._held[channel_id].opened_us
 
-    def _channel(self, caller: Caller) -> LocalChannel:
-        return self._broker.channel(vhost=caller.state.vhost, user=caller.identity.user, rights=caller.rights)
+    def _channel(self, channel_id: str, caller: Caller, now: int) -> LocalChannel:
+        user, vhost = _who(caller)
+        holder = Holder(channel_id, "flight", user, caller.address, "", vhost, now)
+        return self._broker.channel(vhost=vhost, user=user, rights=caller.rights, holder=holder)
+
+    def close_one(self, channel_id: str) -> bool:
+        """For an operator. Whether there is a channel of this id."""
+        known = channel_id in self._held
+        self._end(channel_id)
+        return known
 
     def _end(self, channel_id: str) -> None:
         """The channel is removed after its last call is answered; callers wait meanwhile. If closing it

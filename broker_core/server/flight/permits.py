@@ -20,7 +20,8 @@ commit_branches, rollback_batch                                the app of the at
 apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
 ``channel``                                                    as AMQP (``broker/permits.py``)
-``admin``: queues, exchanges, bindings, prepared               a tag
+``admin``: queues, exchanges, bindings, channels, prepared     a tag
+close                                                          the tag administrator or operator
 commit, rollback                                               nothing for one's own transaction; else the
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
@@ -50,7 +51,7 @@ from broker_core.server.access.audit import Audit
 from broker_core.server.flight import audited
 from broker_core.server.flight.caller import Caller
 
-LISTS = ("queues", "exchanges", "bindings")  # words of ``admin``: of the caller's virtual host
+LISTS = ("queues", "exchanges", "bindings", "channels")  # words of ``admin``: of the caller's virtual host
 Arguments = Mapping[str, Any]
 Check = Callable[["Permits", Caller, Arguments], None]
 
@@ -148,6 +149,7 @@ ENGINE: dict[str, Check] = {
 }
 ADMIN: dict[str, Check] = {
     **{word: _look(f"the list of {word}") for word in LISTS},
+    "close": _operate("the channels of others"),
     "prepared": _look("the list of prepared transactions"),
     "commit": _enter,
     "rollback": _enter,

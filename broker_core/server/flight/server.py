@@ -75,6 +75,7 @@ class FlightServer:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in permits.LISTS},
+            "close": broker.held.close,
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
