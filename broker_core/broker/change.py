@@ -37,8 +37,13 @@ def routes_of(row: InboxRow) -> Iterator[tuple[QueueId, int]]:
     return ROUTE.iter_unpack(row.routes[: len(row.routes) // ROUTE.size * ROUTE.size])
 
 
+ANY = None  # in the key of a ``Drop``
+
+
 class Drop(NamedTuple):
-    """The record of class ``kind`` with this key is removed."""
+    """The record of class ``kind`` with this key is removed; where the key has ``ANY``, all that have the
+    rest of it.
+    """
 
     kind: type[Record]
     key: tuple[Any, ...]
@@ -94,7 +99,7 @@ class Change:
         self.journal.append(record)
 
     def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
-        """Removes a record, if it exists."""
+        """Removes a record, if it exists; with ``ANY`` in the key, all records with the rest of it."""
         self.journal.append(Drop(kind, key))
 
     @property

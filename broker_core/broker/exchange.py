@@ -5,19 +5,21 @@ exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``.
 Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that they came by. A
 change empties the caches of the exchange and of those whose results came by here (``_relying``). A route that
 came by a headers exchange is not cached. A change costs what it changes, and what it removes from caches: no
-index is built again.
+index is built again. What is deleted costs the same whatever number of bindings it has: an index may have
+entries of deleted destinations, which match nothing (``severed.py``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from broker_core.broker.arguments import type_name
 from broker_core.broker.header_index import MATCHES, HeaderIndex
 from broker_core.broker.queue import Queue
 from broker_core.broker.route_room import RouteRoom
+from broker_core.broker.severed import Severed
 from broker_core.broker.topic_patterns import TopicPatterns
 from broker_core.broker.undo import Undo
 from broker_core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
@@ -25,7 +27,7 @@ from broker_core.ids import QueueId
 from broker_core.properties import Properties
 
 Queues = tuple[Queue, ...]
-BindingKey = tuple[bool, str, str, str]  # to an exchange?, its or the queue's name, routing key, arguments
+BindingKey = tuple["Queue | Exchange", str, str]  # destination, routing key, arguments
 _NO_QUEUES: Queues = ()
 
 
@@ -40,7 +42,7 @@ def canonical(arguments: Mapping[str, Any]) -> str:
 
 
 def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> BindingKey:
-    return (isinstance(destination, Exchange), destination.name, routing_key, canonical(arguments))
+    return (destination, routing_key, canonical(arguments))
 
 
 class Exchange:
@@ -68,9 +70,10 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = arguments or {}
-        self.bindings: dict[BindingKey, Binding] = {}
+        self.deleted = False
         self.cache: dict[str, Queues] = {}
         self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
+        self.severed = Severed(self._undo)  # the same
         self.alternate: Exchange | None = None  # receives messages that no binding here matches
         # those with a binding or an alternate to this one, in that order
         self.upstream: dict[Exchange, None] = {}
@@ -81,6 +84,20 @@ class Exchange:
         self._relied: set[Exchange] = set()  # the other end
 
     # -- bindings --------------------------------------------------------------------------------------------
+    @property
+    def bound(self) -> bool:
+        """Returns whether it has a binding."""
+        return bool(self._by_destination)
+
+    @property
+    def size(self) -> int:
+        """Returns how many bindings it has."""
+        return sum(map(len, self._by_destination.values()))
+
+    @property
+    def bindings(self) -> list[Binding]:
+        return [binding for found in self._by_destination.values() for binding in found.values()]
+
     def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
         """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
 
@@ -88,7 +105,7 @@ class Exchange:
         """Adds a binding and returns whether it is new. Raises like ``check``."""
         self.check(destination, arguments)
         key = _key(destination, routing_key, arguments)
-        if key in self.bindings:
+        if key in self._by_destination.get(destination, ()):
             return False
         binding = Binding(destination, routing_key, arguments)
         self._undo.append((self._remove, key, binding))
@@ -98,17 +115,13 @@ class Exchange:
     def _insert(self, key: BindingKey, binding: Binding) -> None:
         """Also undoes an incomplete ``_remove``; ``_remove`` undoes an incomplete insert."""
         destination = binding.destination
-        self.bindings[key] = binding
         self._by_destination.setdefault(destination, {})[key] = binding
         self._added(key, binding)
-        destination.upstream[self] = None
-        if isinstance(destination, Exchange):
-            self._downstream.add(destination)
+        self._know(destination)
         self.changed()
 
     def _remove(self, key: BindingKey, binding: Binding) -> None:
         destination = binding.destination
-        self.bindings.pop(key, None)
         found = self._by_destination.get(destination, {})
         found.pop(key, None)
         self._removed(key, binding)
@@ -117,34 +130,45 @@ class Exchange:
         self.changed()
 
     def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
-        return _key(destination, routing_key, arguments) in self.bindings
+        return _key(destination, routing_key, arguments) in self._by_destination.get(destination, ())
 
     def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
         """Removes a binding and returns whether it existed."""
         key = _key(destination, routing_key, arguments)
-        binding = self.bindings.get(key)
+        binding = self._by_destination.get(destination, {}).get(key)
         if binding is None:
             return False
         self._undo.append((self._insert, key, binding))
         self._remove(key, binding)
         return True
 
-    def unbind_all(self, destination: Destination) -> list[Binding]:
-        """Removes every binding of a queue or an exchange that is deleted."""
+    def unbind_all(self, destination: Destination) -> Collection[Binding]:
+        """Removes every binding of a queue or an exchange that is deleted, and returns them."""
         gone = self._by_destination.get(destination)
         if gone is None:
-            return []
-        self._undo.append((self._insert_all, dict(gone)))
-        for key, binding in gone.items():
-            del self.bindings[key]
-            self._removed(key, binding)
+            return ()
+        self._undo.append((self._take_back, destination, gone))
+        self.severed.add(self._removed, gone)
         self._forget(destination)
         self.changed()
-        return list(gone.values())
+        return gone.values()
 
-    def _insert_all(self, bindings: Mapping[BindingKey, Binding]) -> None:
-        for key, binding in bindings.items():
-            self._insert(key, binding)
+    def _take_back(self, destination: Destination, gone: dict[BindingKey, Binding]) -> None:
+        self._by_destination[destination] = gone
+        self._know(destination)
+        self.changed()
+
+    def leave(self) -> None:
+        """The exchange is deleted: its destinations do not know it any more."""
+        self._undo.append((self._join,))
+        for destination in self._by_destination:
+            destination.upstream.pop(self, None)
+        self.changed()
+
+    def _join(self) -> None:
+        for destination in self._by_destination:
+            destination.upstream[self] = None
+        self.changed()
 
     def divert(self, alternate: Exchange | None) -> None:
         """Makes ``alternate`` receive messages that no binding here matches."""
@@ -159,6 +183,11 @@ class Exchange:
         if alternate is not None:
             alternate.upstream[self] = None
         self.changed()
+
+    def _know(self, destination: Destination) -> None:
+        destination.upstream[self] = None
+        if isinstance(destination, Exchange):
+            self._downstream.add(destination)
 
     def _forget(self, destination: Destination) -> None:
         self._by_destination.pop(destination, None)
@@ -244,11 +273,10 @@ class Exchange:
         pending: list[Exchange] = [self]
         while pending:
             exchange = pending.pop()
-            matched = exchange._match(routing_keys[0], properties)
+            matched = [each for each in exchange._match(routing_keys[0], properties) if not each.deleted]
             if len(routing_keys) > 1 and exchange.matches_keys:
-                matched = list(matched)
                 for routing_key in routing_keys[1:]:
-                    matched += exchange._match(routing_key, properties)
+                    matched += [each for each in exchange._match(routing_key, properties) if not each.deleted]
             if not matched and exchange.alternate is not None:
                 matched = [exchange.alternate]
             for destination in matched:
@@ -261,7 +289,7 @@ class Exchange:
 
     # -- what a type has of its own --------------------------------------------------------------------------
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
-        """Returns the destinations of matching bindings, in any order, some perhaps twice."""
+        """Returns the destinations of matching bindings, in any order, some perhaps twice or deleted."""
         raise NotImplementedError
 
     def _added(self, key: BindingKey, binding: Binding) -> None:

@@ -27,7 +27,7 @@ class HostRoom:
         """Raises PreconditionFailed for what does not fit as a whole. What it settles makes room."""
         leaving = _by_host(self._hosts, _leaving(transaction))
         for topology, more in _by_host(self._hosts, _arriving(self._hosts, transaction)).items():
-            held = kept(topology) - leaving.get(topology, 0)
+            held = topology.tally.total - leaving.get(topology, 0)
             if more > topology.max_messages - held:
                 raise PreconditionFailed(
                     f"vhost '{topology.vhost}' is full: {more} more messages on {held} are over its limit of "
@@ -44,7 +44,7 @@ class HostRoom:
             arriving = _by_host(self._hosts, ((queue, 1) for queue in publish.queues))
             for topology in arriving:
                 if topology not in room:
-                    room[topology] = topology.max_messages - kept(topology) + leaving.get(topology, 0)
+                    room[topology] = topology.max_messages - topology.tally.total + leaving.get(topology, 0)
             if all(more <= room[topology] for topology, more in arriving.items()):
                 for topology, more in arriving.items():
                     room[topology] -= more
@@ -53,15 +53,6 @@ class HostRoom:
                 rejected.append(index)
                 admitted.append(Publish(publish.message, (), False))
         return admitted
-
-
-def kept(topology: Topology) -> int:
-    """Returns how many messages its queues have, with those of the commit in progress."""
-    return sum(
-        queue.log.next_offset - queue.progress.floor - queue.progress.holes.total
-        for queue in topology.queues.values()
-        if not queue.replies
-    )
 
 
 def _arriving(hosts: VirtualHosts, transaction: Transaction) -> Iterator[tuple[Queue, int]]:

@@ -133,7 +133,8 @@ def _restore_exchange(state: BrokerState, record: ExchangeRecord) -> None:
 
 def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
     flags = {"durable": record.durable, "exclusive": record.exclusive, "auto_delete": record.auto_delete}
-    state.hosts.get(record.vhost).add_queue(
+    topology = state.hosts.get(record.vhost)
+    topology.add_queue(
         Queue(
             record.queue_id,
             record.name,
@@ -141,6 +142,7 @@ def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
             **flags,
             arguments=record.arguments,
             vhost=record.vhost,
+            tally=topology.tally,
         )
     )
 
@@ -204,6 +206,8 @@ def _load_queues(
         queue.reserve(end)
     for queue in state.queues:
         queue.loaded(clean=image.clean)
+    for topology in state.hosts.by_name.values():
+        topology.tally.total = sum(queue.kept for queue in topology.queues.values())
 
 
 def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], BlockId]) -> RunRecord:

@@ -27,7 +27,7 @@ from broker_core.broker.arguments import (
     inequivalent_arguments,
 )
 from broker_core.broker.block import Blocks
-from broker_core.broker.change import Change
+from broker_core.broker.change import ANY, Change
 from broker_core.broker.exchange import (
     EXCHANGE_TYPES,
     Binding,
@@ -39,6 +39,7 @@ from broker_core.broker.exchange import (
 )
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.tally import Tally
 from broker_core.broker.records import (
     BindingRecord,
     ExchangeBindingRecord,
@@ -65,6 +66,7 @@ PREDECLARED = {
     TRACE_EXCHANGE: "topic",
 }
 _RESERVED = "amq."
+_EACH = 64  # the records of so many bindings are dropped one by one; the catalog looks for those of more
 
 
 class Topology:
@@ -76,10 +78,11 @@ class Topology:
         self._undo = blocks.undo
         self._blocks = blocks
         self._numbers = numbers
-        self._registry = registry = Registry() if registry is None else registry
+        self._registry = registry = Registry(self._undo) if registry is None else registry
         self.vhost = vhost
         self.deleted = False
         self.max_queues = self.max_messages = -1
+        self.tally = Tally(self._undo)  # of the messages in ``queues``
         self.queues: dict[str, Queue] = {}
         self.queues_by_id = registry.by_id  # of all virtual hosts
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
@@ -211,7 +214,7 @@ class Topology:
     def add_exchange(self, exchange: Exchange) -> None:
         self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
-        exchange.room = self._registry.routes
+        exchange.room, exchange.severed = self._registry.routes, self._registry.severed
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
             self._undo.enter(self._alternates, alternate, exchange)
@@ -230,8 +233,8 @@ class Topology:
         exchange = self.exchanges.get(name)
         if exchange is None:
             return
-        if if_unused and exchange.bindings:
-            bound = f"it has {len(exchange.bindings)} bindings"
+        if if_unused and exchange.bound:
+            bound = f"it has {exchange.size} bindings"
             raise PreconditionFailed(f"exchange '{name}' in vhost '{self.vhost}' in use", bound)
         self._remove_exchanges(change, [exchange])
 
@@ -243,10 +246,15 @@ class Topology:
                 continue
             self._undo.item(self.exchanges, exchange.name)
             del self.exchanges[exchange.name]
-            for binding in list(exchange.bindings.values()):
-                exchange.unbind(*binding)
-                self._drop_binding(change, exchange, binding)
-            pending += self._unbind_everywhere(change, exchange, list(exchange.upstream))
+            self._undo.attribute(exchange, "deleted")
+            exchange.deleted = True
+            if exchange.size <= _EACH:
+                self._drop_bindings(change, exchange, exchange.bindings)
+            elif exchange.durable:
+                for kind in (BindingRecord, ExchangeBindingRecord):
+                    change.drop(kind, (exchange.name, ANY, ANY, ANY, self.vhost))
+            exchange.leave()
+            pending += self._unbind_everywhere(change, exchange)
             exchange.divert(None)
             alternate = exchange.arguments.get("alternate-exchange")
             if alternate is not None:
@@ -256,20 +264,21 @@ class Topology:
             if exchange.durable:
                 change.drop(ExchangeRecord, (exchange.name, self.vhost))
 
-    def _unbind_everywhere(
-        self, change: Change, destination: Destination, sources: Iterable[Exchange]
-    ) -> list[Exchange]:
-        """Drops the bindings from ``sources`` to a deleted destination. Returns the auto-delete exchanges
-        that have none left.
+    def _unbind_everywhere(self, change: Change, destination: Destination) -> list[Exchange]:
+        """Drops the bindings to a deleted destination. Returns the auto-delete exchanges that have none
+        left.
         """
-        unused: list[Exchange] = []
-        for source in sources:
-            gone = source.unbind_all(destination)
-            for binding in gone:
-                self._drop_binding(change, source, binding)
-            if gone and source.auto_delete and not source.bindings:
-                unused.append(source)
-        return unused
+        gone = {source: source.unbind_all(destination) for source in list(destination.upstream)}
+        kind = BindingRecord if isinstance(destination, Queue) else ExchangeBindingRecord
+        if len(gone) > _EACH:
+            change.drop(kind, (ANY, destination.name, ANY, ANY, self.vhost))
+        else:
+            for source, bindings in gone.items():
+                if len(bindings) <= _EACH:
+                    self._drop_bindings(change, source, bindings)
+                elif _is_written(source, destination):
+                    change.drop(kind, (source.name, destination.name, ANY, ANY, self.vhost))
+        return [source for source, found in gone.items() if found and source.auto_delete and not source.bound]
 
     # -- queues ----------------------------------------------------------------------------------------------
     def declare_queue(
@@ -316,6 +325,7 @@ class Topology:
             auto_delete=auto_delete,
             arguments=arguments,
             vhost=self.vhost,
+            tally=self.tally,
         )
         if exclusive:
             queue.connection = connection
@@ -409,17 +419,23 @@ class Topology:
         self._leased.pop(queue, None)
         if queue.exclusive:
             self._undo.leave(self._exclusive, queue.connection, queue)
+        queue.leave(self._undo)
+        self._remove_exchanges(change, self._unbind_everywhere(change, queue))
+        self._forget_messages(change, queue)
+        if queue.written:
+            change.drop(QueueRecord, (queue.queue_id,))
+
+    def _forget_messages(self, change: Change, queue: Queue) -> None:
+        """Drops what a deleted queue had, and adds its consumers to ``cancelled``."""
         self._undo.growth(self._registry.cancelled)
         self._registry.cancelled += queue.consumers.clear(self._undo)
-        self._remove_exchanges(change, self._unbind_everywhere(change, queue, list(queue.upstream)))
-        holes = queue.progress.settled_within(queue.progress.floor, queue.log.next_offset)
+        holes = queue.progress.holes.total
         queue.forget_runs()
         queue.record(change)
         if queue.written:
-            for start, _ in holes:
-                change.drop(HoleRecord, (queue.queue_id, start))
+            if holes:
+                change.drop(HoleRecord, (queue.queue_id, ANY))
             change.drop(ProgressRecord, (queue.queue_id,))
-            change.drop(QueueRecord, (queue.queue_id,))
 
     # -- bindings --------------------------------------------------------------------------------------------
     def bind(
@@ -520,15 +536,15 @@ class Topology:
         arguments: dict[str, Any],
     ) -> None:
         if source.unbind(target, routing_key, arguments):
-            self._drop_binding(change, source, Binding(target, routing_key, arguments))
-            if source.auto_delete and not source.bindings:
+            self._drop_bindings(change, source, [Binding(target, routing_key, arguments)])
+            if source.auto_delete and not source.bound:
                 self._remove_exchanges(change, [source])
 
-    def _drop_binding(self, change: Change, source: Exchange, binding: Binding) -> None:
-        target = binding.destination
-        if _is_written(source, target):
-            kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
-            change.drop(kind, (source.name, target.name, binding.routing_key, binding.arguments, self.vhost))
+    def _drop_bindings(self, change: Change, source: Exchange, bindings: Iterable[Binding]) -> None:
+        for target, routing_key, arguments in bindings:
+            if _is_written(source, target):
+                kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
+                change.drop(kind, (source.name, target.name, routing_key, arguments, self.vhost))
 
     # -- the virtual host ------------------------------------------------------------------------------------
     def require_there(self) -> None:
@@ -537,12 +553,45 @@ class Topology:
             raise refusals.no_vhost(self.vhost)
 
     def delete_all(self, change: Change) -> None:
-        """Deletes the virtual host's queues and exchanges, whoever uses them."""
-        self._undo.attribute(self, "deleted")
-        for queue in list(self.queues.values()):
-            self._remove_queue(change, queue)
-        self._remove_exchanges(change, [each for name, each in self.exchanges.items() if name])
+        """Deletes the virtual host's names at once, whoever uses them. Its queues are ``ending`` then."""
+        for name in ("deleted", "exchanges", "queues", "abandoned", "_leased", "_exclusive", "_alternates"):
+            self._undo.attribute(self, name)
+        queues, by_id = list(self.queues.values()), self.queues_by_id
+        self._undo.append((_restore_queues, by_id, queues))
+        self._undo.growth(self._registry.ending)
+        self._registry.ending += queues
+        for queue in queues:
+            queue.deleted = True
+            by_id.pop(queue.queue_id, None)
+            if queue.written:
+                change.drop(QueueRecord, (queue.queue_id,))
+        for exchange in self.exchanges.values():
+            exchange.forget_routes()
+        change.drop(ExchangeRecord, (ANY, self.vhost))
+        for kind in (BindingRecord, ExchangeBindingRecord):
+            change.drop(kind, (ANY, ANY, ANY, ANY, self.vhost))
+        self.queues, self._leased, self._exclusive, self._alternates = {}, {}, {}, {}
+        self.exchanges = {"": DefaultExchange(self.queues)}
+        self.abandoned = []
         self.deleted = True
+
+    def end_some(self, change: Change, count: int) -> bool:
+        """Forgets the messages of so many queues of deleted virtual hosts. Returns whether others are left;
+        after a crash, nothing names what they had.
+        """
+        ending = self._registry.ending
+        some = ending[-count:]
+        self._undo.append((ending.extend, some))
+        del ending[-count:]
+        for queue in some:
+            self._forget_messages(change, queue)
+        return bool(ending)
+
+
+def _restore_queues(by_id: dict[QueueId, Queue], queues: Iterable[Queue]) -> None:
+    for queue in queues:
+        queue.deleted = False
+        by_id[queue.queue_id] = queue
 
 
 def _is_written(source: Exchange, target: Destination) -> bool:

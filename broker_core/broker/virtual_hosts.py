@@ -30,7 +30,7 @@ class VirtualHosts:
         self._undo = blocks.undo
         self._blocks = blocks
         self._numbers = numbers
-        self.registry = Registry()
+        self.registry = Registry(blocks.undo)
         self.by_name: dict[str, Topology] = {}
         self.records: dict[str, VhostRecord] = {}
         self.limited = False  # some virtual host has a limit of messages
@@ -75,7 +75,9 @@ class VirtualHosts:
         self._put(change, VhostRecord(name, *(limits.get(each, getattr(known, each)) for each in LIMITS)))
 
     def delete(self, change: Change, name: str) -> None:
-        """Deletes a virtual host with its queues and exchanges. Raises OptionError."""
+        """Deletes a virtual host with its queues and exchanges. ``Topology.end_some`` does the rest, in
+        pieces. Raises OptionError.
+        """
         self.require_deletable(name)
         self.by_name[name].delete_all(change)
         self._undo.item(self.by_name, name)

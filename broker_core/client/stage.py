@@ -104,15 +104,15 @@ class _PartStream:
     def _reopen(self, live: Live) -> None:
         """Send all unacknowledged parts on a new stream; those that the broker has are acknowledged."""
         descriptor = arrow_flight.FlightDescriptor.for_command(self._command)
-        writer, reader = live.client.do_put(descriptor, self._waiting[0][1].schema)
+        writer, reader = live.client.do_put(descriptor, contract.NO_COLUMNS)
         self._open = (live, writer, reader)
         for part, batch in self._waiting:
-            writer.write_with_metadata(batch, str(part).encode())
+            writer.write_metadata(contract.encode_numbered(part, batch))
 
     def _write_last(self) -> None:
         assert self._open is not None
         part, batch = self._waiting[-1]
-        self._open[1].write_with_metadata(batch, str(part).encode())
+        self._open[1].write_metadata(contract.encode_numbered(part, batch))
 
     def _receive(self) -> None:
         assert self._open is not None

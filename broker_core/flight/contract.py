@@ -14,8 +14,8 @@ action                body -> results
 ====================  ================================================================================
 
 DoGet takes a :class:`Ticket` and streams batches. DoPut's descriptor is the command ``stage`` with the
-BranchHeader; each batch carries its part number and is answered by one PartReceipt, once it is durable and
-named in the catalog.
+BranchHeader; its schema has no columns. Each message has one numbered part as its metadata, and is answered
+by one PartReceipt, once it is durable and named in the catalog.
 
 Dataclasses cross as JSON, read back by their annotations. An error crosses as ``[CODE] text`` and is the same
 class there.
@@ -49,7 +49,7 @@ from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 from broker_core.message import MAX_BODY_BYTES
 
-VERSION = 4  # of this contract; a client refuses a broker of another one
+VERSION = 5  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -330,6 +330,28 @@ def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.Buffer]:
         )
     header: PartHeader = decode_checked(PartHeader, data.slice(4, length), "stage")
     return header, data.slice(4 + length)
+
+
+_NUMBER = struct.Struct("<q")  # its size keeps the rows behind it aligned
+NO_COLUMNS = pa.schema([])  # of a stream of numbered parts
+
+
+def encode_numbered(part: int, batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    sink.write(_NUMBER.pack(part))
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_numbered(data: pa.Buffer) -> tuple[int, pa.Buffer]:
+    """Like ``decode_part``, for a part of a stream: its number, and the rows as they came. Raises
+    RemoteProtocolError.
+    """
+    if len(data) < _NUMBER.size:
+        raise errors.RemoteProtocolError(f"put: a part of {len(data)} bytes has no number")
+    (part,) = _NUMBER.unpack(memoryview(data)[: _NUMBER.size])
+    return part, data.slice(_NUMBER.size)
 
 
 def part_bytes(rows: pa.Buffer) -> int:

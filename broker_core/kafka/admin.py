@@ -117,7 +117,7 @@ class KafkaAdmin:
 
         def unbind(rules: Rules, change: Change) -> None:
             for exchange in list(rules.exchanges.values()):
-                for binding in list(exchange.bindings.values()):
+                for binding in exchange.bindings:
                     if binding.destination.name == name and name in rules.queues:
                         rules.unbind(change, name, exchange.name, binding.routing_key, binding.arguments)
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from broker_core import errors
 from broker_core.broker.block import Blocks
-from broker_core.broker.change import Change, Drop
+from broker_core.broker.change import ANY, Change, Drop
 from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
@@ -119,14 +119,26 @@ class Topology:
         try:
             work(self._rules, change)
             entries = [
-                entry.drop(each.kind, each.key) if isinstance(each, Drop) else entry.put(each)
+                written
                 for each in change.journal
+                for written in (self._dropped(each) if isinstance(each, Drop) else [entry.put(each)])
             ]
             if entries:
                 self._client.produce({self._log: entry.batch(entries, now_ms())}, repeat=True)
         finally:  # memory has what the topic has, also where the answer was lost
             self._rules = _rules(self._records.values())
         self.refresh()
+
+    def _dropped(self, drop: Drop) -> list[entry.Entry]:
+        """A topic has tombstones of single keys."""
+        if ANY not in drop.key:
+            return [entry.drop(drop.kind, drop.key)]
+        return [
+            entry.drop(drop.kind, record.key)
+            for record in self._records.values()
+            if type(record) is drop.kind
+            and all(wanted in (ANY, value) for wanted, value in zip(drop.key, record.key, strict=True))
+        ]
 
 
 def _rules(records: Iterable[Record]) -> Rules:

@@ -44,6 +44,7 @@ IDLE_ROWS = 1_000
 WAITING = 2
 COMPACT_TICKS = 30
 LOOKED_AT = 256  # queues, under the lock at once
+SEVERED = 1_000  # bindings, the same
 
 
 class Upkeep:
@@ -218,7 +219,7 @@ class Upkeep:
 
     def _steps(self) -> list[Callable[[], None]]:
         self._ticks += 1
-        steps = [self.expire, self._close_idle, self._forget]
+        steps = [self.expire, self._close_idle, self._forget, self._sever, self.end_queues]
         if self._ticks % COMPACT_TICKS:
             return steps
         self._aside.clear()
@@ -227,6 +228,18 @@ class Upkeep:
     def _forget(self) -> None:
         self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}
         self._committer.run(lambda state, change, _now: state.blocks.record(change))
+
+    def _sever(self) -> None:
+        """Takes the bindings of what was deleted out of the indexes."""
+        left = True
+        while left and not self._ending:
+            with self._committer.look as state:
+                left = state.hosts.registry.severed.remove(SEVERED)
+
+    def end_queues(self) -> None:
+        """Forgets the messages of deleted virtual hosts."""
+        while self._state.hosts.registry.ending:
+            self._committer.run(lambda state, change, _now: state.topology.end_some(change, LOOKED_AT))
 
     def _close_idle(self) -> None:
         rows, ticks = self._seen

@@ -16,18 +16,27 @@ import contextlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker_core import failpoint
 from broker_core.address import VHOST
-from broker_core.broker.change import InboxRow
+from broker_core.broker.change import ANY, InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
 from broker_core.ids import BlockId
-from broker_core.store.codec import Encoded, decode, guard, merged, to_signed, to_unsigned
+from broker_core.store.codec import (
+    Encoded,
+    Row,
+    decode,
+    guard,
+    is_wide,
+    merged,
+    to_signed,
+    to_unsigned,
+)
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message_of_format_3, pack, unpack
@@ -77,12 +86,16 @@ class _Statements(NamedTuple):
 
 def _statements(cls: type[Record]) -> _Statements:
     columns = (*cls.columns(), "guard")
-    where = " AND ".join(f'"{name}" = ?' for name in cls.KEY)
     return _Statements(
         f'INSERT OR REPLACE INTO "{cls.TABLE}" ({quoted(columns)}) VALUES ({", ".join("?" * len(columns))})',
-        f'DELETE FROM "{cls.TABLE}" WHERE {where}',
+        _drop_where(cls, cls.KEY),
         f'SELECT {quoted(columns)} FROM "{cls.TABLE}" ORDER BY {quoted(cls.KEY)}',
     )
+
+
+def _drop_where(cls: type[Record], names: Sequence[str]) -> str:
+    where = " AND ".join(f'"{name}" = ?' for name in names)
+    return f'DELETE FROM "{cls.TABLE}" WHERE {where}'
 
 
 _RECORD_STATEMENTS = {cls: _statements(cls) for cls in RECORDS}
@@ -307,8 +320,12 @@ class Catalog:
 
     def put_records(self, changes: Sequence[Encoded]) -> None:
         """Writes all puts and drops of the changes, the last one of each key."""
+        wide = any(change.wide for change in changes)
         for cls, rows in merged(changes).items():
             dropped = [key for key, kept in rows.items() if kept is None]
+            if wide and any(map(is_wide, dropped)):
+                self._put_in_order(cls, rows)
+                continue
             if dropped:
                 self._executemany(_RECORD_STATEMENTS[cls].drop, dropped)
             if len(dropped) < len(rows):
@@ -316,6 +333,17 @@ class Catalog:
                     _RECORD_STATEMENTS[cls].put,
                     [(*row, guard(row)) for row in rows.values() if row is not None],
                 )
+
+    def _put_in_order(self, cls: type[Record], rows: Mapping[Row, Row | None]) -> None:
+        """A wide drop removes what was put before it."""
+        for key, row in rows.items():
+            if row is not None:
+                self._write(_RECORD_STATEMENTS[cls].put, (*row, guard(row)))
+            elif is_wide(key):
+                where = [name for name, value in zip(cls.KEY, key, strict=True) if value is not ANY]
+                self._write(_drop_where(cls, tuple(where)), [value for value in key if value is not ANY])
+            else:
+                self._write(_RECORD_STATEMENTS[cls].drop, key)
 
     def put_block(self, block_id: BlockId, place: Place) -> None:
         values = (block_id, *place[:5], to_signed(place.checksum))

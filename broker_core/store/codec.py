@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from broker_core import ids
-from broker_core.broker.change import Change, Drop, InboxRow
+from broker_core.broker.change import ANY, Change, Drop, InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import OptionError
 from broker_core.message import MERGED_SCHEMA
@@ -222,16 +222,16 @@ def encode(record: Record) -> Row:
 
 def encode_key(cls: type[Record], key: Sequence[Any]) -> Row:
     """Returns a key as SQL values. Raises OptionError."""
-    return _encoded(cls, _CODECS[cls].key, key)
+    return _encoded(cls, _CODECS[cls].key, key, is_key=True)
 
 
-def _encoded(cls: type[Record], places: Sequence[int], values: Sequence[Any]) -> Row:
+def _encoded(cls: type[Record], places: Sequence[int], values: Sequence[Any], *, is_key: bool = False) -> Row:
     """Encodes the values of these columns, one by one."""
     encoders = _CODECS[cls].encoders
     row: list[Value] = []
     for place, value in zip(places, values, strict=True):
         try:
-            row.append(encoders[place](value))
+            row.append(ANY if value is ANY and is_key else encoders[place](value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _not_storable(f"{cls.TABLE}.{cls.columns()[place]}", error) from error
     return tuple(row)
@@ -252,6 +252,7 @@ class Encoded(NamedTuple):
     entries: int
     messages: int
     records: Rows
+    wide: bool = False  # some key has ``ANY``
 
 
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
@@ -299,20 +300,24 @@ def encode_change(change: Change) -> Encoded:
                 _check_message(message)
             number, at, name, key, flags = sequence, committed_at, exchange, routing_key, properties
     if not journal:
-        encoded = change.encoded = _new(Encoded, (0, len(messages), _NOTHING))
+        encoded = change.encoded = _new(Encoded, (0, len(messages), _NOTHING, False))
         return encoded
     records: Rows = {}
+    wide = any(isinstance(entry, Drop) and ANY in entry.key for entry in journal)
     for entry in journal:
+        row: Row | None
         if isinstance(entry, Drop):
-            records.setdefault(entry.kind, {})[encode_key(*entry)] = None
+            kind, row, record_key = entry.kind, None, encode_key(*entry)
         else:
-            kind = type(entry)
-            row = encode(entry)
-            rows = records.get(kind)
-            if rows is None:
-                rows = records[kind] = {}
-            rows[_CODECS[kind].key_of(row)] = row
-    encoded = change.encoded = _new(Encoded, (len(journal), len(messages), records))
+            kind, row = type(entry), encode(entry)
+            record_key = _CODECS[kind].key_of(row)
+        rows = records.get(kind)
+        if rows is None:
+            rows = records[kind] = {}
+        if wide:
+            rows.pop(record_key, None)  # it becomes the last one
+        rows[record_key] = row
+    encoded = change.encoded = _new(Encoded, (len(journal), len(messages), records, wide))
     return encoded
 
 
@@ -327,14 +332,30 @@ def _check_message(message: InboxRow) -> None:
 
 
 def merged(changes: Sequence[Encoded]) -> Rows:
-    """Returns what the changes write together: the last entry of each key."""
+    """Returns what the changes write together: the last entry of each key. If one of them is wide, the
+    entries are in the order in which they must be written.
+    """
     if len(changes) == 1:
         return changes[0].records
+    wide = any(change.wide for change in changes)
     last: Rows = {}
     for change in changes:
         for kind, rows in change.records.items():
-            last.setdefault(kind, {}).update(rows)
+            found = last.setdefault(kind, {})
+            if wide:
+                for key in rows:
+                    found.pop(key, None)
+            found.update(rows)
     return last
+
+
+def is_wide(key: Row) -> bool:
+    return ANY in key
+
+
+def is_covered(wide: Row, key: Row) -> bool:
+    """Returns whether a wide key means the record with ``key``."""
+    return all(wanted is ANY or wanted == value for wanted, value in zip(wide, key, strict=True))
 
 
 def decode(cls: type[Record], row: Sequence[Value]) -> Record:

@@ -27,6 +27,8 @@ from broker_core.store.codec import (
     body_bytes,
     decode,
     encode_change,
+    is_covered,
+    is_wide,
     merged,
     merged_block,
 )
@@ -121,10 +123,13 @@ class MemoryStore:
                 for cls, rows in records.items():
                     table = self._kept.records.setdefault(cls, {})
                     for key, values in rows.items():
-                        if values is None:
-                            table.pop(key, None)
-                        else:
+                        if values is not None:
                             table[key] = values
+                        elif is_wide(key):
+                            for covered in [each for each in table if is_covered(key, each)]:
+                                del table[covered]
+                        else:
+                            table.pop(key, None)
             failpoint.here("store.commit.committed")  # 4.
         except Exception as error:
             self._failure = error

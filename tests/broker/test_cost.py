@@ -16,8 +16,11 @@ import pyarrow as pa
 import pytest
 
 from broker_core.broker.carbon_copy import carbon_copies
+from broker_core.broker.change import Change
 from broker_core.broker.header_index import MATCHES
+from broker_core.broker.records import BindingRecord
 from broker_core.broker.topic_patterns import TopicPatterns
+from broker_core.broker.topology import Topology
 from broker_core.engine import Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
@@ -319,3 +322,58 @@ def vars_of(patterns: TopicPatterns[str, int]) -> tuple[object, ...]:
     bits = [(page.by_word, page.any_word, page.staying, page.first, page.final) for page in wild._pages]
     assert all(not any(page) for page in bits)
     return root.words, root.one, root.any, root.entries, wild._slots
+
+
+def one_exchange(kind: str) -> Prepare:
+    def bindings(channel: LocalChannel, count: int) -> None:
+        channel.exchange_declare("x", kind)
+        channel.queue_declare("q")
+        for number in range(count):
+            channel.queue_bind("q", "x", f"user.{number}.#", {"number": number})
+
+    return bindings
+
+
+def delete_the_queue(topology: Topology, change: Change) -> None:
+    topology.delete_queue(change, "q")
+
+
+def delete_the_exchange(topology: Topology, change: Change) -> None:
+    topology.delete_exchange(change, "x")
+
+
+@pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers"])
+@pytest.mark.parametrize("command", [delete_the_queue, delete_the_exchange])
+def test_to_delete_a_queue_or_an_exchange_costs_the_same_whatever_is_bound(
+    kind: str, command: Callable[[Topology, Change], None]
+) -> None:
+    """Its bindings are gone at once, and for good. The indexes are tidied in pieces."""
+    found = []
+    for count in (2 * FEW, MANY):
+        node = Node()
+        one_exchange(kind)(node.channel(), count)
+        state = node.broker.state
+        found.append(
+            node.broker.run(lambda state, change, _now: steps(lambda: command(state.topology, change)))
+        )
+        assert command is delete_the_exchange or not state.topology.exchanges["x"].bindings
+        assert not [
+            record for record in node.store.reopened().load().records if isinstance(record, BindingRecord)
+        ]
+        severed = state.hosts.registry.severed
+        assert len(severed) == (count if command is delete_the_queue else 0)
+        with node.channel() as channel:
+            channel.queue_declare("q")
+            channel.exchange_declare("x", kind)
+            channel.publish(b"lost", "x", "user.7.a", Properties(headers={"number": 7}).encode())
+            channel.queue_bind("q", "x", "user.7.#", {"number": 7})
+            channel.publish(b"kept", "x", "user.7.#", Properties(headers={"number": 7}).encode())
+            node.broker.upkeep.tick()
+            assert not severed
+            channel.publish(b"kept too", "x", "user.7.#", Properties(headers={"number": 7}).encode())
+        assert node.drain("q") == [b"kept", b"kept too"]
+        node.restart()
+        assert len(node.broker.state.topology.exchanges["x"].bindings) == 1
+        node.broker.close()
+    few, many = found
+    assert many < few * 1.2 + 50, f"{few} steps for {2 * FEW} bindings, {many} for {MANY}"

@@ -320,7 +320,7 @@ def test_exchanges_with_their_arguments_and_bindings_between_durable_ones_surviv
     assert (kept.type, kept.durable, kept.auto_delete, kept.internal) == ("topic", True, False, True)
     assert kept.arguments == {"alternate-exchange": "other", "mine": [1, {"a": None}]}
     assert state.topology.exchange("other").auto_delete and "lost" not in state.topology.exchanges
-    (binding,) = state.topology.exchange("amq.topic").bindings.values()
+    (binding,) = state.topology.exchange("amq.topic").bindings
     assert binding == (kept, "a.#", {"n": 1})
     assert [queue.name for queue in state.topology.route("amq.topic", "a.b")] == ["q"], (
         "by the binding, then by the alternate exchange"

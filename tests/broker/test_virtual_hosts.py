@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.address import VHOST
 from broker_core.broker.change import Change
-from broker_core.broker.records import OutcomeRecord, PreparedRecord
-from broker_core.broker.topology import PREDECLARED
+from broker_core.broker.records import (
+    BindingRecord,
+    ExchangeRecord,
+    OutcomeRecord,
+    PreparedRecord,
+    ProgressRecord,
+    QueueRecord,
+    RunRecord,
+)
+from broker_core.broker.topology import PREDECLARED, Topology
 from broker_core.engine import BranchHeader, Limit, Origin, ReadTicket
 from broker_core.message import MESSAGE_SCHEMA
+from broker_core.node import upkeep
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.host_engines import HostEngines
@@ -256,6 +268,63 @@ def test_a_limit_below_what_is_there_keeps_it(node: Node) -> None:
         node.broker.run(lambda state, change, _now: state.hosts.limit(change, SALES, {"max_queues": -2}))
 
 
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["publish", "commit", "get", "ack", "refuse", "purge", "delete", "expire", "restart"]
+            ),
+            st.sampled_from("ab"),
+        ),
+        max_size=40,
+    )
+)
+def test_the_messages_of_a_virtual_host_are_counted_as_they_come_and_go(
+    steps: list[tuple[str, str]],
+) -> None:
+    """A running count, which is that of all queues whatever happened before, and after what failed."""
+    node = Node()
+    add(node, max_messages=6)
+    arguments = {"x-max-length": 4, "x-message-ttl": 50}
+    channel = node.broker.channel(vhost=SALES)
+    held = []
+    for step, name in steps:
+        channel.queue_declare(name, arguments=arguments)
+        match step:
+            case "publish":
+                with contextlib.suppress(errors.PreconditionFailed):
+                    channel.publish(b"1", routing_key=name)
+            case "commit":
+                with (
+                    node.broker.channel(vhost=SALES) as other,
+                    contextlib.suppress(errors.PreconditionFailed),
+                ):
+                    other.tx_select()
+                    for _ in range(3):
+                        other.publish(b"2", routing_key=name)
+                    other.tx_commit()
+            case "get":
+                held += [found for _ in range(2) if (found := channel.get(name)) is not None]
+            case "ack" | "refuse" if held:
+                delivery = held.pop()
+                channel.ack(delivery.tag) if step == "ack" else channel.reject(delivery.tag, requeue=False)
+            case "purge":
+                channel.queue_purge(name)
+            case "delete":
+                channel.queue_delete(name)
+            case "expire":
+                node.clock.advance(60)
+                node.broker.upkeep.expire()
+            case "restart":
+                node.restart()
+                channel, held = node.broker.channel(vhost=SALES), []
+        topology = node.broker.state.of(SALES).topology
+        assert topology.tally.total == sum(queue.kept for queue in topology.queues.values())
+        assert 0 <= topology.tally.total <= 6
+    node.broker.close()
+
+
 # -- transactions and apps -----------------------------------------------------------------------------------
 
 
@@ -441,6 +510,49 @@ def test_rows_that_are_staged_for_a_virtual_host_that_is_gone_leave_no_block(nod
 
 
 # -- the end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3])
+def test_a_virtual_host_with_many_queues_ends_in_pieces_and_at_once_for_all_who_look(
+    node: Node, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """Also if the broker is killed between two pieces; a new host of its name has nothing of it."""
+    monkeypatch.setattr(upkeep, "LOOKED_AT", 2)
+    add(node)
+    engines = HostEngines(node.broker)
+    with node.broker.channel(vhost=SALES) as channel:
+        channel.exchange_declare("x", "topic")
+        for number in range(5):
+            channel.queue_declare(f"q{number}")
+            channel.queue_bind(f"q{number}", "x", "#")
+        channel.publish(b"1", "x", "k")
+    ends = Topology.end_some
+    done: list[bool] = []
+
+    def end_some(self: Topology, change: Change, count: int) -> bool:
+        assert SALES not in node.broker.state.hosts.by_name
+        assert not [queue for queue in node.broker.state.queues if queue.vhost == SALES]
+        if len(done) == pieces:
+            raise errors.OptionError("killed")
+        done.append(True)
+        return ends(self, change, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Topology, "end_some", end_some)
+        with contextlib.suppress(errors.OptionError):
+            Vhosts(node.broker, engines).delete_vhost(SALES)
+    assert len(done) == pieces
+    node.restart()
+    records = node.store.reopened().load().records
+    of_queues = (QueueRecord, BindingRecord, ExchangeRecord, ProgressRecord, RunRecord)
+    assert not [record for record in records if isinstance(record, of_queues)]
+    assert SALES not in node.broker.state.hosts.by_name
+    node.broker.run(lambda state, change, _now: state.hosts.add(change, SALES))
+    with node.broker.channel(vhost=SALES) as channel:
+        channel.queue_declare("q0")
+        channel.exchange_declare("x", "topic")
+        channel.publish(b"2", "x", "k")
+        assert channel.get("q0") is None
 
 
 def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) -> None:

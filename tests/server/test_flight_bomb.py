@@ -15,6 +15,7 @@ from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from tests.server.conftest import Served
 from tests.server.flight_calls import HEADER, Raw, messages, part_body
+from tests.server.test_flight_bytes import Streams, arrow_frames, put_frames
 
 MEGABYTE = 1024 * 1024
 BOMB_MB = 256
@@ -80,6 +81,39 @@ def test_a_bomb_is_refused_before_it_is_decompressed(tmp_path: Path) -> None:
         assert peak_mb(served.pid) - before < BOMB_MB / 4
     finally:
         served.end()
+
+
+def test_a_bomb_in_a_stream_is_refused_before_it_is_decompressed(tmp_path: Path) -> None:
+    """As a part, as rows that Arrow would read itself, and behind a schema without columns."""
+    header = {**HEADER, "token": "t", "app_id": "", "kind": "append", "target": {"table": "t"}}
+    plain = stream(zeros(1))
+    one, three = stream(zeros(BOMB_MB)), stream(*[zeros(BOMB_MB)] * 3)
+    words = pa.record_batch({"word": zeros(BOMB_MB).column(0).dictionary_encode()})
+    bombs = {
+        "a part": (put_frames(header, bytes(one)), "send smaller parts"),
+        "three in a part": (put_frames(header, bytes(three)), "not 3"),
+        "rows": (arrow_frames(header, one), "1 columns"),
+        "a dictionary": (arrow_frames(header, stream(words)), "1 columns"),
+        "rows behind no columns": (behind_no_columns(header, one), "a message without a part"),
+        "a dictionary behind no columns": (behind_no_columns(header, stream(words)), "cannot be read"),
+    }
+    served = Served(tmp_path / "data").start()
+    try:
+        streams = Streams(served.url)
+        assert streams.put(put_frames(header, bytes(plain))) == "", "compressed rows"
+        before = peak_mb(served.pid)
+        for name, (frames, refusal) in bombs.items():
+            assert sum(map(len, frames)) < MEGABYTE
+            assert refusal in streams.put(frames), name
+        assert peak_mb(served.pid) - before < BOMB_MB / 4
+        assert streams.put(put_frames({**header, "branch": "c"}, bytes(plain))) == "", "it goes on"
+    finally:
+        served.end()
+
+
+def behind_no_columns(header: object, rows: pa.Buffer) -> list[bytes]:
+    first = arrow_frames(header, contract.encode_rows([], contract.NO_COLUMNS))
+    return first + arrow_frames(header, rows)[1:]
 
 
 def test_rows_are_not_looked_at_before_the_permission(tmp_path: Path) -> None:

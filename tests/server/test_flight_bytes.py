@@ -6,6 +6,7 @@ The broker is a process of its own: a crash inside Arrow would end it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
@@ -78,18 +79,23 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def put_frames(header: Any, rows: bytes, number: bytes = b"0") -> list[bytes]:
-    """The FlightData messages of a DoPut."""
-    reader = pa.ipc.MessageReader.open_stream(rows)
-    descriptor = b"\x08\x02" + _field(2, json.dumps(header).encode())
+def _descriptor(header: Any) -> bytes:
+    return _field(1, b"\x08\x02" + _field(2, json.dumps(header).encode()))
+
+
+def put_frames(header: Any, rows: bytes, number: bytes = bytes(8)) -> list[bytes]:
+    """The FlightData messages of a DoPut with one part."""
+    (schema,) = pa.ipc.MessageReader.open_stream(contract.encode_rows([], contract.NO_COLUMNS))
+    return [_descriptor(header) + _field(2, bytes(schema.metadata)), _field(3, number + rows)]
+
+
+def arrow_frames(header: Any, *streams: bytes | pa.Buffer) -> list[bytes]:
+    """The same with the messages of Arrow themselves, as other servers of Flight take them."""
     frames = []
-    for place, message in enumerate(reader):
+    for message in itertools.chain.from_iterable(map(pa.ipc.MessageReader.open_stream, streams)):
         body = bytes(message.body) if message.body is not None else b""
-        frame = (
-            _field(2, bytes(message.metadata)) + (_field(3, number) if place else b"") + _field(1000, body)
-        )
-        frames.append((_field(1, descriptor) if not place else b"") + frame)
-    return frames
+        frames.append(_field(2, bytes(message.metadata)) + _field(3, bytes(8)) + _field(1000, body))
+    return [_descriptor(header) + frames[0], *frames[1:]]
 
 
 class Streams:
@@ -134,7 +140,9 @@ def sendings(source: random.Random) -> tuple[str, bytes, list[bytes]]:
                 [],
             )
         case "put":
-            frames = put_frames(HEADER, ROWS, source.choice([b"0", b"", b"x", b"-1", str(2**70).encode()]))
+            frames = put_frames(HEADER, ROWS, source.choice([bytes(8), b"", b"x", b"\xff" * 8]))
+            if source.random() < 0.5:
+                frames = arrow_frames(HEADER, ROWS)
             place = source.randrange(len(frames))
             frames[place] = damaged(source, frames[place])
             return "put", b"", frames[: source.randint(1, len(frames))]
@@ -146,9 +154,8 @@ def sendings(source: random.Random) -> tuple[str, bytes, list[bytes]]:
                 [],
             )
         case "put rows":
-            frames = put_frames({**APPEND, "branch": source.randbytes(8).hex()}, source.choice(NESTED))
-            frames[-1] = broken(source, frames[-1])
-            return "put", b"", frames
+            header = {**APPEND, "branch": source.randbytes(8).hex()}
+            return "put", b"", put_frames(header, broken(source, source.choice(NESTED)))
     return (
         source.choice([name, "", "engine.", "channel.__init__", "admin._committed", "é", "x" * 5000]),
         source.randbytes(200),

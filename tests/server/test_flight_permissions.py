@@ -122,10 +122,9 @@ def ask(
 
 def _put(raw: Raw) -> None:
     descriptor = arrow_flight.FlightDescriptor.for_command(contract.encode(HEADER))
-    rows = messages(b"1")
-    writer, reader = raw.client.do_put(descriptor, rows.schema)
+    writer, reader = raw.client.do_put(descriptor, contract.NO_COLUMNS)
     with writer:
-        writer.write_with_metadata(rows, b"0")
+        writer.write_metadata(contract.encode_numbered(0, messages(b"1")))
         writer.done_writing()
         while reader.read() is not None:
             pass

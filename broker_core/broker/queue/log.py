@@ -15,6 +15,7 @@ from broker_core.broker.block import Block, Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.queue.decoded import Decoded
 from broker_core.broker.queue.run import Run
+from broker_core.broker.queue.tally import Tally
 from broker_core.broker.records import RunRecord
 from broker_core.errors import DataLoss
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
@@ -26,16 +27,17 @@ class Log:
     __slots__ = (
         "_blocks", "_decoded", "_dropped", "_firsts", "_front",
         "_name", "_queue_id", "_runs", "_saved", "_undo",
-        "next_offset", "visible_end",
+        "next_offset", "tally", "visible_end",
     )  # fmt: skip
 
-    def __init__(self, queue_id: QueueId, name: str, blocks: Blocks) -> None:
+    def __init__(self, queue_id: QueueId, name: str, blocks: Blocks, tally: Tally) -> None:
         self._undo = blocks.undo
         self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self._queue_id = queue_id
         self._name = name
         self._blocks = blocks
         self._decoded = Decoded(blocks)
+        self.tally = tally
         self.next_offset = 0
         self.visible_end = 0
         self._runs: list[Run] = []
@@ -71,6 +73,7 @@ class Log:
         self._blocks.pin(block_id)
         self._add_run(Run(first, count, block, row, bitmap, sequence, committed_at))
         self.next_offset = first + count
+        self.tally.add(count)
         return first
 
     def append_row(self, block: Block, row: int) -> int:
@@ -78,6 +81,7 @@ class Log:
         the last run's rows starts a new run.
         """
         offset = self.next_offset
+        self.tally.add(1)
         if self._front < len(self._runs):
             run = self._runs[-1]
             if run.block is block and run.sequence == 0 and run.first + run.count == offset:
@@ -102,6 +106,7 @@ class Log:
         """Like ``append_row`` for ``count`` rows that follow each other. Returns the offset of the first."""
         offset = self.append_row(block, row)
         self._runs[-1].extend_by(count - 1)
+        self.tally.add(count - 1)
         self.next_offset = offset + count
         return offset
 

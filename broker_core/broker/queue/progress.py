@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from broker_core.broker.change import Change
 from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.queue.tally import Tally
 from broker_core.broker.records import HoleRecord, ProgressRecord
 from broker_core.broker.undo import Undo
 from broker_core.ids import QueueId
@@ -23,10 +24,14 @@ from broker_core.ids import QueueId
 class Progress:
     """``owner`` is the app_id that holds the claim (protocol S6), or ""."""
 
-    __slots__ = ("_saved", "_undo", "acked", "claimed", "dirty", "floor", "hole_changes", "holes", "owner")
+    __slots__ = (
+        "_saved", "_undo",
+        "acked", "claimed", "dirty", "floor", "hole_changes", "holes", "owner", "tally",
+    )  # fmt: skip
 
-    def __init__(self, undo: Undo) -> None:
+    def __init__(self, undo: Undo, tally: Tally) -> None:
         self._undo = undo
+        self.tally = tally
         self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self.owner = ""
         self.acked = 0
@@ -106,7 +111,9 @@ class Progress:
         self.dirty = True
         if start == self.floor and not self.holes.total:
             self.floor = end
+            self.tally.add(start - end)
             return
+        settled = self.floor + self.holes.total
         low, high, absorbed = self.holes.add(start, end)
         for absorbed_start in absorbed:
             undo.item(self.hole_changes, absorbed_start)
@@ -117,6 +124,7 @@ class Progress:
         else:
             undo.item(self.hole_changes, low)
             self.hole_changes[low] = high
+        self.tally.add(settled - self.floor - self.holes.total)
 
     # -- ownership (protocol S6) -----------------------------------------------------------------------------
     def own(self, app_id: str, start: int) -> None:

@@ -23,7 +23,9 @@ from broker_core.broker.queue.progress import Progress
 from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
+from broker_core.broker.queue.tally import Tally
 from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord
+from broker_core.broker.undo import Undo
 from broker_core.ids import QueueId
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
@@ -55,8 +57,10 @@ class Queue:
         auto_delete: bool = False,
         arguments: Mapping[str, Any] | None = None,
         vhost: str = VHOST,
+        tally: Tally | None = None,
     ) -> None:
         undo = blocks.undo
+        tally = Tally(undo) if tally is None else tally
         self.queue_id = queue_id
         self.name = name
         self.vhost = vhost
@@ -71,8 +75,8 @@ class Queue:
         self.deleted = False
         self.consumers: Consumers[Any] = Consumers(self.full_name, undo, single=parsed.single_active_consumer)
         self.marks = Marks(parsed.ttl_ms)
-        self.log = Log(queue_id, name, blocks)
-        self.progress = Progress(undo)
+        self.log = Log(queue_id, name, blocks, tally)
+        self.progress = Progress(undo, tally)
         self.room = Room(undo)
         deliveries = Deliveries(parsed.delivery_limit, undo) if parsed.counts_deliveries else None
         self.ready = Ready(
@@ -102,6 +106,18 @@ class Queue:
         if log.visible_end == log.next_offset:  # every hole is below
             return log.visible_end - progress.floor - progress.holes.total
         return progress.unsettled_below(log.visible_end)
+
+    @property
+    def kept(self) -> int:
+        """Returns how many entries are not settled, with those of the commit in progress."""
+        return self.log.next_offset - self.progress.floor - self.progress.holes.total
+
+    def leave(self, undo: Undo) -> None:
+        """The queue is deleted: its entries do not count any more."""
+        self.log.tally.add(-self.kept)
+        undo.attribute(self.log, "tally")
+        undo.attribute(self.progress, "tally")
+        self.log.tally = self.progress.tally = Tally(undo)
 
     @property
     def to_read(self) -> int:

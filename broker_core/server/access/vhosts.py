@@ -93,6 +93,7 @@ class Vhosts:
             state.hosts.delete(change, name)
 
         self._broker.run(work)
+        self._broker.upkeep.end_queues()
         self._say("delete_vhost", name=name)
         self._engines.deleted(name)
         for told in self._changed:

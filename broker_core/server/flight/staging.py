@@ -38,18 +38,16 @@ class Staging:
         """Reads the rows once they are permitted, and there is room for what they state."""
         part, rows = contract.decode_part(body)
         self._permits.stage(caller, part.header)
-        with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
-            batch = contract.decode_batch(rows)
-        return self._part(caller, part, batch)
+        return self._part(caller, part, rows)
 
     def stream(self, caller: Caller, command: bytes, reader: Any, writer: Any) -> None:
         """Stages the parts of a branch as they come, and writes a receipt for each."""
         header: BranchHeader = contract.decode_checked(BranchHeader, command, "put")
         self._permits.stage(caller, header)  # before Arrow reads a row
-        for chunk in _chunks(reader):
+        for sent in _parts(reader):
             self._calls.require_room()
-            part = _part_number(chunk.app_metadata)
-            receipt = self._part(caller, contract.PartHeader(header, part), chunk.data)
+            part, rows = contract.decode_numbered(sent)
+            receipt = self._part(caller, contract.PartHeader(header, part), rows)
             failpoint.here("server.reply.part")
             writer.write(pa.py_buffer(contract.encode(receipt)))
 
@@ -63,7 +61,9 @@ class Staging:
             for part, (rows, checksum) in enumerate(staged, given.part)
         ]
 
-    def _part(self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
+    def _part(self, caller: Caller, part: contract.PartHeader, rows: pa.Buffer) -> contract.PartReceipt:
+        with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
+            batch = contract.decode_batch(rows)
         self._permits.stage(caller, part.header, buffer_bytes(batch))
         failpoint.here("server.stage.part")
         with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
@@ -71,23 +71,22 @@ class Staging:
         return contract.PartReceipt(part.part, rows, checksum)
 
 
-def _chunks(reader: Any) -> Iterator[Any]:
-    """The batches of a client's stream. Raises RemoteProtocolError if it is none."""
+def _parts(reader: Any) -> Iterator[pa.Buffer]:
+    """What a client's stream carries beside rows of its own, which it has none of: Arrow would decompress
+    them before anybody could ask how many bytes they state. It decompresses nothing of a schema without
+    columns. Raises RemoteProtocolError.
+    """
     try:
+        columns = len(reader.schema)
+        if columns:
+            raise errors.RemoteProtocolError(
+                f"put: a stream with {columns} columns came; parts are sent beside a schema without columns"
+            )
         for chunk in reader:
-            if chunk.data is None:
-                raise errors.RemoteProtocolError("put: a message without rows came")
-            yield chunk
+            if chunk.data is not None or chunk.app_metadata is None:
+                raise errors.RemoteProtocolError("put: a message without a part came")
+            yield chunk.app_metadata
     except pyarrow.flight.FlightError:
         raise
     except (*UNREADABLE, TypeError) as error:
         raise errors.RemoteProtocolError(f"put: the stream cannot be read: {line(error)}") from error
-
-
-def _part_number(metadata: pa.Buffer | None) -> int:
-    text = b"" if metadata is None else bytes(metadata)
-    if not text.isdigit() or len(text) > 18:
-        raise errors.RemoteProtocolError(
-            f"put: the number of a part must come with its rows, not {text[:40]!r}"
-        )
-    return int(text)
