@@ -1,22 +1,26 @@
-"""Who calls: a user, and what its tags let it do beside its permissions on names. Pure.
+"""Who calls: a user, its permissions on names, and what its tags let it do beside them. Pure.
 
-Not here: permissions on queues and exchanges (``rights.py``), logins (``server/access``).
+Not here: what a permission allows (``rights.py``), logins (``server/access``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker_core.broker.rights import Rights
 from broker_core.broker.users import ADMINISTRATOR, OPERATOR, Users
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The default is the owner of the data directory. ``operates``: it decides for others."""
+    """The default is the owner of the data directory. ``operates``: it decides for others. ``rights`` None:
+    all.
+    """
 
     user: str = ""
     administers: bool = True
     operates: bool = True
+    rights: Rights | None = None
 
 
 OWNER = Actor()

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from broker_core.broker.arguments import type_name
+from broker_core.broker.carbon_copy import carbon_copies
 from broker_core.broker.header_index import MATCHES, HeaderIndex
 from broker_core.broker.queue import Queue
 from broker_core.broker.route_room import RouteRoom
@@ -265,6 +266,15 @@ class Exchange:
         them.
         """
         return self._reached(routing_keys, properties)[0]
+
+    def route_copies(self, routing_key: str, properties: bytes) -> tuple[Queues, bytes]:
+        """Like ``route``, by the keys under CC and BCC too. Returns the properties to deliver as well. Raises
+        PreconditionFailed.
+        """
+        keys, delivered = carbon_copies(properties)
+        if not keys:
+            return self.route(routing_key, properties), delivered
+        return self.route_all((routing_key, *keys), properties), delivered
 
     def _reached(self, routing_keys: Sequence[str], properties: bytes) -> tuple[Queues, set[Exchange]]:
         """Returns the queues, and the exchanges by which the message comes."""

@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core.broker.block import Blocks
-from broker_core.broker.carbon_copy import carbon_copies
+from broker_core.broker.carbon_copy import Copies, carbon_copies, copies_of_rows
+from broker_core.broker.content import check_rows, check_user_ids
 from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.rights import Kind, Rights
 from broker_core.broker.topology import Topology
@@ -126,3 +127,16 @@ def publish_rows(rights: Rights, topology: Topology, rows: pa.RecordBatch) -> No
                 keys.update(carbon_copies(properties)[0])
             for routing_key in sorted(keys):
                 rights.require_topic("write", exchange, routing_key)
+
+
+def entering_rows(
+    rights: Rights | None, topology: Topology, rows: pa.RecordBatch, body_bytes: int
+) -> tuple[Copies | None, pa.RecordBatch]:
+    """Returns the copies of messages that come from outside, checked and permitted, and what is delivered of
+    them. ``rights`` None: all. Raises OptionError, RemoteProtocolError, PreconditionFailed too.
+    """
+    check_rows(rows, body_bytes)
+    if rights is not None:
+        publish_rows(rights, topology, rows)
+        check_user_ids(rows, rights)
+    return copies_of_rows(rows)

@@ -87,6 +87,11 @@ class Rights:
         return self._current().epoch
 
     @property
+    def now(self) -> tuple[str, object]:
+        """Whose rights, and of which epoch: what was asked of these is not asked again."""
+        return self.user, self.epoch
+
+    @property
     def impersonates(self) -> bool:
         """Whether its messages may name any user."""
         return self._owner or IMPERSONATOR in self._users.tags(self.user)

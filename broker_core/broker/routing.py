@@ -1,11 +1,11 @@
 """Routing of a whole column of messages: each distinct key once, then table look-ups.
 
-Invariant: the result for each row is that of ``Exchange.route``.
+Invariant: the result for each row is that of ``Exchange.route``, or ``route_all`` for one with copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.block import RowNumbers
-from broker_core.broker.exchange import Exchange
+from broker_core.broker.carbon_copy import Copies
+from broker_core.broker.exchange import Exchange, Queues
 from broker_core.errors import AccessRefused, ExchangeNotFound
 from broker_core.ids import QueueId
 
@@ -89,6 +90,7 @@ def route_column(
     routing_keys: pa.Array,
     properties: pa.Array,
     vhost: str,
+    copies: Copies | None = None,
 ) -> Routed:
     """Routes every row. ``exchanges``: of ``vhost``. Raises ExchangeNotFound, AccessRefused."""
     rows = len(routing_keys)
@@ -96,25 +98,28 @@ def route_column(
     reached = np.zeros(rows, dtype=np.bool_)
     if rows == 0:
         return Routed({}, 0, [])
-    if rows > 1 and all(map(is_alike, (routing_keys, properties, exchange))):
+    if rows > 1 and copies is None and all(map(is_alike, (routing_keys, properties, exchange))):
         name = exchange if isinstance(exchange, str) else exchange.slice(0, 1)
         first = route_column(exchanges, name, routing_keys.slice(0, 1), properties.slice(0, 1), vhost)
         return _widened(first, rows)
-    if isinstance(exchange, str):
-        _route_rows(find_exchange(exchanges, exchange, vhost), None, routing_keys, properties, masks, reached)
-        names: pa.Array | None = None
-    else:
-        names = exchange
-        distinct = exchange.unique().to_pylist()
-        codes = None if len(distinct) == 1 else _encoded(exchange).indices.to_numpy(zero_copy_only=False)
-        for code, name in enumerate(distinct):
-            among = None if codes is None else np.flatnonzero(codes == code)
-            _route_rows(
-                find_exchange(exchanges, name, vhost), among, routing_keys, properties, masks, reached
-            )
+    distinct = [exchange] if isinstance(exchange, str) else exchange.unique().to_pylist()
+    codes = None if len(distinct) == 1 else _encoded(exchange).indices.to_numpy(zero_copy_only=False)
+    others = None if copies is None else copies.others(rows)
+    for code, name in enumerate(distinct):
+        source = find_exchange(exchanges, name, vhost)
+        among = None if codes is None else np.flatnonzero(codes == code)
+        if copies is not None and others is not None:
+            here = copies if codes is None else copies.chosen(codes[copies.rows] == code)
+            _route_copies(source, here, routing_keys, properties, masks, reached)
+            among = np.flatnonzero(others) if among is None else among[others[among]]
+        if among is None or len(among):
+            _route_rows(source, among, routing_keys, properties, masks, reached)
     missed = np.flatnonzero(~reached)
     examples = [
-        (exchange if isinstance(exchange, str) else names[int(row)].as_py(), routing_keys[int(row)].as_py())  # type: ignore[index]
+        (
+            exchange if isinstance(exchange, str) else exchange[int(row)].as_py(),
+            routing_keys[int(row)].as_py(),
+        )
         for row in missed[:_EXAMPLES]
     ]
     return Routed({queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}, len(missed), examples)
@@ -188,13 +193,46 @@ def _route_rows(
     ``reached``.
     """
     codes, values = _distinct(exchange, among, routing_keys, properties)
+    _mark([exchange.route(*value) for value in values], codes, among, masks, reached)
+
+
+def _route_copies(
+    exchange: Exchange,
+    copies: Copies,
+    routing_keys: pa.Array,
+    properties: pa.Array,
+    masks: dict[QueueId, npt.NDArray[np.bool_]],
+    reached: npt.NDArray[np.bool_],
+) -> None:
+    """Like ``_route_rows``, for the rows of ``copies``: by all of their keys."""
+    among = copies.rows
+    if not len(among):
+        return
+    codes, values = _distinct(exchange, among, routing_keys, properties)
+    width = len(copies.keys)
+    pairs, inverse = np.unique(codes.astype(np.int64) * width + copies.places, return_inverse=True)
+    found = []
+    for pair in pairs.tolist():
+        (routing_key, encoded), more = values[pair // width], copies.keys[pair % width]
+        found.append(exchange.route_all((routing_key, *more), encoded))
+    _mark(found, inverse, among, masks, reached)
+
+
+def _mark(
+    found: Sequence[Queues],
+    codes: npt.NDArray[np.int64],
+    among: npt.NDArray[np.int64] | None,
+    masks: dict[QueueId, npt.NDArray[np.bool_]],
+    reached: npt.NDArray[np.bool_],
+) -> None:
+    """Sets the bits of the rows ``among`` (None: all), whose queues ``codes`` name in ``found``."""
     tables: dict[QueueId, npt.NDArray[np.bool_]] = {}
-    any_queue = np.zeros(len(values), dtype=np.bool_)
-    for code, value in enumerate(values):
-        for queue in exchange.route(*value):
+    any_queue = np.zeros(len(found), dtype=np.bool_)
+    for code, queues in enumerate(found):
+        for queue in queues:
             table = tables.get(queue.queue_id)
             if table is None:
-                table = tables[queue.queue_id] = np.zeros(len(values), dtype=np.bool_)
+                table = tables[queue.queue_id] = np.zeros(len(found), dtype=np.bool_)
             table[code] = any_queue[code] = True
     for queue_id, table in tables.items():
         mask = masks.get(queue_id)

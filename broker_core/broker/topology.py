@@ -9,7 +9,7 @@ else has. An auto-delete exchange that has had a binding since the broker starte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from broker_core.broker.arguments import (
     inequivalent_arguments,
 )
 from broker_core.broker.block import Blocks
+from broker_core.broker.carbon_copy import Copies
 from broker_core.broker.change import ANY, Change
 from broker_core.broker.exchange import (
     EXCHANGE_TYPES,
@@ -118,19 +119,20 @@ class Topology:
         """Returns the queues of one message. Raises ExchangeNotFound, AccessRefused (internal exchange)."""
         return find_exchange(self.exchanges, exchange, self.vhost).route(routing_key, properties)
 
-    def route_all(self, exchange: str, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
-        """Like ``route``, for one message with several keys."""
-        return find_exchange(self.exchanges, exchange, self.vhost).route_all(routing_keys, properties)
+    def route_copies(self, exchange: str, routing_key: str, properties: bytes) -> tuple[Queues, bytes]:
+        """Like ``route``, by the keys under CC and BCC too. Returns the properties to deliver as well. Raises
+        PreconditionFailed.
+        """
+        return find_exchange(self.exchanges, exchange, self.vhost).route_copies(routing_key, properties)
 
     def route_column(self, exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
-        """Returns the queues of many messages. Each distinct key is routed once."""
+        """Returns the queues of many messages, by their own keys. Each distinct key is routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties, self.vhost)
 
-    def route_block(self, block: pa.RecordBatch) -> Routed:
-        """Returns the queues of every row of a block of MESSAGE_SCHEMA."""
-        return self.route_column(
-            block.column("exchange"), block.column("routing_key"), block.column("properties")
-        )
+    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None) -> Routed:
+        """Returns the queues of every row of a block of MESSAGE_SCHEMA. ``copies``: ``copies_of_rows``."""
+        columns = block.column("exchange"), block.column("routing_key"), block.column("properties")
+        return route_column(self.exchanges, *columns, self.vhost, copies)
 
     def visible_to(self, name: str, connection: object) -> Queue:
         """Returns a queue. Raises QueueNotFound, ResourceLocked (exclusive to another connection)."""

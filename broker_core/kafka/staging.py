@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from broker_core.arrow.parts import branch_checksum, parts, signed
+from broker_core.broker.carbon_copy import copies_of_rows
 from broker_core.broker.content import check_rows
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
@@ -115,8 +116,9 @@ class Staging:
         publisher = Publisher(turn, staged_bytes=stage.largest, codec=self._codec)
         for part in parts(rows, header, null_bodies=True):
             check_rows(part, null_bodies=True)
+            copies, part = copies_of_rows(part)
             with self._lock:  # one topology for all threads
-                routed = self._topology.route(part)
+                routed = self._topology.route(part, copies)
                 batches = list(publisher.batches(part, routed, self._topology.target, now_ms()))
             branch.rows += part.num_rows
             branch.unroutable += routed.unroutable

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from broker_core import errors
 from broker_core.broker.block import Blocks
+from broker_core.broker.carbon_copy import Copies
 from broker_core.broker.change import ANY, Change, Drop
 from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.numbers import Numbers
@@ -44,7 +45,7 @@ class Topology:
         self._largest: dict[str, tuple[int, float]] = {}  # topic -> its limit, and when it was asked for
 
     # -- routing ---------------------------------------------------------------------------------------------
-    def route(self, rows: pa.RecordBatch) -> Routed:
+    def route(self, rows: pa.RecordBatch, copies: Copies | None = None) -> Routed:
         """Returns the rows of each queue id. Raises ExchangeNotFound, AccessRefused."""
         exchanges, keys = rows.column("exchange"), rows.column("routing_key")
         if is_alike(exchanges) and is_alike(keys):
@@ -53,8 +54,10 @@ class Topology:
         if not pc.all(direct).as_py():
             self.refresh()
         wanted = keys.filter(direct).unique().to_pylist()
+        if wanted and copies is not None:
+            wanted += {key for more in copies.keys for key in more}
         self._know(name for name in wanted if name not in self._rules.queues)
-        return self._rules.route_block(rows)
+        return self._rules.route_block(rows, copies)
 
     def target(self, queue_id: QueueId) -> Target:
         """Returns the topic of a queue. Raises QueueNotFound if it was deleted."""

@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ _EXAMPLES = 3
 _RECORD_BYTES = 256  # of a part, about
 _TOUCHED_S = 3600  # the first part that arrives so much later updates the attempt's time
 
+Asked: TypeAlias = tuple[str, object] | None  # ``Rights.now`` of who was asked; None: not known
+
 
 class Branches:
     """Open attempts and staged parts of every app, in memory; ``Change`` makes each durable."""
@@ -47,6 +50,7 @@ class Branches:
         self._of_app: dict[str, dict[str, None]] = {}  # tokens of open attempts
         self._parts: dict[str, dict[int, PartRecord]] = {}  # branch -> part number -> part
         self._by_token: dict[str, set[str]] = {}
+        self.asked: dict[str, Asked] = {}  # token -> with which rights all of its parts were asked
         for record in records:
             if isinstance(record, AttemptRecord):
                 self._attempts[record.token] = record
@@ -99,6 +103,8 @@ class Branches:
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
+            self._undo.item(self.asked, token)
+            self.asked.pop(token, None)
             self._undo.leave(self._of_app, attempt.app_id, token)
             self.room.close(token)
             change.drop(AttemptRecord, attempt.key)
@@ -156,10 +162,13 @@ class Branches:
         found = self._parts.get(branch, {})
         return [found[number] for number in sorted(found)]
 
-    def stage(self, state: BrokerState, change: Change, part: PartRecord) -> None:
-        """Adds a part. Staging the same (branch, part) again changes nothing."""
+    def stage(self, state: BrokerState, change: Change, part: PartRecord, asked: Asked = None) -> None:
+        """Adds a part, which ``asked`` permit. Staging the same (branch, part) again changes nothing."""
         if self.part(part.branch, part.part) is not None:
             return
+        before = self.asked.get(part.token) if part.token in self._by_token else asked
+        self._undo.item(self.asked, part.token)
+        self.asked[part.token] = asked if asked == before else None
         self._keep(part)
         self.room.count(part.token, taken(part))
         change.put(part)
@@ -210,7 +219,7 @@ class Branches:
             count += part.unroutable + len(rows)
             examples += part.examples
             if len(rows) and len(examples) < _EXAMPLES:
-                block = _inline(part) if not part.block_id else read_block(part.block_id)
+                block = inline_rows(part) if not part.block_id else read_block(part.block_id)
                 found = block.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
                 examples += [(row["exchange"], row["routing_key"]) for row in found]
         if count:
@@ -234,7 +243,7 @@ class Branches:
                 QueueId(int(queue)): Selection(int(row), int(count), bytes.fromhex(bitmap))
                 for queue, (row, count, bitmap) in part.routes.items()
             }
-            inline = _inline(part) if part.rows and not part.block_id else None
+            inline = inline_rows(part) if part.rows and not part.block_id else None
             transaction.stage(
                 Staged(part.block_id, part.rows, part.size_bytes, routes, inline), state.topology.queues_by_id
             )
@@ -293,7 +302,8 @@ def taken(part: PartRecord) -> int:
     return part.size_bytes + _RECORD_BYTES + len(json.dumps(part.target))
 
 
-def _inline(part: PartRecord) -> pa.RecordBatch:
+def inline_rows(part: PartRecord) -> pa.RecordBatch:
+    """Returns the rows of a part that is in no block."""
     with pa.ipc.open_stream(part.inline) as stream:
         return stream.read_next_batch()
 

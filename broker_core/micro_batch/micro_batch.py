@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -52,35 +52,28 @@ from broker_core.errors import (
     PreconditionFailed,
     TransactionState,
 )
-from broker_core.ids import NO_BLOCK, BlockId
-from broker_core.micro_batch.branch import Branches, attempt_of, taken
+from broker_core.ids import NO_BLOCK
+from broker_core.micro_batch.branch import Asked, Branches, attempt_of, taken
 from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.given import Given
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.releases import Release, require_idle
+from broker_core.micro_batch.staged_rights import StagedRights
 
 OnUnroutable = Literal["fail", "drop"]
 
 
-class Stored(Protocol):
-    """The bytes of a part that are in a segment already (``store.port.BlockInfo``)."""
-
-    @property
-    def block_id(self) -> BlockId: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def checksum(self) -> int: ...
-
-
 class MicroBatches:
     """Those of one virtual host. ``read`` returns the rows of a block, ``read_stamps`` at least their commit
-    sequences and times.
+    sequences and times, ``read_addresses`` at least each exchange, routing key and properties once.
     """
 
-    def __init__(self, state: BrokerState, read: ReadBlock, read_stamps: ReadBlock) -> None:
+    def __init__(
+        self, state: BrokerState, read: ReadBlock, read_stamps: ReadBlock, read_addresses: ReadBlock
+    ) -> None:
         self.vhost = vhost = state.vhost
         take = state.loaded.take
         ledger = take(LedgerRecord, vhost)
@@ -101,6 +94,7 @@ class MicroBatches:
         self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
         self.owners = AppOwners(state, self.claims, self.ledger, self.branches)
         self.branches.charge(self.owners.of_token)
+        self._rights = StagedRights(state, self.branches, read_addresses)
         self._state = state
         self._read = read
         self._read_stamps = read_stamps
@@ -147,22 +141,23 @@ class MicroBatches:
         change: Change,
         header: BranchHeader,
         first: int,
-        given: Sequence[tuple[Stored | None, pa.RecordBatch]],
+        given: Sequence[Given],
         now_us: int,
         actor: Actor = OWNER,
+        asked: Asked = None,
     ) -> list[tuple[int, int]]:
         """Stages the parts from ``first`` on, all or none, and returns (rows, checksum) of each. Bytes of a
-        part that is already staged are forgotten.
+        part that is already staged are forgotten. ``asked``: the rights that permit the rows.
 
         An app over its limit of staged bytes loses older attempts first. Raises AccessRefused, BatchDecided,
         MissingBranch, ExchangeNotFound, TransactionTooLarge.
         """
         self.owners.require_attempt(change, actor, header)
-        unkept = {stored.block_id for stored, _ in given if stored is not None}
-        known = [self._known(header, part, rows) for part, (_, rows) in enumerate(given, first)]
+        unkept = {each.stored.block_id for each in given if each.stored is not None}
+        known = [self._known(header, part, each.rows) for part, each in enumerate(given, first)]
         staged = [
-            self._part(header, part, rows, stored) if before is None else before
-            for part, ((stored, rows), before) in enumerate(zip(given, known, strict=True), first)
+            self._part(header, part, each) if before is None else before
+            for part, (each, before) in enumerate(zip(given, known, strict=True), first)
         ]
         new = [record for record, before in zip(staged, known, strict=True) if before is None]
         for superseded in self.branches.superseded(header, sum(map(taken, new)), actor.user):
@@ -172,7 +167,7 @@ class MicroBatches:
         for record in new:
             self.branches.open(change, attempt_of(header, now_us, self.vhost), actor.user)
             self.branches.touch(change, header.token, now_us)
-            self.branches.stage(self._state, change, record)
+            self.branches.stage(self._state, change, record, asked)
             unkept.discard(record.block_id)
         change.forgets += sorted(unkept)
         return [(record.rows, record.checksum) for record in staged]
@@ -199,11 +194,12 @@ class MicroBatches:
             )
         return staged
 
-    def _part(
-        self, header: BranchHeader, part: int, rows: pa.RecordBatch, stored: Stored | None
-    ) -> PartRecord:
+    def _part(self, header: BranchHeader, part: int, given: Given) -> PartRecord:
         self._require_open(header)
-        routing = self._state.topology.route_block(rows) if header.kind == "publish" else Routed({}, 0, [])
+        stored, rows, copies = given
+        routing = Routed({}, 0, [])
+        if header.kind == "publish":
+            routing = self._state.topology.route_block(rows, copies)
         return PartRecord(
             branch=header.branch,
             part=part,
@@ -278,6 +274,7 @@ class MicroBatches:
         )
         for log in ranges:
             self._state.topology.queue(log)
+        self._rights.require(actor.rights, token, named, ranges)
         self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
         transaction, published = self._gather(token, named, on_unroutable, now_us)
         transaction.decided = True
@@ -364,6 +361,7 @@ class MicroBatches:
         if branches and self.branches.attempt(token) is None:
             state.names.outcomes.require_known(name, 0)
         named = self.branches.require(token, branches)
+        self._rights.require(actor.rights, token, named)
         transaction, _ = self._gather(name, named, on_unroutable, now_us)
         state.transactions.commit(change, transaction, now_us)
         self.branches.drop(state, change, token)
@@ -423,14 +421,16 @@ class MicroBatches:
         token: str,
         staged: Sequence[StagedBranch],
         now_us: int,
+        actor: Actor = OWNER,
     ) -> str:
         """Commits a batch write in the place of rows of decided branches, and records which these are;
-        returns what is recorded. Raises UnknownTransaction, MissingBranch, Unroutable.
+        returns what is recorded. Raises AccessRefused, UnknownTransaction, MissingBranch, Unroutable.
         """
         batch = app_id, sequence, set(branches)
         recorded = self.ledger.noted(*batch, REFUSED_ROWS)
         if recorded is None:
             named = self.branches.require(token, staged)
+            self._rights.require(actor.rights, token, named)
             transaction, _ = self._gather(self._write(token), named, "fail", now_us)
             self._state.transactions.commit(change, transaction, now_us)
             self.ledger.note(change, *batch, REFUSED_ROWS, now_us, rows)

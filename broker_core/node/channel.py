@@ -14,6 +14,7 @@ from broker_core.address import VHOST
 from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.carbon_copy import has_copies
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import Committed
@@ -207,12 +208,14 @@ class LocalChannel:
             check_properties(properties)
         message = _new(Message, (body, routing_key, exchange, properties))
         source = self._state.topology.exchanges.get(exchange)
-        queues = None if source is None or source.internal else source.known(routing_key)
+        known = None if source is None or source.internal else source.known(routing_key)
+        queues = None if properties and has_copies(properties) else known
         if not queues:
             check_text("a routing key", routing_key)
         if queues is None:
             with self._look:
-                queues = self._state.topology.route(exchange, routing_key, properties)
+                queues, properties = self._state.topology.route_copies(exchange, routing_key, properties)
+            message = _new(Message, (body, routing_key, exchange, properties))
         if not queues and not mandatory:
             return False
         channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)

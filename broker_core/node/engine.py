@@ -25,10 +25,9 @@ from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.carbon_copy import Copies
 from broker_core.broker.change import Change
-from broker_core.broker.content import check_rows, check_user_ids
-from broker_core.broker.permits import publish_rows
-from broker_core.broker.rights import Rights
+from broker_core.broker.permits import entering_rows
 from broker_core.checks import checked_calls
 from broker_core.engine import (
     AppInfo,
@@ -56,15 +55,18 @@ from broker_core.errors import (
     TxmqError,
 )
 from broker_core.failpoint import here
+from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
+from broker_core.micro_batch.branch import Asked
 from broker_core.micro_batch.extent import offsets
+from broker_core.micro_batch.given import Given
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
-from broker_core.node.shelf import stamps
+from broker_core.node.shelf import addresses, stamps
 from broker_core.node.shield import uninterrupted
 from broker_core.store.port import BlockInfo
 
@@ -103,7 +105,9 @@ class EmbeddedEngine:
         # apps of two virtual hosts are different ones, also where they change one table
         self._identity = known if vhost == VHOST else f"{known}/{quote(vhost, safe='')}"
         self._stamps = partial(local.loaded_block, part=stamps)
-        self.batches = batches = MicroBatches(state, local.loaded_block, self._stamps)
+        self.batches = batches = MicroBatches(
+            state, local.loaded_block, self._stamps, partial(local.loaded_block, part=addresses)
+        )
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._branches.room.limits = staged or StagedLimits()
         self._reader = Reader(local, state)
@@ -294,28 +298,26 @@ class EmbeddedEngine:
         return opened
 
     @uninterrupted
-    def stage_part(
-        self, header: BranchHeader, part: int, rows: pa.RecordBatch, rights: Rights | None = None
-    ) -> tuple[int, int]:
+    def stage_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> tuple[int, int]:
         """Stages one part and returns (rows, checksum); it is durable then. The same (branch, part) is staged
-        only once. ``rights``: of the user who stages; None: all.
+        only once.
 
         Raises, like a publish, AccessRefused, RemoteProtocolError, PreconditionFailed, OptionError for an
         invalid message.
         """
+        asked, copies = self._asked(), None
         check_part(header, part, rows)
         if header.kind == "publish":
-            self._check_messages(rows, rights)
+            copies, rows = self._checked(rows)
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
-        (staged,) = self._stage(header, part, [(info, rows)])  # 2. the commit that names them
+        given = Given(info, rows, copies)
+        (staged,) = self._stage(header, part, [given], asked)  # 2. the commit that names them
         return staged
 
     @uninterrupted
-    def stage_file(
-        self, header: BranchHeader, first: int, file: PartFile, rights: Rights | None = None
-    ) -> list[tuple[int, int]]:
+    def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
         """Like ``stage_part``, for parts from ``first`` on in a writer's file; one commit. Empty if the file
         cannot be used.
         """
@@ -323,37 +325,56 @@ class EmbeddedEngine:
         staged = self._run(lambda _state, _change, _now_us: self.batches.staged(header, first, expected))
         if staged:  # repeated: the file has a name already and is adopted once
             return staged
+        asked = self._asked()
         with self._local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
+        given, unkept = [], [info.block_id for info, _ in adopted]
         try:
-            for part, (_, rows) in enumerate(adopted, first):
+            for part, (info, rows) in enumerate(adopted, first):
                 check_part(header, part, rows)
-                self._check_messages(rows, rights)
+                copies, kept = self._checked(rows)
+                if kept is rows:
+                    unkept.remove(info.block_id)
+                given.append(Given(info if kept is rows else self._local.append(kept), kept, copies))
         except TxmqError:
-            taken = [info.block_id for info, _ in adopted]
-            self._local.run(lambda _state, change, _now_us: change.forgets.extend(taken))
+            self._forget([*unkept, *(each.stored.block_id for each in given if each.stored is not None)])
             raise
-        return self._stage(header, first, adopted) if adopted else []
+        if unkept:  # the file has BCC
+            self._forget(unkept)
+        return self._stage(header, first, given, asked) if given else []
 
-    def _check_messages(self, rows: pa.RecordBatch, rights: Rights | None) -> None:
-        check_rows(rows, self._local.limits.body_bytes)
-        if rights is not None:
-            publish_rows(rights, self._state.topology, rows)
-            check_user_ids(rows, rights)
+    def _asked(self) -> Asked:
+        """Returns the rights that are asked next: from before the question, so never of a later epoch."""
+        rights = self._actor.rights
+        return None if rights is None else rights.now
+
+    def _forget(self, blocks: Sequence[BlockId]) -> None:
+        """They are appended, and nothing will name them."""
+        self._local.run(lambda _state, change, _now_us: change.forgets.extend(blocks))
+
+    def _checked(self, rows: pa.RecordBatch) -> tuple[Copies | None, pa.RecordBatch]:
+        """Returns the copies of messages, and the rows to deliver."""
+        return entering_rows(self._actor.rights, self._state.topology, rows, self._local.limits.body_bytes)
 
     def _stage(
-        self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]
+        self,
+        header: BranchHeader,
+        first: int,
+        given: Sequence[Given],
+        asked: Asked,
     ) -> list[tuple[int, int]]:
-        appended, by = [info.block_id for info, _ in given if info is not None], self._actor
+        appended, by = [each.stored.block_id for each in given if each.stored is not None], self._actor
         try:
             staged = self._run(
-                lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us, by)
+                lambda _state, change, now_us: self.batches.stage(
+                    change, header, first, given, now_us, by, asked
+                )
             )
         except StoreFailed:
             raise
         except TxmqError:
-            self._local.run(lambda _state, change, _now_us: change.forgets.extend(appended))
+            self._forget(appended)
             raise
         here("engine.stage.durable")
         return staged
@@ -464,7 +485,7 @@ class EmbeddedEngine:
     ) -> str:
         return self._run(
             lambda _state, change, now_us: self.batches.publish_refused(
-                change, app_id, sequence, branches, rows, token, staged, now_us
+                change, app_id, sequence, branches, rows, token, staged, now_us, self._actor
             )
         )
 

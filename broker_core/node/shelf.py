@@ -83,6 +83,13 @@ class Shelf:
                     self.loaded = NOTHING
 
 
+def addresses(block: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns what messages are permitted by, each once: exchange, routing key and properties."""
+    names = ["exchange", "routing_key", "properties"]
+    distinct = pa.Table.from_batches([block.select(names)]).group_by(names, use_threads=False).aggregate([])
+    return pa.RecordBatch.from_arrays([distinct.column(name).combine_chunks() for name in names], names)
+
+
 def stamps(block: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the commit sequence and time of each message of a sealed block, without the memory of the
     rest.

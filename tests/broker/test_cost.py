@@ -216,7 +216,7 @@ def publish_with_many_headers(channel: LocalChannel, size: int) -> None:
 
 def publish_with_copies(channel: LocalChannel, size: int) -> None:
     keys, _ = carbon_copies(Properties(headers={"CC": [f"k.{number}" for number in range(size)]}).encode())
-    channel._state.topology.route_all("t", keys)
+    channel._state.topology.exchange("t").route_all(keys)
 
 
 def publish_with_a_long_key(channel: LocalChannel, size: int) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.broker.block import Blocks
+from broker_core.broker.carbon_copy import copies_of_rows
 from broker_core.broker.change import Change
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.routing import selected_rows
 from broker_core.broker.topology import Topology
+from broker_core.message import MESSAGE_SCHEMA
 from broker_core.properties import Properties
 
 
@@ -169,6 +172,63 @@ def test_a_routed_column_says_row_by_row_what_a_single_message_would_get() -> No
     }
     assert (routed.unroutable, routed.examples) == (len(lost), lost[:3])
     assert routed.selections[found.queue("head").queue_id] == (0, 3, b"")
+
+
+COPIED: tuple[dict[str, Any], ...] = (
+    {},
+    {"CC": ["first"]},
+    {"CC": ["a.b", "all"], "BCC": ["lost"]},
+    {"BCC": ["x.b", 7]},
+    {"CC": []},
+    {"CC": ["none"], "h": 1},
+    {"h": 1},
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["amq.direct", "amq.topic", "amq.headers", "", "other"]),
+            st.sampled_from(["first", "a.b", "all", "none"]),
+            st.sampled_from(COPIED),
+        ),
+        max_size=20,
+    )
+)
+def test_rows_with_copies_are_routed_and_delivered_as_single_messages_are(rows: list[Any]) -> None:
+    found = topology("all", "some", "head", "by-header", "rest")
+    found.declare_exchange(Change(), "last", "fanout")
+    found.declare_exchange(Change(), "other", "direct", arguments={"alternate-exchange": "last"})
+    found.bind(Change(), "rest", "last", "")
+    found.bind(Change(), "all", "amq.topic", "#.all")
+    found.bind(Change(), "some", "amq.topic", "*.b")
+    found.bind(Change(), "some", "other", "first")
+    found.bind(Change(), "head", "amq.direct", "first")
+    found.bind(Change(), "by-header", "amq.headers", "", {"h": 1})
+    given_rows = [
+        (exchange, key, b"", Properties(headers=headers).encode()) for exchange, key, headers in rows
+    ]
+    columns = list(zip(*given_rows, strict=True)) or [()] * 4
+    block = pa.RecordBatch.from_arrays(
+        [pa.array(list(column), field.type) for column, field in zip(columns, MESSAGE_SCHEMA, strict=True)],
+        schema=MESSAGE_SCHEMA,
+    )
+    copies, kept = copies_of_rows(block)
+    routed = found.route_block(kept, copies)
+    expected: dict[int, list[int]] = {}
+    lost, delivered = [], []
+    for row, (exchange, key, _, encoded) in enumerate(given_rows):
+        queues, properties = found.route_copies(exchange, key, encoded)
+        delivered.append(properties)
+        for queue in queues:
+            expected.setdefault(queue.queue_id, []).append(row)
+        if not queues:
+            lost.append((exchange, key))
+    assert {
+        number: list(map(int, selected_rows(rows))) for number, rows in routed.selections.items()
+    } == expected
+    assert (routed.unroutable, routed.examples) == (len(lost), lost[:3])
+    assert kept.column("properties").to_pylist() == delivered
 
 
 ALIKE = (

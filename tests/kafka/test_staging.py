@@ -16,6 +16,8 @@ from broker_core.engine import BranchHeader
 from broker_core.kafka import names, topics
 from broker_core.kafka.port import LATEST, Isolation, Log
 from broker_core.kafka.receipt import Place, Receipt, Span, joined
+from broker_core.message import MESSAGE_SCHEMA
+from broker_core.properties import Properties
 from tests.kafka.sink_bench import APP, QUERY, Cluster, rows
 
 
@@ -176,3 +178,29 @@ def test_a_stage_topic_that_is_deleted_under_a_branch_fails_the_batch_and_the_ne
     assert cluster.entries() == []
     driver.run(0, [b"again"])
     assert cluster.bodies() == [b"again"]
+
+
+def test_copies_go_to_more_topics_and_bcc_is_in_none_of_them() -> None:
+    cluster = Cluster()
+    driver = cluster.driver()
+    copied = Properties(headers={"CC": ["paid", "no such topic"], "BCC": ["orders"], "kept": "1"}).encode()
+    blind = Properties(headers={"BCC": ["paid"]}).encode()
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "exchange": ["", "", ""],
+            "routing_key": ["orders", "nobody", "orders"],
+            "body": [b"copied", b"blind", b"plain"],
+            "properties": [copied, blind, b""],
+        },
+        MESSAGE_SCHEMA,
+    )
+    token = driver.open(0).token
+    given = BranchHeader(token, "b", "publish", {}, APP, QUERY, 0)
+    driver.commit(0, token, [driver.sink.stage(given, [batch])])
+    assert sorted(cluster.bodies("orders")) == [b"copied", b"plain"]
+    assert sorted(cluster.bodies("paid")) == [b"blind", b"copied"]
+    for topic in ("orders", "paid"):
+        for number in cluster.reader.topic(topic).partitions:
+            log = Log(topic, number)
+            fetched = cluster.reader.fetch({log: 0}, isolation=Isolation.READ_COMMITTED)[log]
+            assert b"BCC" not in bytes(fetched.records)

@@ -45,7 +45,7 @@ class Caller:
 
     @property
     def actor(self) -> Actor:
-        return Actor(self.identity.user, self.administers, self.operates)
+        return Actor(self.identity.user, self.administers, self.operates, self.rights)
 
     @property
     def _looks(self) -> bool:

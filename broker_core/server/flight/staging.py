@@ -55,7 +55,7 @@ class Staging:
         """Stages the parts in a file of the writer."""
         self._permits.stage(caller, given.header, given.file.size_bytes)
         failpoint.here("server.stage.file")
-        staged = self._engine(caller).stage_file(given.header, given.part, given.file, caller.rights)
+        staged = self._engine(caller).stage_file(given.header, given.part, given.file)
         return [
             contract.PartReceipt(part, rows, checksum)
             for part, (rows, checksum) in enumerate(staged, given.part)
@@ -67,7 +67,7 @@ class Staging:
         self._permits.stage(caller, part.header, buffer_bytes(batch))
         failpoint.here("server.stage.part")
         with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
-            rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
+            rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch)
         return contract.PartReceipt(part.part, rows, checksum)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Publishes
 from broker_core.broker import permits
-from broker_core.broker.carbon_copy import carbon_copies, has_copies
+from broker_core.broker.carbon_copy import has_copies
 from broker_core.broker.content import USER_ID, check_user_id
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message import Message
@@ -51,11 +51,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         queues = source.known(routing_key)
     if queues is None or copies:
         with session.look:
-            queues = session.state.topology.route(name, routing_key, properties)
-            keys, delivered = carbon_copies(properties)
-            if keys:
-                queues = session.state.topology.route_all(name, (routing_key, *keys), properties)
-            properties = delivered
+            queues, properties = session.state.topology.route_copies(name, routing_key, properties)
     channel = session.channel
     if channel.transactional:
         if queues or method.mandatory:

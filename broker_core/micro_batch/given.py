@@ -1,0 +1,29 @@
+"""Rows that are given to be staged as one part. Not here: the part that is kept (``branch.py``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from broker_core.broker.carbon_copy import Copies
+from broker_core.ids import BlockId
+
+
+class Stored(Protocol):
+    """The bytes of a part that are in a segment already (``store.port.BlockInfo``)."""
+
+    @property
+    def block_id(self) -> BlockId: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
+
+
+class Given(NamedTuple):
+    """Rows to stage as one part, in a segment already or few. ``copies``: the keys that CC and BCC add."""
+
+    stored: Stored | None
+    rows: pa.RecordBatch
+    copies: Copies | None = None
