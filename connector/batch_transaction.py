@@ -151,8 +151,9 @@ class BatchTransaction:
                 self._steps.same_target("append", found.location, step, about)
                 context = {target.CONTEXT: self._owner.tables.context(spark)} if checked.by_context else {}
                 about = {**about, "table": found.name, "table_id": found.table_id, **context}
-            if checked.by_rows or not self._stage_files(rows, found, about):
-                self._stage(rows, "append", about)
+            with self._steps.left_by_failures(self._lock, "append", found.location, step):
+                if checked.by_rows or not self._stage_files(rows, found, about):
+                    self._stage(rows, "append", about)
 
     def merge(
         self, rows: DataFrame, table: str, on: str, *, update: bool | Mapping[str, str] | None = None,
@@ -193,7 +194,8 @@ class BatchTransaction:
             about = {"name": name, "schema": schema.json()}
             with self._lock:
                 self._steps.same_target("after_commit", name, 0, about)
-            self._stage(rows, "after_commit", about)
+            with self._steps.left_by_failures(self._lock, "after_commit", name, 0):
+                self._stage(rows, "after_commit", about)
 
     @contextlib.contextmanager
     def _operation(self, name: str) -> Iterator[None]:
@@ -292,6 +294,10 @@ class BatchTransaction:
             self._reads.noted |= direct and self._reads.direct()
         if consumes:
             self._reads.note(self._owner.engine, self.query_id, self.batch_id)
+
+    def seal(self) -> None:
+        """The decision is asked for next. Raises what was refused in a thread since ``finish``."""
+        self._operations.seal()
 
     def close(self) -> None:
         """No operation begins or is under way any more."""

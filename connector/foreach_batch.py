@@ -206,6 +206,7 @@ class Transactional:
             tx.finish(consumes=consumes)
             failpoint.here("foreach.executed")
             # C4
+            tx.seal()
             asked = True
             committed = engine.commit_batch(
                 self.app_id,

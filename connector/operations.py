@@ -1,7 +1,11 @@
 """The operations on ``tx`` that are under way, in any thread of the function.
 
+1. ``finish``: the function has returned. What is under way is waited for; what begins later is refused.
+2. ``seal``: the decision is asked for. What was refused until here, nobody may have seen.
+
 Not here: what an operation does (``batch_transaction.py``).
-Invariant: once ``finish`` has returned, every operation that was begun has ended well, and no other begins.
+Invariant: once ``seal`` has returned, every operation that was called before has ended well; one that is
+called later is refused, and fails nothing but its thread.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ class Operations:
         self._changed = threading.Condition()
         self._under_way = 0
         self._closed = False
+        self._sealed = False
         self._failure: BaseException | None = None  # of another thread: nobody may have seen it
 
     @property
@@ -34,31 +39,60 @@ class Operations:
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
         """Raises OptionError after the function returned."""
+        failure: BaseException | None = None
+        self._begin(name)
         try:
-            with self._changed:
-                if self._closed:
-                    raise OptionError(
-                        f"tx.{name} after the function returned",
-                        "call it within the function, and wait for the threads that use tx",
-                    )
-                self._under_way += 1
-            try:
-                yield
-            finally:
-                with self._changed:
-                    self._under_way -= 1
-                    self._changed.notify_all()
+            yield
         except BaseException as error:
-            if self.elsewhere:
-                log.warning("tx.%s in a thread failed, and the micro-batch with it: %s", name, error)
-                self._failure = self._failure or error
+            failure = error
             raise
+        finally:
+            with self._changed:
+                late = self._note(failure)  # whoever sees the end of the operation sees its failure
+                self._under_way -= 1
+                self._changed.notify_all()
+            self._tell(name, failure, late)
+
+    def _begin(self, name: str) -> None:
+        with self._changed:
+            if not self._closed:
+                self._under_way += 1
+                return
+            refused = OptionError(
+                f"tx.{name} after the function returned",
+                "call it within the function, and wait for the threads that use tx",
+            )
+            late = self._note(refused)
+        self._tell(name, refused, late)
+        raise refused
+
+    def _note(self, failure: BaseException | None) -> bool:
+        """Returns whether the failure is too late to fail the micro-batch."""
+        if failure is not None and self.elsewhere:
+            self._failure = self._failure or failure
+        return self._sealed
+
+    def _tell(self, name: str, failure: BaseException | None, late: bool) -> None:
+        if failure is not None and self.elsewhere:
+            told = "is not part of the micro-batch" if late else "failed, and the micro-batch with it"
+            log.warning("tx.%s in a thread %s: %s", name, told, failure)
 
     def finish(self) -> None:
         """The function has returned: waits for what is under way. Raises the error of an operation that
         failed in another thread, or was refused there.
         """
         self.close()
+        self._require_no_failure()
+
+    def seal(self) -> None:
+        """After ``finish``, right before the decision. Raises the error of an operation that was refused in
+        another thread since then.
+        """
+        with self._changed:
+            self._require_no_failure()
+            self._sealed = True
+
+    def _require_no_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 

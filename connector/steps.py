@@ -3,13 +3,16 @@
 Appends that follow each other are one step of a table, one Delta commit. Each merge, delete and overwrite is
 a step of its own. The steps of a table are numbered from 0, and done in this order.
 
-Not here: what an operation does. Pure.
+Not here: what an operation does. Pure; the caller has a lock.
 Invariant: a step of a table is one commit with a transaction id of its own, so each is repeated on its own
 (``delta.txn_app_id``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from broker_core.errors import OptionError
@@ -20,7 +23,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, bool]] = {}  # location -> its last step, and whether it appends
-        self._targets: dict[tuple[str, str, int], dict[str, Any]] = {}
+        self._targets: dict[tuple[str, str, int], tuple[dict[str, Any], int]] = {}  # and how many share it
 
     def append(self, location: str) -> int:
         """The step of an append."""
@@ -36,12 +39,28 @@ class Steps:
         return step
 
     def same_target(self, kind: str, name: str, step: int, target: dict[str, Any]) -> None:
-        """Raises OptionError if the step has been used with other columns or options."""
-        earlier = self._targets.setdefault((kind, name, step), target)
+        """One more shares the step. Raises OptionError if another one has other columns or options."""
+        earlier, sharing = self._targets.get((kind, name, step), (target, 0))
         if earlier == target:
+            self._targets[kind, name, step] = target, sharing + 1
             return
         what = "columns" if earlier["schema"] != target["schema"] else "options"
         raise OptionError(
             f"two {kind}s to {name!r} in one micro-batch have different {what}, but they are one commit",
             f"give both the same {what}, or union them by name first",
         )
+
+    @contextlib.contextmanager
+    def left_by_failures(self, lock: threading.Lock, kind: str, name: str, step: int) -> Iterator[None]:
+        """One that shares the step stages its rows. If it fails, the next one may have other columns."""
+        try:
+            yield
+        except BaseException:
+            with lock:
+                self._leave(kind, name, step)
+            raise
+
+    def _leave(self, kind: str, name: str, step: int) -> None:
+        target, sharing = self._targets.pop((kind, name, step))
+        if sharing > 1:
+            self._targets[kind, name, step] = target, sharing - 1

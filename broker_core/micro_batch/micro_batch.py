@@ -383,7 +383,8 @@ class MicroBatches:
             raise BatchDecided(
                 f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else"
             )
-        self._drop(change, token, now_us)
+        if self.branches.attempt(token) is not None:  # of a token that nobody has used, nothing is recorded
+            self._drop(change, token, now_us)
 
     def drop_abandoned(self, change: Change, now_us: int) -> list[str]:
         """Rolls back attempts whose driver has ended; returns their tokens. A late commit is refused."""

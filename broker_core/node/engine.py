@@ -475,19 +475,21 @@ class EmbeddedEngine:
         )
 
     def publish_refused(
-        self,
-        app_id: str,
-        sequence: int,
-        branches: Sequence[str],
-        rows: str,
-        token: str,
+        self, app_id: str, sequence: int, branches: Sequence[str], rows: str, token: str,
         staged: Sequence[StagedBranch],
-    ) -> str:
-        return self._run(
-            lambda _state, change, now_us: self.batches.publish_refused(
+    ) -> str:  # fmt: skip
+        here("engine.refused.received")
+
+        def work(_state: BrokerState, change: Change, now_us: int) -> str:
+            found = self.batches.publish_refused(
                 change, app_id, sequence, branches, rows, token, staged, now_us, self._actor
             )
-        )
+            here("engine.refused.planned")
+            return found
+
+        recorded = self._run(work)
+        here("engine.refused.published")
+        return recorded
 
     def entries(self, app_id: str) -> list[LedgerEntry]:
         return self._run(

@@ -486,6 +486,7 @@ def test_a_token_that_another_virtual_host_uses_too_is_another_attempt(node: Nod
         with node.broker.channel(vhost=vhost) as channel:
             channel.queue_declare("out")
     staged = engines.of(SALES).stage(header("t"), [rows(3)])
+    engines.of(VHOST).stage(header("t"), [rows(2)])
     engines.of(VHOST).rollback_batch("t")
     with pytest.raises(errors.MissingBranch):
         engines.of(VHOST).commit_branches("another", [staged])

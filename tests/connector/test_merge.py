@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -98,3 +99,19 @@ def test_appends_in_a_row_share_a_step_and_every_change_has_its_own() -> None:
         steps.same_target("append", "a", 0, {"schema": "y", "options": {}})
     with pytest.raises(OptionError, match="different options"):
         steps.same_target("append", "a", 2, {"schema": "y", "options": {"mergeSchema": "true"}})
+
+
+def test_an_append_that_failed_does_not_say_what_the_next_one_may_have() -> None:
+    steps, right, wrong = Steps(), {"schema": "x", "options": {}}, {"schema": "y", "options": {}}
+
+    def fails() -> None:
+        with pytest.raises(RuntimeError), steps.left_by_failures(threading.Lock(), "append", "a", 0):
+            raise RuntimeError("a task has failed")
+
+    steps.same_target("append", "a", 0, wrong)
+    fails()
+    steps.same_target("append", "a", 0, right)
+    steps.same_target("append", "a", 0, right)
+    fails()
+    with pytest.raises(OptionError, match="different columns"):  # the other one has staged its rows
+        steps.same_target("append", "a", 0, wrong)

@@ -15,7 +15,7 @@ import pytest
 
 from broker_core import errors
 from broker_core.client.broker import BrokerClient
-from broker_core.engine import BranchHeader
+from broker_core.engine import REFUSED_ROWS, BranchHeader, StagedBranch
 from broker_core.store.verify import verify
 from tests.progress import GUARD_S
 from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
@@ -91,6 +91,45 @@ def test_micro_batch_takes_effect_once_when_the_embedded_broker_is_killed(served
             assert Counter(bodies(client, "out")) == _numbers(ROWS)
     finally:
         end_broker(served.directory)
+
+
+REFUSED_STEPS = [
+    "engine.refused.received",
+    "engine.refused.planned",
+    "engine.refused.published",
+    "server.reply.publish_refused",
+]
+
+
+@pytest.mark.parametrize("step", REFUSED_STEPS)
+def test_rows_that_a_table_refuses_are_published_once_when_the_broker_is_killed(
+    served: Served, step: str
+) -> None:
+    def letters(client: BrokerClient, token: str, body: bytes) -> list[StagedBranch]:
+        header = BranchHeader(token, token, "publish", {"exchange": "", "routing_key": "out"})
+        return [client.stage(header, [pa.record_batch({"body": [body]})])]
+
+    served.start()
+    with patient(served) as client:
+        fill(client, "out", 0)
+        opened = client.open_batch("app", "query", 0, "fail")
+        rows = BranchHeader(opened.token, "rows", "append", {"table": "t"}, "app", "query", 0)
+        staged = client.stage(rows, [pa.record_batch({"v": ["a", "b"]})])
+        branches = client.commit_batch("app", "query", 0, opened.token, [staged]).entry.to_apply[0].branches
+        mine = letters(client, "mine", b"b")
+    served.terminate()
+    served.start(f"{step}=kill")
+    restarting = _restart_when_killed(served)
+    with patient(served) as client:
+        assert client.publish_refused("app", 1, branches, "[1]", "mine", mine) == "[1]"
+        restarting.join()
+        others = letters(client, "others", b"a")
+        assert client.publish_refused("app", 1, branches, "[0]", "others", others) == "[1]"
+        assert bodies(client, "out") == [b"b"] and client.attempts() == []
+        (part,) = client.unapplied("app")[0].to_apply
+        assert part.target[REFUSED_ROWS][1] == "[1]"
+    served.terminate()
+    assert verify(served.directory).problems == []
 
 
 def test_read_goes_on_at_the_next_row_when_the_broker_is_killed(served: Served) -> None:

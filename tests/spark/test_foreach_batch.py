@@ -76,6 +76,33 @@ def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any,
     assert (entry.ranges, entry.messages, entry.published, entry.applied) == ({"in": (0, 3)}, 3, 3, True)
 
 
+def test_an_operation_that_fails_and_is_caught_does_not_say_what_the_right_one_may_have(
+    rig: Any, tmp_path: Path
+) -> None:
+    """Appended as files and as rows, and given to a function: the failed rows have another column."""
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    lake, seen = str(tmp_path / "lake"), list[str]()
+    ways: list[tuple[str, dict[str, str]]] = [("files", {}), ("rows", {"dataChange": "true"})]
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        wrong = batch.selectExpr("CAST(raise_error('no row') AS INT) AS other", "body")
+        right = batch.selectExpr("CAST(body AS STRING) AS body")
+        acts: list[Callable[[DataFrame], None]] = [
+            lambda rows, name=name, options=options: tx.append(rows, f"{lake}/{name}", **options)  # type: ignore[misc]
+            for name, options in ways
+        ]
+        for act in [*acts, lambda rows: tx.after_commit(rows, "see")]:
+            with pytest.raises(Exception, match="no row"):
+                act(wrong)
+            act(right)
+
+    run(rig, fn, after_commit={"see": lambda rows, _: seen.extend(row["body"] for row in rows.collect())})
+    for name, _ in ways:
+        assert sorted(row["body"] for row in delta_rows(tmp_path / "lake" / name)) == ["a", "b"]
+    assert sorted(seen) == ["a", "b"] and rig.bodies("in") == []
+
+
 @pytest.mark.parametrize("persist", [False, True])
 def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whole(
     rig: Any, monkeypatch: pytest.MonkeyPatch, persist: bool

@@ -17,6 +17,7 @@ import pytest
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame
 
+from broker_core import failpoint
 from broker_core.errors import OptionError, cause
 from connector import batch_transaction
 from connector.batch_reads import BatchReads
@@ -246,6 +247,34 @@ def test_an_operation_after_the_function_returned_is_refused_and_says_so(rig: An
     start(rig, fn)
     assert len(refused) == 5 and all(" after the function returned" in text for text in refused)
     assert rig.bodies("out") == [] and rig.bodies("in") == []
+
+
+@pytest.mark.parametrize(("point", "decided"), [("foreach.executed", False), ("foreach.decided", True)])
+def test_an_operation_in_a_thread_after_the_function_returned_fails_the_batch_until_that_is_decided(
+    rig: Any, point: str, decided: bool
+) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    refused: list[BaseException | None] = []
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        def late(_name: str) -> None:
+            with ThreadPoolExecutor(1) as threads:
+                refused.append(threads.submit(tx.publish, batch.select("body"), queue="out").exception())
+
+        failpoint.arm(point, late)
+
+    try:
+        if decided:
+            start(rig, fn)
+        else:
+            with pytest.raises(Exception, match="after the function returned"):
+                start(rig, fn)
+    finally:
+        failpoint.disarm()
+    assert "tx.publish after the function returned" in str(refused)
+    assert (rig.broker.engine.last_entry("app") is not None) == decided
+    assert rig.bodies("out") == [] and rig.bodies("in") == ([] if decided else ["a", "b"])
 
 
 def test_two_threads_never_share_a_directory_of_files(rig: Any, tmp_path: Path) -> None:

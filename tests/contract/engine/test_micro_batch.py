@@ -438,6 +438,14 @@ def test_a_batch_write_is_one_transaction_and_idempotent(bench: Bench) -> None:
         bench.engine.rollback_batch("t")
 
 
+def test_a_token_that_nobody_has_used_yet_is_not_taken_by_a_rollback(bench: Bench) -> None:
+    """Who knows a token, or guesses one, does not decide about what another one will stage under it."""
+    bench.engine.rollback_batch("t")
+    bench.crash()
+    assert bench.engine.commit_branches("t", [bench.write("t", b"x")]) == 1
+    assert bench.visible() == [b"x"]
+
+
 def test_the_apps_are_listed_with_what_they_own_and_what_waits(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
