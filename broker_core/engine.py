@@ -293,9 +293,11 @@ class Engine(Protocol):
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
+        acks: bool = True,
     ) -> Vector:
-        """Acks everything below ``start``, then returns its end vector: the recorded one, or a new claim;
-        ``start`` if nothing is new (S2). The end has no symbolic entry unless it is ``start``.
+        """Acks everything below ``start``, which Spark has committed (else ``acks`` is False), then returns
+        its end vector: the recorded one, or a new claim; ``start`` if nothing is new (S2). The end has no
+        symbolic entry unless it is ``start``.
 
         ``start`` names every queue or logs of it. The end may name logs that ``start`` lacks: they were added
         to a queue, and are read from their beginning, whatever the origin. Raises QueueNotFound, OptionError,

@@ -7,9 +7,7 @@ Invariant: it is built in many processes and pickled, so it holds only options.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from importlib.util import find_spec
 
-import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -20,6 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
+from connector import spark_version
 from connector.options import READ, absolute_data, check_known, read_options, write_options
 from connector.schema import check_publish_columns, check_read_schema, read_schema
 
@@ -104,7 +103,7 @@ class TxmqDataSource(DataSource):
     """  # noqa: E501
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        _require_spark()
+        spark_version.require()
         super().__init__(absolute_data(options))
 
     @classmethod
@@ -119,11 +118,9 @@ class TxmqDataSource(DataSource):
         return str(self.options.get("includeProperties", "false")).strip().lower() == "true"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from connector.source import TxmqStreamReader
-
         options = read_options(self.options, "stream read")
         check_read_schema(schema, include_properties=options.include_properties)
-        return TxmqStreamReader(options)
+        return spark_version.stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from connector.source import TxmqBatchReader
@@ -151,12 +148,3 @@ class TxmqDataSource(DataSource):
             )
         check_publish_columns(schema)
         return TxmqBatchWriter(options)
-
-
-def _require_spark() -> None:
-    """Raises OptionError before Spark 4.2, whose Python sources cannot be told where a batch starts."""
-    if find_spec("pyspark.sql.streaming.datasource") is None:
-        raise OptionError(
-            f"format('txmq') needs Spark 4.2 or later, and this is Spark {pyspark.__version__}",
-            "use pyspark 4.2",
-        )

@@ -1,6 +1,7 @@
 """The streaming reader and the batch reader: Spark's calls on the engine port, by the rules S1 to S5.
 
-Not here: claims and their owners (the engine). Invariants: ``__init__`` never connects; a reader has no state
+Not here: claims and their owners (the engine); how each Spark asks for the end of a batch (``admitted.py``,
+``unadmitted.py``). Invariants: ``__init__`` never connects; a reader has no state
 that is needed after a restart; a symbolic start or a recorded end is never replaced by a computed number.
 """
 
@@ -14,14 +15,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from broker_core.engine import LATEST, Available, Engine, Limit, Ranges, ReadTicket, Vector
 from broker_core.errors import LineageConflict
@@ -111,8 +104,11 @@ def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]
 # -- streams -------------------------------------------------------------------------------------------------
 
 
-class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Built in two processes of the driver and unpickled in every task; connects at the first use."""
+class StreamReader(DataSourceStreamReader):
+    """What every Spark asks of a stream; ``spark_version.py`` adds how it asks for the next end.
+
+    Built in two processes of the driver and unpickled in every task; connects at the first use.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -150,46 +146,30 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._logs = logs_of(self._engine, self._options.queues)
         return offset.symbolic(self._options.queues)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """The limits of the options. Trigger.Once passes ReadAllAvailable instead, and they do not apply."""
-        options = self._options
-        if options.max_rows is not None:
-            return ReadMaxRows(options.max_rows)
-        if options.max_bytes is not None:
-            return ReadMaxBytes(options.max_bytes)
-        if options.min_rows is not None:
-            return ReadMinRows(options.min_rows)
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._final = self._ends()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """S2: acknowledge all below ``start``; the end of its claim, or ``start`` if nothing is new."""
-        here("connector.latest_offset.asked")
-        vector = self._vector(start)
-        self._require_only()
-        limited = not isinstance(limit, ReadAllAvailable)
+    def _end(self, start: Vector, *, limited: bool, acks: bool = True) -> Vector:
+        """S2: acknowledge all below ``start``, if Spark has committed it (``acks``); the end of its claim, or
+        ``start`` if nothing is new.
+        """
         idles = (
             self._idle is not None
-            and self._idle[0] == vector
+            and self._idle[0] == start
             and not self._engine.wait(self._options.queues, self._idle[1], POLL_S)
         )
         # with min_rows, waiting messages may become due without new ones
         if idles and self._options.min_rows is None:
-            return vector
-        end = self._claim(vector, limited=limited)
-        if end == vector and self._final is None:
+            return start
+        end = self._claim(start, limited=limited, acks=acks)
+        if end == start and self._final is None:
             # Messages may have arrived between the claim and ``_ends``: claim once more before waiting.
             ends = self._ends()
-            end = self._claim(vector, limited=limited)
-            self._idle = (vector, ends) if end == vector else None
+            end = self._claim(start, limited=limited, acks=acks)
+            self._idle = (start, ends) if end == start else None
         else:
             self._idle = None
         here("connector.latest_offset.claimed")
         return end
 
-    def _claim(self, start: Vector, *, limited: bool) -> Vector:
+    def _claim(self, start: Vector, *, limited: bool, acks: bool) -> Vector:
         options = self._options
         waits = limited and self._final is None and options.min_rows is not None
         limit = Limit(
@@ -200,15 +180,12 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max_delay_s=options.max_delay_s if waits else None,
         )
         return self._engine.claim(
-            options.app_id, options.queues, start, limit, options.origin, options.on_new_checkpoint
+            options.app_id, options.queues, start, limit, options.origin, options.on_new_checkpoint, acks=acks
         )
 
     def _ends(self) -> dict[str, int]:
         engine = self._engine
         return {log: one.end for log, one in engine.available(engine.logs(self._options.queues)).items()}
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._ends()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""

@@ -27,7 +27,7 @@ ENTRY = "one method for each call of a port or a specification, and each is shor
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (600, STATE),
-    "broker_core.node.engine": (546, ENTRY),
+    "broker_core.node.engine": (548, ENTRY),
     "broker_core.store.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
@@ -39,17 +39,17 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (327, ENTRY),
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (518, STATE),
-    "broker_core.client.broker.BrokerClient": (360, ENTRY),
+    "broker_core.client.broker.BrokerClient": (361, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
     "broker_core.kafka.sink.Sink": (272, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (361, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.claim.Claims": (364, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (455, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
         410,
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (446, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (462, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (464, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,

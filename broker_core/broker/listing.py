@@ -21,7 +21,7 @@ def exchange_rows(topology: Topology) -> list[ExchangeInfo]:
             exchange.durable,
             exchange.auto_delete,
             exchange.internal,
-            len(exchange.bindings),
+            exchange.size,
             dict(exchange.arguments),
         )
         for _, exchange in sorted(topology.exchanges.items())
@@ -30,7 +30,7 @@ def exchange_rows(topology: Topology) -> list[ExchangeInfo]:
 
 def bindings(topology: Topology) -> list[tuple[str, list[Binding]]]:
     """Returns the bindings of each exchange, copied, so that they can be read without the lock."""
-    return [(name, list(each.bindings.values())) for name, each in topology.exchanges.items() if name]
+    return [(name, each.bindings) for name, each in topology.exchanges.items() if name]
 
 
 def binding_rows(found: Iterable[tuple[str, list[Binding]]]) -> list[BindingInfo]:

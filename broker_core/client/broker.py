@@ -180,8 +180,9 @@ class BrokerClient:
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
+        acks: bool = True,
     ) -> Vector:
-        end: Vector = self._call("claim", app_id, list(queues), start, limit, origin, on_new_checkpoint)
+        end: Vector = self._call("claim", app_id, list(queues), start, limit, origin, on_new_checkpoint, acks)
         return end
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:

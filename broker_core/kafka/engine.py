@@ -206,8 +206,9 @@ class KafkaEngine:
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
+        acks: bool = True,
     ) -> Vector:
-        return self._source.claim(app_id, queues, start, limit, origin, on_new_checkpoint)
+        return self._source.claim(app_id, queues, start, limit, origin, on_new_checkpoint, acks=acks)
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
         return self._source.resolve(app_id, start, end)

@@ -99,6 +99,8 @@ class Source:
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
+        *,
+        acks: bool = True,
     ) -> Vector:
         """The end of the range that begins at ``start`` (S2): 1. ends of the logs and of the journal; 2. what
         is decided, where a start is symbolic; 3. the rules; 4. one change of the journal.
@@ -114,7 +116,16 @@ class Source:
             asked = PartitionLogs(self._partitions, app_id, journal.positions, ends)
             try:
                 end = claims.claim(
-                    asked, proposal, app_id, queues, start, limit, origin, on_new_checkpoint, consumed
+                    asked,
+                    proposal,
+                    app_id,
+                    queues,
+                    start,
+                    limit,
+                    origin,
+                    on_new_checkpoint,
+                    consumed,
+                    acks=acks,
                 )
             except errors.LineageConflict:
                 if START in start.values() or claims.position(app_id) or claims.told(app_id, start):
@@ -124,7 +135,8 @@ class Source:
             return end
 
         end = journal.change(compute, ends[journal.log])
-        self._show_lag(app_id, start)
+        if acks:
+            self._show_lag(app_id, start)
         return end
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:

@@ -162,13 +162,16 @@ class Claims:
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
+        *,
+        acks: bool = True,
     ) -> Vector:
         """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
         read from their beginning. ``consumed`` is where the last decided range of each log ended (missing:
         another system's sink).
 
         All checks and reads are done before anything changes. Then, as one change:
-        1. resolve a symbolic start; 2. ack below a concrete start; 3. add the claim, unless it exists.
+        1. resolve a symbolic start; 2. ack below a concrete start, if Spark has committed it (``acks``);
+        3. add the claim, unless it exists.
         """
         if not queues:
             raise OptionError("the stream names no queue; give the option queue")
@@ -221,7 +224,7 @@ class Claims:
             logs.own(log, app_id, first)
         if origin_record is not None:
             self.origins.keep(sink, origin_record)
-        if acked:  # Spark has everything below a concrete start in its commit log
+        if acked and acks:
             self._ack(logs, sink, app_id, finished, acked)
         if known is None:
             if end == begin:

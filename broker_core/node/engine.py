@@ -187,6 +187,7 @@ class EmbeddedEngine:
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
+        acks: bool = True,
     ) -> Vector:
         def work(_state: BrokerState, change: Change, now_us: int) -> Vector:
             self.batches.owners.take(change, self._actor, app_id)
@@ -200,6 +201,7 @@ class EmbeddedEngine:
                 origin,
                 on_new_checkpoint,
                 self._ledger.consumed({*queues, *start}),
+                acks=acks,
             )
 
         return self._run(work)

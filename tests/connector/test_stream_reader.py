@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from broker_core.engine import Limit, Origin
 from broker_core.errors import LineageConflict, ResourceLocked
 from connector import reader_lock, source
+from connector.admitted import AdmittedReader
 from connector.options import Address, read_options
-from connector.source import TxmqStreamReader
 from tests.engine.bench import APP, Bench
 from tests.micro_batch.partitions import PartitionedEngine, Partitions
 
@@ -37,16 +37,16 @@ class Here:
         return self.found
 
 
-def over(engine: Any, **options: str) -> TxmqStreamReader:
+def over(engine: Any, **options: str) -> AdmittedReader:
     raw = {"url": "txmq://here:1", "queue": "in", "appId": APP, **options}
-    return TxmqStreamReader(replace(read_options(raw, "stream read"), address=cast(Address, Here(engine))))
+    return AdmittedReader(replace(read_options(raw, "stream read"), address=cast(Address, Here(engine))))
 
 
-def reader(bench: Bench, **options: str) -> TxmqStreamReader:
+def reader(bench: Bench, **options: str) -> AdmittedReader:
     return over(bench.engine, **options)
 
 
-def ask(stream: TxmqStreamReader, start: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask(stream: AdmittedReader, start: dict[str, Any] | None = None) -> dict[str, Any]:
     return stream.latestOffset(start or stream.initialOffset(), stream.getDefaultReadLimit())
 
 

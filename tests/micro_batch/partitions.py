@@ -91,9 +91,18 @@ class PartitionedEngine:
         return any(self._logs.end(log) > ends.get(log, 0) for log in self.logs(queues))
 
     def claim(
-        self, app_id: str, queues: Sequence[str], start: Vector, limit: Limit, origin: Origin, on_new: Any
+        self,
+        app_id: str,
+        queues: Sequence[str],
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new: Any,
+        acks: bool = True,
     ) -> Vector:
-        return self._claims.claim(self._logs, Written(), app_id, queues, start, limit, origin, on_new, {})
+        return self._claims.claim(
+            self._logs, Written(), app_id, queues, start, limit, origin, on_new, {}, acks=acks
+        )
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
         found = self._claims.resolve(app_id, start, end)

@@ -2,7 +2,7 @@
 
 Not here: what is right (world.py). What it does and in which order is Spark 4.2.0's: the offset log is
 written before the source hears ``commit`` of the batch before; ``initialOffset`` is asked again when batch 0
-is replayed; ``latestOffset`` when nothing was logged.
+is replayed; ``latestOffset`` when nothing was logged. Spark 4.1.1 differs as ``connector/unadmitted.py`` says.
 """
 
 from __future__ import annotations
@@ -54,13 +54,16 @@ class Driver:
         planned = batch_id >= 0 and batch_id not in checkpoint.commits
         if not planned:
             batch_id += 1
+        if self.world.unadmitted and checkpoint.offsets:
+            for reader, named in readers:
+                newest = self._part(checkpoint.end(max(checkpoint.offsets)), named)
+                reader.partitions(newest, newest)
         while True:
             start = checkpoint.end(batch_id - 1) if batch_id else None
             if not planned:
                 end = {}
                 for reader, named in readers:
-                    begin = self._part(start, named) or self._json(reader.initialOffset())
-                    answer = self._json(reader.latestOffset(begin, reader.getDefaultReadLimit()))
+                    answer = self._latest(reader, start, named)
                     end |= {name: answer[queue] for name, queue in named.items()}
                     self.world.on_answer(named.values())
                 if start == end:
@@ -75,6 +78,8 @@ class Driver:
             tasks: list[tuple[Any, Any]] = []
             for reader, named in readers:
                 begin = self._part(start, named) or self._json(reader.initialOffset())
+                if self.world.unadmitted and self.world.is_unread(checkpoint.query_id, batch_id):
+                    continue
                 tasks += [
                     (reader, partition) for partition in reader.partitions(begin, self._part(end, named))
                 ]
@@ -85,6 +90,15 @@ class Driver:
             checkpoint.add_commit(batch_id)
             self.world.on_spark_commit(checkpoint.query_id, batch_id, start, end)
             batch_id, planned = batch_id + 1, False
+
+    def _latest(self, reader: Any, start: dict[str, Any] | None, named: dict[str, str]) -> dict[str, Any]:
+        if not self.world.unadmitted:
+            begin = self._part(start, named) or self._json(reader.initialOffset())
+            return self._json(reader.latestOffset(begin, reader.getDefaultReadLimit()))
+        answer = self._json(reader.latestOffset())
+        for _ in range(self.world.reports):
+            reader.latestOffset()
+        return answer
 
     def _reader(self, number: int, queues: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
         """A source, and the names of its queues in the offset log; a queue that an earlier source reads too

@@ -30,6 +30,8 @@ SOURCES: tuple[dict[str, str], ...] = (
     {"minOffsetsPerTrigger": "3", "maxTriggerDelay": "40ms"},
     {"minOffsetsPerTrigger": "2", "startingOffsets": "latest"},
 )
+# with and without admission control, once with a wrapper that asks for more ends than it plans
+SPARKS: tuple[dict[str, bool], ...] = ({}, {}, {"unadmitted": True}, {"unadmitted": True, "reports": 2})
 DRIVERS = 2  # alive at a time
 FAR = 150  # steps of one action
 LOSSES = 2  # lost and restored checkpoints in one history
@@ -110,6 +112,7 @@ class MicroBatches(RuleBasedStateMachine):
         backlog=st.integers(0, 2),
         kept=st.sampled_from([0, 2, 4]),
         source_options=st.sampled_from(SOURCES),
+        spark=st.sampled_from(SPARKS),
     )
     def begin(
         self,
@@ -122,6 +125,7 @@ class MicroBatches(RuleBasedStateMachine):
         backlog: int,
         kept: int,
         source_options: dict[str, str],
+        spark: dict[str, bool],
     ) -> None:
         if sink in ("connect", "other"):  # a lost checkpoint does double or need a person there
             self.losses, sink_app, shape = 0, "", SHAPES[0]
@@ -133,7 +137,9 @@ class MicroBatches(RuleBasedStateMachine):
             "sink_app": sink_app,
             "ledger_sync": ledger_sync,
         }
-        self.world = self.stack.enter_context(world(**options, kept=kept, source_options=source_options))
+        self.world = self.stack.enter_context(
+            world(**options, **spark, kept=kept, source_options=source_options)
+        )
         for _ in range(backlog):
             self.world.produce(2, 1)
         self.world.start_driver()

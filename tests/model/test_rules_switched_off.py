@@ -37,8 +37,9 @@ from connector.foreach_batch import Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
 from connector.once import Once
 from connector.reader_lock import ReaderLock
-from connector.source import TxmqStreamReader
+from connector.source import StreamReader
 from connector.table import Table
+from connector.unadmitted import UnadmittedReader
 from tests.model.world import Violation, World, require, world
 
 Patch = pytest.MonkeyPatch
@@ -403,14 +404,46 @@ def a_stream_waits_for_more_from_the_latest_message_on(w: World) -> None:
     w.finish()
 
 
+def small_batches(w: World) -> None:
+    for _ in range(4):
+        w.produce(1)
+    w.until(w.start_driver(limit=1), "idle")
+    w.finish()
+
+
+def a_batch_leaves_out_its_source_and_the_next_one_reads(w: World) -> None:
+    w.unread_next = 1
+    w.produce(2)
+    driver = w.until(w.start_driver(), "commit log write")
+    w.step(driver)
+    w.produce(1)
+    w.until(driver, "task")
+    w.finish()
+
+
 # -- rules, switched off -------------------------------------------------------------------------------------
 
 
 def numbers_for_start(patch: Patch) -> None:
     patch.setattr(
-        TxmqStreamReader,
+        StreamReader,
         "initialOffset",
         lambda self: self._engine.offsets(self._options.queues, self._options.origin),
+    )
+
+
+def planned_ends_are_forgotten(patch: Patch) -> None:
+    patch.setattr(UnadmittedReader, "partitions", StreamReader.partitions)
+
+
+def told_ends_are_forgotten(patch: Patch) -> None:
+    patch.setattr(UnadmittedReader, "_told", property(lambda _self: None, lambda *_: None), raising=False)
+
+
+def every_start_is_acked(patch: Patch) -> None:
+    end = StreamReader._end
+    patch.setattr(
+        StreamReader, "_end", lambda self, start, *, limited, acks=True: end(self, start, limited=limited)
     )
 
 
@@ -723,7 +756,14 @@ def too_few_messages_fix_no_start(patch: Patch) -> None:
     claim = EmbeddedEngine.claim
 
     def without(
-        self: EmbeddedEngine, app_id: str, queues: Any, start: Any, limit: Any, origin: Any, on_new: Any
+        self: EmbeddedEngine,
+        app_id: str,
+        queues: Any,
+        start: Any,
+        limit: Any,
+        origin: Any,
+        on_new: Any,
+        **named: Any,
     ) -> Any:
         starts = self.offsets(list(start), origin) if "start" in start.values() else start
         if (
@@ -731,7 +771,7 @@ def too_few_messages_fix_no_start(patch: Patch) -> None:
             and sum(one.rows for one in self.available(list(start), starts).values()) < limit.min_rows
         ):
             return start
-        return claim(self, app_id, queues, start, limit, origin, on_new)
+        return claim(self, app_id, queues, start, limit, origin, on_new, **named)
 
     patch.setattr(EmbeddedEngine, "claim", without)
 
@@ -748,6 +788,8 @@ NATIVE: dict[str, Any] = {"sink": "native"}
 STEPS: dict[str, Any] = {"shape": ("steps", "publish")}
 LATEST: dict[str, Any] = {"source_options": {"startingOffsets": "latest"}}
 IDLE: dict[str, Any] = {"queues": ("in", "in2"), "joined": True, "kept": 2}
+UNADMITTED: dict[str, Any] = {"unadmitted": True}
+REPORTS: dict[str, Any] = {"unadmitted": True, "reports": 2}
 MORE: dict[str, Any] = {
     "source_options": {"startingOffsets": "latest", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1h"}
 }
@@ -777,6 +819,14 @@ CASES = [
     ),
     Case("s2_durable_claim", claim_in_memory_only, engine_dies_between_claim_and_read),
     Case("s2_immutable_claim", claims_may_move, two_drivers_ask_with_new_messages_between),
+    Case("s2_start_named_by_spark", planned_ends_are_forgotten, decided_batch_is_replayed, UNADMITTED),
+    Case(
+        "s2_start_told_to_spark",
+        told_ends_are_forgotten,
+        a_batch_leaves_out_its_source_and_the_next_one_reads,
+        UNADMITTED,
+    ),
+    Case("s2_ack_only_what_spark_named", every_start_is_acked, small_batches, REPORTS),
     Case("s2_lineage", any_start, checkpoint_of_another_broker, NATIVE),
     Case("s2_and_c1_new_checkpoint_fails", no_refusal_anywhere, new_checkpoint_and_nobody_resumes),
     Case("s2_resume_at_the_ledger", resume_at_acked, checkpoint_is_lost_behind_a_decision),

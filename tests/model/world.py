@@ -82,10 +82,15 @@ class World:
         twice: bool = False,
         kept: int = 0,
         threads: bool = False,
+        unadmitted: bool = False,
+        reports: int = 0,
     ) -> None:
         """``joined``: a source of the query for each queue; ``twice``: two for each; ``kept``: so many claims
-        of each source; ``threads``: the function executes the batch in threads, whose tasks know no query.
+        of each source; ``threads``: the function executes the batch in threads, whose tasks know no query;
+        ``unadmitted``: Spark has no admission control; ``reports``: it asks so
+        often for an end that it does not plan.
         """
+        self.unadmitted, self.reports = unadmitted, reports
         self.threads = threads
         self.sink, self.queues, self.shape = sink, queues, shape
         self.source_app, self.app = "pipeline", sink_app or "pipeline"
@@ -590,6 +595,7 @@ def world(**options: Any) -> Iterator[World]:
     import connector.ledger
     import connector.options
     import connector.reader_lock
+    import connector.spark_version
     import connector.staging
 
     gate = _Gate()
@@ -600,6 +606,8 @@ def world(**options: Any) -> Iterator[World]:
             connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}"
         )
         patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
+        admitted = not options.get("unadmitted")
+        patch.setattr(connector.spark_version, "_has_admission_control", lambda: admitted)
         for module in (connector.ledger, connector.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
         patch.setattr(
