@@ -66,6 +66,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.exchange.Exchange": (17, "what exchange.declare asks for, and who depends on it"),
     "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
+    "broker_core.broker.topology.Topology": (16, "the names of one virtual host, and its limits"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
     "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
