@@ -1,6 +1,8 @@
 # make demo    real flights, exactly once, while drivers and the broker are killed
 # make demo-kafka            the same on a Kafka cluster of three nodes, one of which is killed at a time
 # make test    ruff, mypy --strict, import contracts, bandit, known vulnerabilities and all tests
+#              PATHS="tests/broker tests/x.py": these tests alone, without the checks
+# make quick   what a change needs, in a minute: ruff, mypy, import contracts and the quick tests
 # make soak ROUNDS=200      loops of kills, as long as you like; SEED=n repeats one
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
 # make lint    the checks of `make test` without the tests
@@ -18,6 +20,9 @@ ROUNDS ?= 100
 WORKERS ?= 3
 ONLY ?=
 ARGS ?=
+PATHS ?=
+# Without what starts processes: Spark, Kafka, other clients, brokers, the command line.
+QUICK := $(foreach folder,cli crash interop server spark,--ignore=tests/$(folder)) -m 'not spark and not crash and not slow and not soak'
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom)
 SEED := $(strip $(SEED))
 
@@ -27,7 +32,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 # A test starts hundreds of processes: none of them compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-kafka test soak bench bench-kafka compiled lint audit lock
+.PHONY: demo demo-kafka test quick quick-checks quick-tests soak bench bench-kafka compiled lint audit lock
 
 demo: .venv/ready
 	$(BIN)/python examples/flights.py $(ARGS)
@@ -35,10 +40,27 @@ demo: .venv/ready
 demo-kafka: .venv/ready
 	$(BIN)/python examples/flights_kafka.py $(ARGS)
 
+ifeq ($(strip $(PATHS)),)
 test: .venv/ready
 	@$(MAKE) --no-print-directory -j2 lint .venv/spark-classes.jsa compiled
 	@echo "== pytest"
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
+else
+test: .venv/ready
+	$(BIN)/python -m pytest -q $(PATHS) $(ARGS)
+endif
+
+quick: .venv/ready
+	@$(MAKE) --no-print-directory -j2 quick-checks quick-tests
+
+quick-checks:
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/mypy --no-error-summary
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo > .venv/contracts.log || { cat .venv/contracts.log; exit 1; }
+
+quick-tests:
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(QUICK) $(ARGS)
 
 soak: .venv/ready
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)

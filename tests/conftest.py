@@ -22,7 +22,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import forked, jvm, reading
+from tests import durations, forked, jvm, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +110,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and "seed" in getattr(item, "fixturenames", ()):
         report.sections.append(("seed", f"repeat with --seed {item.config.getoption('--seed')}"))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [
+        report
+        for found in terminalreporter.stats.values()
+        for report in found
+        if isinstance(report, pytest.TestReport)
+    ]
+    for line in durations.lines(reports):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

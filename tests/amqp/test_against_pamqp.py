@@ -77,6 +77,7 @@ def their_properties(properties: Properties) -> Any:
     return values
 
 
+@pytest.mark.slow
 @given(METHOD, CHANNEL)
 def test_pamqp_reads_every_method_that_is_written(method: Method, channel: int):
     ((read_channel, theirs),) = their_frames(encode_method(channel, method))
@@ -91,6 +92,7 @@ def test_every_method_that_pamqp_writes_is_read(method: Method, channel: int):
     ]
 
 
+@pytest.mark.slow
 @given(CONTENT_METHODS, CHANNEL, DATED, BODY, FRAME_MAX)
 def test_pamqp_reads_every_content_that_is_written(
     method: Method, channel: int, properties: Properties, content: bytes, frame_max: int

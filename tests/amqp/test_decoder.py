@@ -150,6 +150,7 @@ def test_empty_body_frames_are_allowed_and_cost_nothing_however_many_they_are():
     assert patient.feed(frame(3, 1, b"abc")) == [Command(1, PUBLISH, b"", b"abc")]
 
 
+@pytest.mark.slow
 def test_a_body_in_frames_of_two_bytes_takes_no_more_memory_than_its_bytes():
     size = 1 << 17
     stream = PUBLISH_FRAME + content_header(size) + frame(3, 1, b"ab") * (size // 2 - 1)

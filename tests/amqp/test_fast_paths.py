@@ -77,6 +77,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(chunked(STREAM | mutated(STREAM) | REPEATED | mutated(REPEATED)), LIMITS)
 def test_the_fast_path_the_plain_path_and_every_way_to_cut_the_stream_give_the_same_events(
@@ -218,6 +219,7 @@ def test_a_delivery_has_the_bytes_of_the_plain_encoder(
         assert fast == encode_content(channel, method, properties, body, frame_max)
 
 
+@pytest.mark.slow
 @given(
     CHANNEL,
     SHORT,
@@ -312,6 +314,7 @@ def test_a_delivery_tag_that_does_not_fit_is_the_same_error_on_every_path(tag: i
             encode()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     PROPERTIES.map(Properties.encode) | mutated(PROPERTIES.map(Properties.encode)) | st.binary(max_size=30)

@@ -79,6 +79,7 @@ def test_random_bytes_give_events_or_one_violation(stream: tuple[bytes, list[byt
     fed(small(handshake=handshake), stream[1])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(chunked(mutated(STREAM)))
 def test_damaged_streams_give_events_or_one_violation(stream: tuple[bytes, list[bytes]]):

@@ -89,6 +89,7 @@ class Place(Node):
             self.written.append(str(error))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.lists(TRANSACTION, max_size=8), st.integers(1, 20), st.integers(1, 60))
 @example([(False, ("a",), [(None, b"", False, body) for body in (b"12", b"3456", b"")])], 3, 6)

@@ -483,6 +483,7 @@ def test_18_a_transaction_over_its_limits_is_refused_by_messages_bytes_and_open_
     assert node.browse("q") == [b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_18_the_bodies_of_a_large_transaction_spill_to_a_segment_early_and_keep_their_order(
     node: Node,
 ) -> None:

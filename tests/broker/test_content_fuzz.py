@@ -326,6 +326,7 @@ class World:
         self.node.broker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_random_contents_are_neither_lost_nor_doubled_in_any_life_of_a_message(part: int, seed: int) -> None:
     for number in range(HISTORIES // 4):

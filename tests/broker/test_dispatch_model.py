@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -379,7 +380,7 @@ class DispatchModel(RuleBasedStateMachine):
             assert peer.channel.consuming == sum((peer.channel, tag) in self.holding for tag in held)
 
 
-TestDispatchModel = DispatchModel.TestCase
+TestDispatchModel = pytest.mark.slow(DispatchModel.TestCase)
 TestDispatchModel.settings = settings(
     max_examples=150,
     stateful_step_count=40,

@@ -25,6 +25,7 @@ from tests.broker.test_committer import GatedStore, remember
 PROGRAM = str(Path(interrupted.__file__))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["random", "failpoints"])
 def test_an_interrupt_at_any_moment_leaves_every_commit_whole_and_the_broker_working(
     how: str, tmp_path: Path

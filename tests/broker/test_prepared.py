@@ -91,6 +91,7 @@ def test_20_prepare_with_no_work_answers_read_only(node: Node) -> None:
     assert node.broker.prepared() == []
 
 
+@pytest.mark.slow
 def test_20_a_large_prepared_transaction_keeps_its_spilled_rows_over_a_crash(node: Node) -> None:
     declared(node, "q", "r")
     for xid in ("commit", "rollback"):

@@ -171,7 +171,7 @@ class QueueModel(RuleBasedStateMachine):
             assert (run.block_id, row) == self.entries[offset]
 
 
-TestQueueModel = QueueModel.TestCase
+TestQueueModel = pytest.mark.slow(QueueModel.TestCase)
 TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 

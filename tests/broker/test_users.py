@@ -40,6 +40,7 @@ def test_a_pattern_ends_where_the_name_ends(users: Users) -> None:
     assert rights.may("write", "mine\n") and not rights.may("write", "mine\n\n")
 
 
+@pytest.mark.slow
 def test_an_answer_is_never_older_than_the_last_change(users: Users) -> None:
     rights, stop, asked = Rights(users, "ann"), threading.Event(), 0
 

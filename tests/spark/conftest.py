@@ -33,14 +33,14 @@ def interpreted(spark: SparkSession) -> Iterator[None]:
     """Queries run without being compiled: over a few rows, compiling them is most of what they cost. Those of
     test_batch.py, test_embedded.py and test_secrets.py are compiled.
     """
-    with settings(spark, INTERPRETED):
+    with in_every_session(spark, INTERPRETED):
         yield
 
 
 @pytest.fixture
 def planned_once(spark: SparkSession) -> Iterator[None]:
     """As ``interpreted``, and the stages of a query are planned before it runs, all of them."""
-    with settings(spark, PLANNED_ONCE):
+    with in_every_session(spark, PLANNED_ONCE):
         yield
 
 
@@ -53,6 +53,21 @@ def settings(spark: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in chosen:
             spark.conf.unset(name)
+
+
+@contextlib.contextmanager
+def in_every_session(spark: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
+    """As ``settings``, also in new sessions, such as that of a ledger. A new session has only what its context has."""
+    given: Any = spark
+    context = given._jsparkSession.sharedState().conf()
+    with settings(spark, chosen):
+        for name, value in chosen.items():
+            context.set(name, value)
+        try:
+            yield
+        finally:
+            for name in chosen:
+                context.remove(name)
 
 
 class Rig:

@@ -20,7 +20,7 @@ from tests.spark.pipelines import Driver, Pipeline, delta_rows, empty_table
 from tests.spark.test_append_checks import run
 from txmq.cli import main
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("planned_once")]
 
 STEPS = ["rows.evaluated", "rows.written", "rows.applied", "foreach.applied.1"]
 

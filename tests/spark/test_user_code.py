@@ -63,12 +63,18 @@ KILLED = {
     "by_a_function": "finished",
     "retried": "logged",
 }
+# These keep nothing between batches: one is enough, where no driver is killed. The others see a second one.
+ONE_BATCH = {
+    "threads", "coroutines", "process_pool", "several_actions", "checkpointed", "rdd", "to_pandas", "collected",
+    "shuffled", "union", "swallowed", "generators", "side_effects", *(REFUSED.keys() - {"kept_tx"}),
+}  # fmt: skip
+ALL_AT_ONCE = {"maxOffsetsPerTrigger": str(len(MESSAGES))}
 
 
 def made(
     scratch: Path, url: str, name: str, what: Mapping[str, str], kind: type[Pipeline] = Pipeline
 ) -> Pipeline:
-    """A pipeline with its messages, tables and the queue of a second stream."""
+    """A pipeline with its messages, tables and the queue of a second stream; a batch has two of its messages."""
     shape = what.get("shape", "")
     messages = shapes.MESSAGES.get(shape, MESSAGES)
     pipeline = kind.create(
@@ -126,6 +132,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     try:
         works = {name: made(scratch, served.url, name, WORKS[name]) for name in FUNCTIONS}
         refused = {name: made(scratch, served.url, name, what) for name, (what, _) in REFUSED.items()}
+        for pipelines in (works, refused):
+            for name in ONE_BATCH & pipelines.keys():
+                pipelines[name].options = ALL_AT_ONCE
         killed = [works[name] for name in KILLED]
         at = [STEPS[step] for step in KILLED.values()]
         Driver(scratch, killed, at=at, session=NEW_WORKERS).require_killed()
