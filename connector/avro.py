@@ -351,17 +351,17 @@ def encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
         fastavro = library()
         schema = fastavro.schema.parse_schema(json.loads(text))
         bodies = []
-        for value in values.to_pylist(maps_as_pydicts="strict"):
-            buffer = io.BytesIO(header)
-            buffer.seek(len(header))
-            try:
+        try:
+            for value in values.to_pylist(maps_as_pydicts="strict"):
+                buffer = io.BytesIO(header)
+                buffer.seek(len(header))
                 fastavro.validation.validate(value, schema, strict=False)
                 fastavro.schemaless_writer(buffer, schema, value)
-            except Exception as error:
-                raise OptionError(
-                    f"a row does not fit the schema of Avro ({told(error)})", "change the row, or the schema"
-                ) from None
-            bodies.append(buffer.getvalue())
+                bodies.append(buffer.getvalue())
+        except Exception as error:  # of any class, for any value; Python has no dates after the year 9999
+            raise OptionError(
+                f"a row does not fit the schema of Avro ({told(error)})", "change the row, or the schema"
+            ) from None
         return pa.array(bodies, pa.binary())
 
     return encoded

@@ -20,7 +20,7 @@ from broker_core.errors import DecodeError, OptionError
 from connector.dead_letters import REASON
 from connector.descriptors import descriptor_of
 from connector.fit import quoted
-from connector.formats import Csv, Fault, Format, Json, from_package, schema_of
+from connector.formats import Csv, Fault, Format, Json, from_package, one_clear_error, schema_of
 from connector.observed import (
     OWN_COLUMNS,
     Metric,
@@ -149,7 +149,8 @@ def decode(
     _require_new(made.schema, kept, mode)
     # two projections: Spark compiles the first, which it could not together with a parser
     first = df.select("*", made.encoded.alias(_ENCODED))
-    frame = first.select("*", made.parsed.alias(_PARSED))
+    with one_clear_error(df.sparkSession, format):
+        frame = first.select("*", made.parsed.alias(_PARSED))
     columns = [F.col(quoted(name)) for name in kept]
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     MapType,
     NullType,
     ShortType,
+    StringType,
     StructField,
     StructType,
 )
@@ -37,22 +38,32 @@ _IDENTITY = "delta.identity.start"
 _DEFAULT = "CURRENT_DEFAULT"
 _INVARIANT = "delta.invariants"
 _CHECK = "delta.constraints."
+# partitions are directories unless one of these says otherwise
+_DIRECTORIES = {"delta.columnMapping.mode": "none", "delta.randomizeFilePrefixes": "false"}
+_LIMITED, _LONGEST = ("file:", "hdfs:"), 255  # bytes of a name
+_ESCAPED = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The properties of an existing table that matter for an append."""
+    """The properties of an existing table that matter for an append. ``directories``: those of the columns
+    whose values are names of directories on a file system that limits them.
+    """
 
     schema: StructType
     partition_columns: tuple[str, ...] = ()
     configuration: Mapping[str, str] = field(default_factory=dict)
+    directories: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, metadata: str) -> Known:
-        """From the JSON of the log's metadata action."""
+    def of(cls, metadata: str, location: str = "") -> Known:
+        """From the JSON of the log's metadata action, and where the table is."""
         told = json.loads(metadata)["metaData"]
         schema = StructType.fromJson(json.loads(told["schemaString"]))
-        return cls(schema, tuple(told.get("partitionColumns", ())), dict(told.get("configuration", {})))
+        partitions, configuration = tuple(told.get("partitionColumns", ())), told.get("configuration", {})
+        elsewhere = [configuration.get(name, other) != other for name, other in _DIRECTORIES.items()]
+        limited = location.startswith(_LIMITED) and not any(elsewhere)
+        return cls(schema, partitions, dict(configuration), partitions if limited else ())
 
 
 @dataclass(frozen=True)
@@ -162,6 +173,8 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
             )
         columns[there.name] = _value(table, column, there, merges=merges)
         conditions += _conditions(table, there)
+        if there.name in known.directories and isinstance(there.dataType, StringType):
+            conditions.append(_directory(table, there.name))
     beside = _beside(table, known.schema, {name.lower() for name in columns})
     for name, expression in beside.items():
         if _GENERATED in held[name.lower()].metadata:
@@ -174,6 +187,17 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
             told = f"table {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
             conditions.append((expression, told))
     return Fit(columns, beside, tuple(conditions))
+
+
+def fit_new(table: str, schema: StructType, location: str, partition_by: Sequence[str]) -> Fit | None:
+    """What is asked of rows of a table that does not exist yet, if anything."""
+    named = {name.lower() for name in partition_by if location.startswith(_LIMITED)}
+    conditions = tuple(
+        _directory(table, column.name)
+        for column in schema
+        if column.name.lower() in named and isinstance(column.dataType, StringType)
+    )
+    return Fit({name: quoted(name) for name in schema.names}, {}, conditions) if conditions else None
 
 
 def _value(table: str, given: StructField, held: StructField, *, merges: bool) -> str:
@@ -240,6 +264,16 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
     if _INVARIANT in held.metadata:
         expression = str(json.loads(held.metadata[_INVARIANT])["expression"]["expression"])
         yield expression, f"table {table!r}: a row violates {expression}"
+
+
+def _directory(table: str, column: str) -> tuple[str, str]:
+    """The condition that a file system has a directory ``column=value``. Hive's way to escape is Delta's."""
+    name = quoted(column)
+    room = _LONGEST - len(re.sub(_ESCAPED, "%00", column).encode()) - len("=")
+    length = f"octet_length(regexp_replace({name}, {literal(_ESCAPED)}, '%00'))"
+    told = f"table {table!r}: partition column {column!r} has a value that cannot be the name of a directory"
+    told += f" (more than {room} bytes, of which some characters take 3, or a zero)"
+    return f"{name} IS NULL OR ({length} <= {room} AND instr({name}, char(0)) = 0)", told
 
 
 def not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from broker_core.errors import OptionError
 from connector.delta.commits import remembered, require_held, retried, save
 from connector.delta.rehearsal import rehearse
-from connector.fit import Fit, Known, asserting, check_columns, check_void, fit, nullable, quoted
+from connector.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new, nullable, quoted
 from connector.once import Once
 from connector.staging import no_rows
 from connector.table import Table
@@ -93,12 +93,11 @@ def check_append(
     After the decision, a failing append stops the pipeline until the table is changed. Raises OptionError.
     """
     check_columns(table.name, schema, partition_by)
-    known = Known.of(table.metadata) if table.metadata else None
+    known = Known.of(table.metadata, table.location) if table.metadata else None
     check_void(table.name, schema, known.schema if known else StructType())
-    found = None
+    found = fit_new(table.name, schema, table.location, partition_by)
     if known:
-        merges = merges_schema(spark, options)
-        found = fit(table.name, schema, known, partition_by, merges=merges)
+        found = fit(table.name, schema, known, partition_by, merges=merges_schema(spark, options))
     rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), options, partition_by)
     return found
 

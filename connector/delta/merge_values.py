@@ -69,7 +69,7 @@ def given(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -
         except PySparkException:
             return None
 
-    known = Known.of(table.metadata)
+    known = Known.of(table.metadata, table.location)
     parts = GivenParts(spark, table.name, known.schema, schema)
     on = parts.of_on(merge.on, keeps=_keeps(spark, merge))
     first = (Written("true", on.asked),) if on.asked else ()
@@ -217,7 +217,7 @@ def _fit(table: Table, clause: Clause, known: Known, values: Mapping[str, tuple[
             for column in known.schema
             if column.name in values
         ]
-        known = Known(StructType(columns))
+        known = Known(StructType(columns), directories=known.directories)
     schema = StructType([StructField(name, kind) for name, (_, kind) in values.items()])
     found = fit(table.name, schema, known, (), merges=True)
     narrow = tuple(

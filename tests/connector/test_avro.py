@@ -269,6 +269,10 @@ def test_a_row_that_does_not_fit_the_schema_is_one_clear_error() -> None:
     for value in (None, 1 << 40, "x"):
         with pytest.raises(OptionError, match="a row does not fit the schema of Avro"):
             encoder(header(1), text)(pa.array([{"a": value}]))
+    late = pa.array([4_000_000], pa.date32())  # Python has dates until the year 9999
+    text = json.dumps(avro_schema(StructType().add("a", T.DateType())))
+    with pytest.raises(OptionError, match="a row does not fit the schema of Avro"):
+        encoder(header(1), text)(pa.StructArray.from_arrays([late], ["a"]))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,25 @@ def known(*columns: StructField, partitions: tuple[str, ...] = (), **configurati
     return Known(StructType(list(columns)), partitions, configuration)
 
 
+def test_only_texts_that_name_directories_of_a_disk_are_asked_whether_they_can() -> None:
+    rows = schema(n=IntegerType(), v=StringType())
+
+    def asked(location: str, **configuration: str) -> list[str]:
+        told = {"schemaString": rows.json(), "partitionColumns": ["v", "n"], "configuration": configuration}
+        held = Known.of(json.dumps({"metaData": told}), location)
+        return [told for _, told in fit("t", rows, held, (), merges=False).conditions]
+
+    for location in ("file:/lake/t", "hdfs://host/t"):
+        (told,) = asked(location)
+        assert "partition column 'v'" in told and "more than 253 bytes" in told
+        for name, value in {
+            "delta.columnMapping.mode": "name",
+            "delta.randomizeFilePrefixes": "true",
+        }.items():
+            assert asked(location, **{name: value}) == []
+    assert asked("s3://bucket/t") == []
+
+
 A, AB = schema(a=IntegerType()), schema(a=IntegerType(), b=IntegerType())
 
 

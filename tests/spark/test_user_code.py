@@ -2,7 +2,7 @@
 none is left; or there is one error, and nothing is consumed.
 
 What they do is in ``user_code.py`` (functions) and ``shapes.py`` (queries with state). One driver runs the table,
-another one dies at the steps; the whole product of both is ``soak``.
+another one dies at the steps; the whole product of both is ``soak``. Executors of their own: ``test_executors.py``.
 """
 
 from __future__ import annotations

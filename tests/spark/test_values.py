@@ -22,7 +22,17 @@ from broker_core.errors import OptionError, cause
 from connector.fit import quoted
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.spark.conftest import settings
-from tests.spark.values import Column, Kind, columns, in_another_type, select
+from tests.spark.values import (
+    NAMES,
+    PLAIN,
+    Column,
+    Kind,
+    columns,
+    in_another_type,
+    needed,
+    partitions,
+    select,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -50,7 +60,9 @@ def merged(rows: DataFrame, table: str, on: str, clauses: str, schema: str = "")
 
 def append(**options: Any) -> Operation:
     def plain(rows: DataFrame, table: str) -> None:
-        rows.write.format("delta").mode("append").options(**options).save(table)
+        chosen = dict(options)
+        writer = rows.write.format("delta").mode("append").partitionBy(*chosen.pop("partitionBy", []))
+        writer.options(**chosen).save(table)
 
     return Operation(f"append {options}", lambda tx, rows, table: tx.append(rows, table, **options), plain)
 
@@ -115,17 +127,28 @@ class Bench:
         self.rig, self.spark, self.directory = rig, rig.spark, directory
         self._number = 0
 
-    def tables(self, held: Sequence[Column], more: str = "") -> tuple[str, str]:
-        """Two tables with the same two rows."""
+    def new_tables(self) -> tuple[str, str]:
+        """Two places without a table."""
         self._number += 1
         place = self.directory / f"table-{self._number}"
+        return str(place), f"{place}-plain"
+
+    def tables(
+        self, held: Sequence[Column], more: str = "", *, vectors: bool = False, mapped: bool = True
+    ) -> tuple[str, str]:
+        """Two tables with the same two rows; ``vectors``: with deletion vectors; ``mapped``: any name is a column,
+        and partitions are no directories.
+        """
+        place, _ = self.new_tables()
         ddl = ", ".join(["id INT", *(each.ddl for each in held)])
-        mapped = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
-        self.spark.sql(f"CREATE TABLE delta.`{place}` ({ddl}) USING delta {more} {mapped}")
+        mode = "name" if mapped else "none"
+        properties = {"columnMapping.mode": mode, "enableDeletionVectors": str(vectors).lower()}
+        told = ", ".join(f"'delta.{name}' = '{value}'" for name, value in properties.items())
+        self.spark.sql(f"CREATE TABLE delta.`{place}` ({ddl}) USING delta {more} TBLPROPERTIES ({told})")
         names = ", ".join(["id", *(quoted(each.name) for each in held)])
         self.spark.sql(f"INSERT INTO delta.`{place}` ({names}) {select(held, before=True)}")
         shutil.copytree(place, f"{place}-plain")
-        return str(place), f"{place}-plain"
+        return place, f"{place}-plain"
 
     def decide(self, operation: Operation, rows: DataFrame, table: str) -> None:
         """In a micro-batch of its own, of a new app. Raises what the query would end with."""
@@ -218,6 +241,10 @@ def operations(choice: random.Random, held: Sequence[Column]) -> Operation:
     ])  # fmt: skip
 
 
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+BY_HAND = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
 def try_once(bench: Bench, seed: int) -> str:
     """Either many columns with values of their types, or three, of which the last is given in another type."""
     choice = random.Random(seed)
@@ -238,6 +265,31 @@ def try_once(bench: Bench, seed: int) -> str:
         return compared(bench, operation, select(held), bench.tables(held), f"{seed=} {chosen}\n{text}")
 
 
+def try_table(bench: Bench, seed: int) -> str:
+    """Tables that are new, partitioned, with columns that are NOT NULL or with deletion vectors; compiled or not."""
+    choice = random.Random(seed)
+    names = choice.choice([NAMES, PLAIN])
+    held = columns(choice, 5, ROWS, names=names)
+    by = [each.name for each in held if partitions(each) and choice.random() < 0.3][:2]
+    ansi = {"spark.sql.ansi.enabled": choice.choice(["true", "false"])}
+    with settings(bench.spark, {**choice.choice([COMPILED, BY_HAND]), **ansi}):
+        if choice.random() < 0.25:
+            text, tables = f"new table by {by}", bench.new_tables()
+            options = {"partitionBy": by} if by else {}
+            operation = append(**options, **choice.choice([{}, {"dataChange": "true"}]))
+        else:
+            if choice.random() < 0.5:
+                held[0] = needed(choice, held[0])
+            if choice.random() < 0.5:
+                held[-1] = in_another_type(choice, held[-1])
+            vectors, mapped = choice.random() < 0.5, names is NAMES or choice.random() < 0.3
+            more = f"PARTITIONED BY ({', '.join(map(quoted, by))})" if by else ""
+            tables = bench.tables(held, more, vectors=vectors, mapped=mapped)
+            text, operation = f"{more}, {vectors=}, {mapped=}", operations(choice, held)
+        text += "\n".join(f"{each.ddl} <- {each.given.ddl}: {each.values}" for each in held)[:3000]
+        return compared(bench, operation, select(held), tables, f"{seed=} {ansi}\n{text}")
+
+
 @pytest.fixture
 def bench(rig: Any, tmp_path: Path) -> Bench:
     return Bench(rig, tmp_path)
@@ -254,6 +306,17 @@ def test_what_is_written_of_any_type_is_what_plain_delta_writes_soak(
 ) -> None:
     for number in range(rounds):
         try_once(bench, seed + number)
+
+
+def test_every_kind_of_table_takes_what_plain_delta_takes(bench: Bench) -> None:
+    outcomes = [try_table(bench, seed) for seed in (1, 2, 3, 4)]
+    assert {"taken", "refused"} <= set(outcomes)
+
+
+@pytest.mark.soak
+def test_every_kind_of_table_takes_what_plain_delta_takes_soak(bench: Bench, rounds: int, seed: int) -> None:
+    for number in range(rounds):
+        try_table(bench, seed + number)
 
 
 @pytest.mark.soak
@@ -289,6 +352,29 @@ def test_a_text_that_is_not_utf8_is_refused_with_its_column_where_rows_are_stage
         assert "make_valid_utf8" in told
     bench.decide(append(), bench.spark.sql(f"SELECT 1 AS id, {NO_UTF8}"), ours)  # in files, as it is
     assert bench.applied
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "'\\0x'",
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ("repeat('x', 300)", "repeat('=', 90)")),
+    ],
+)
+def test_a_value_that_no_directory_can_have_is_refused_before_the_decision(bench: Bench, value: str) -> None:
+    """A table that is partitioned by it has a directory for each, without column mapping."""
+    text = Kind("STRING")
+    held = [Column("v", text, text, ("'fits'",), ("'a'", "'b'"))]
+    tables = bench.tables(held, "PARTITIONED BY (v)", mapped=False)
+    for operation in (merge_all(), append(dataChange="true"), overwrite("true"), append()):
+        assert compared(bench, operation, select(held), tables, value) == "taken"
+        told = refused(bench, operation, f"SELECT 1 AS id, {value} AS v", tables[0])
+        assert tables[0] in told and "column 'v'" in told
+    new, _ = bench.new_tables()
+    told = refused(bench, append(partitionBy=["v"]), f"SELECT 1 AS id, {value} AS v", new)
+    assert new in told and "column 'v'" in told
+    rows = bench.spark.sql(f"SELECT 1 AS id, {value} AS v")
+    assert failure(lambda: append().plain(rows, tables[1]))
 
 
 def test_a_column_without_a_type_takes_that_of_the_table(bench: Bench) -> None:

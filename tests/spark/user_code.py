@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pyarrow as pa
-from pyspark import InheritableThread, StorageLevel
+from pyspark import InheritableThread, StorageLevel, TaskContext
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from connector.foreach_batch import BatchTransaction, transactional
+from tests.progress import wait_until
 from tests.spark.shapes import OTHER
 
 Effects = Callable[[DataFrame, BatchTransaction], None]
@@ -282,6 +284,50 @@ def retried(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: 
     effects(batch.selectExpr(TEXT).mapInArrow(dying, "body string"), tx)
 
 
+# -- executors that are processes of their own (``test_executors.py``) -----------------------------------------
+def executor() -> int:
+    """The process that runs the task that calls this."""
+    return next(
+        each.pid for each in psutil.Process().parents() if "CoarseGrainedExecutorBackend" in each.cmdline()
+    )
+
+
+def executor_killed(
+    batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]
+) -> None:
+    """The executor of a task is killed when its rows are through, once for each batch."""
+    flag = f"{pipeline['lake']}.killed.{tx.batch_id}"
+
+    def dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for rows in batches:
+            yield rows
+            if not os.path.exists(flag):
+                Path(flag).touch()
+                os.kill(executor(), signal.SIGKILL)
+                signal.pause()
+
+    effects(batch.selectExpr(TEXT).mapInArrow(dying, "body string"), tx)
+
+
+def speculated(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
+    """A task waits until a second attempt, which Spark starts because the other tasks are done, has its rows."""
+    flag = f"{pipeline['lake']}.speculated.{tx.batch_id}"
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.attemptNumber():
+            Path(flag).touch()
+        elif context.partitionId() == 0:
+            wait_until(lambda: os.path.exists(flag), "a second attempt runs")
+
+    effects(batch.selectExpr(TEXT).repartition(2).mapInArrow(slow, "body string"), tx)
+
+
+CLUSTER: dict[str, Way] = {way.__name__: way for way in (executor_killed, speculated)}
+
+
 # -- code in tasks -------------------------------------------------------------------------------------------
 class Counting:
     """A function of rows that counts, so its values differ from execution to execution."""
@@ -445,7 +491,7 @@ REFUSED: dict[str, tuple[Way, str]] = {
 }
 
 
-EVERY = {**WAYS, **{name: way for name, (way, _) in REFUSED.items()}}
+EVERY = {**WAYS, **CLUSTER, **{name: way for name, (way, _) in REFUSED.items()}}
 
 
 # -- how a transactional function is called ------------------------------------------------------------------

@@ -83,11 +83,21 @@ KEYS = ["INT", "STRING", "DATE", "DECIMAL(5,2)", "BINARY", "TIMESTAMP_NTZ"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A type: ``ddl``, and those within it by the names of fields (struct), or none (array, map)."""
+    """A type: ``ddl``, and those within it by the names of fields (struct), or none (array, map). ``needed``: the
+    fields that are NOT NULL.
+    """
 
     ddl: str
     within: tuple[Kind, ...] = ()
     names: tuple[str, ...] = ()
+    needed: frozenset[str] = frozenset()
+
+    def needing(self, choice: random.Random) -> Kind:
+        """The same type; some fields of a struct are NOT NULL."""
+        if not self.names:
+            return self
+        needed = frozenset(name for name in self.names if choice.random() < 0.5)
+        return replace(self, ddl=_struct(self.names, self.within, needed), needed=needed)
 
     def value(self, choice: random.Random, null: float = 0.2) -> str:
         """SQL of this type."""
@@ -100,7 +110,7 @@ class Kind:
     def _made(self, choice: random.Random) -> str:
         if self.names:
             pairs = [
-                f"{literal(name)}, {kind.value(choice)}"
+                f"{literal(name)}, {kind.value(choice, null=0 if name in self.needed else 0.2)}"
                 for name, kind in zip(self.names, self.within, strict=True)
             ]
             return f"named_struct({', '.join(pairs)})"
@@ -111,8 +121,16 @@ class Kind:
 
 
 def _castable(ddl: str) -> str:
-    """The type of a value for a column of CHAR or VARCHAR is a text."""
-    return re.sub(r"\b(VAR)?CHAR\(\d+\)", "STRING", ddl)
+    """The type of a value for a column of CHAR or VARCHAR is a text; it may be null."""
+    return re.sub(r"\b(VAR)?CHAR\(\d+\)", "STRING", ddl.replace(" NOT NULL", ""))
+
+
+def _struct(names: Sequence[str], kinds: Sequence[Kind], needed: frozenset[str] = frozenset()) -> str:
+    fields = [
+        f"{quoted(name)}: {kind.ddl}{' NOT NULL' if name in needed else ''}"
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    return f"STRUCT<{', '.join(fields)}>"
 
 
 def nested(choice: random.Random, depth: int, names: Sequence[str] = NAMES) -> Kind:
@@ -128,8 +146,7 @@ def nested(choice: random.Random, depth: int, names: Sequence[str] = NAMES) -> K
         return Kind(f"MAP<{key.ddl}, {inner.ddl}>", (key, inner))
     chosen = tuple(_distinct(choice, choice.randint(1, 3), names))
     kinds = (inner, *(nested(choice, choice.randrange(depth), names) for _ in chosen[1:]))
-    fields = ", ".join(f"{quoted(name)}: {kind.ddl}" for name, kind in zip(chosen, kinds, strict=True))
-    return Kind(f"STRUCT<{fields}>", kinds, chosen)
+    return Kind(_struct(chosen, kinds), kinds, chosen)
 
 
 @dataclass(frozen=True)
@@ -141,20 +158,42 @@ class Column:
     given: Kind
     values: tuple[str, ...]
     before: tuple[str, ...] = field(default=())  # what the table has
+    needed: bool = False  # NOT NULL
 
     @property
     def ddl(self) -> str:
-        return f"{quoted(self.name)} {self.held.ddl}"
+        return f"{quoted(self.name)} {self.held.ddl}{' NOT NULL' if self.needed else ''}"
 
 
-def columns(choice: random.Random, count: int, rows: int, depths: Sequence[int] = DEPTHS) -> list[Column]:
+def columns(
+    choice: random.Random,
+    count: int,
+    rows: int,
+    depths: Sequence[int] = DEPTHS,
+    names: Sequence[str] = NAMES,
+) -> list[Column]:
     """Columns with different names, given in the types of the table."""
     found = []
-    for name in _distinct(choice, count):
+    for name in _distinct(choice, count, names):
         kind = nested(choice, choice.choice(depths), choice.choice([NAMES, NAMES, PLAIN]))
         values = tuple(kind.value(choice) for _ in range(rows))
         found.append(Column(name, kind, kind, values, tuple(kind.value(choice) for _ in range(2))))
     return found
+
+
+def needed(choice: random.Random, column: Column) -> Column:
+    """The column of the table is NOT NULL, and so may be fields of it; the rows may have nulls."""
+    kind = column.held.needing(choice)
+    before = tuple(kind.value(choice, null=0) for _ in column.before)
+    values = column.values
+    if choice.random() < 0.5:  # otherwise most rows are refused
+        values = tuple(kind.value(choice, null=0) for _ in values)
+    return replace(column, held=kind, given=kind, values=values, before=before, needed=True)
+
+
+def partitions(column: Column) -> bool:
+    """Whether a table may be partitioned by it."""
+    return column.held.ddl in ATOMIC
 
 
 def in_another_type(choice: random.Random, column: Column) -> Column:
@@ -171,8 +210,8 @@ def given_for(choice: random.Random, held: Kind) -> Kind:
     if held.names:
         pairs = list(zip(held.names, inner, strict=True))
         choice.shuffle(pairs)  # fields are taken by name
-        fields = ", ".join(f"{quoted(name)}: {kind.ddl}" for name, kind in pairs)
-        return Kind(f"STRUCT<{fields}>", tuple(kind for _, kind in pairs), tuple(name for name, _ in pairs))
+        names, kinds = tuple(name for name, _ in pairs), tuple(kind for _, kind in pairs)
+        return Kind(_struct(names, kinds), kinds, names)
     if len(inner) == 1:
         return Kind(f"ARRAY<{inner[0].ddl}>", inner)
     return Kind(f"MAP<{inner[0].ddl}, {inner[1].ddl}>", inner)
@@ -181,7 +220,9 @@ def given_for(choice: random.Random, held: Kind) -> Kind:
 def _distinct(choice: random.Random, count: int, of: Sequence[str] = NAMES) -> list[str]:
     names: dict[str, str] = {}
     while len(names) < count:
-        name = choice.choice(of) if count <= len(of) // 2 else f"{choice.choice(of)} {len(names)}"
+        name = choice.choice(of)
+        if count > len(of) // 2:
+            name += f"{' ' if of is NAMES else '_'}{len(names)}"
         names.setdefault(name.lower(), name)
     return list(names.values())
 

@@ -1,0 +1,144 @@
+"""Every type of Spark as a message: what ``encode`` writes and ``tx.publish`` sends, ``decode`` reads as Spark's own
+functions read it, or rejects it with a reason.
+
+Not here: the values (``values.py``), tables (``test_values.py``), bodies that others have made (``test_decode.py``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from broker_core.errors import OptionError, cause
+from connector.avro import avro_schema
+from connector.decoded import Decoded, decode
+from connector.encoded import encode
+from connector.fit import nullable
+from connector.foreach_batch import transactional
+from tests.registry_server import RegistryServer
+from tests.spark.values import NAMES, PLAIN, Column, columns, select
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
+
+ROWS = 4
+DEPTHS = (0, 0, 0, 1, 2, 4)
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    made = RegistryServer()
+    yield made
+    made.close()
+
+
+def texts(rows: DataFrame) -> dict[int, str]:
+    """Each row by its id."""
+    found = rows.select("id", F.expr("hex(CAST(struct(*) AS STRING))").alias("text")).collect()
+    return {row["id"]: bytes.fromhex(row["text"]).decode(errors="backslashreplace") for row in found}
+
+
+def published(rig: Any, messages: DataFrame, name: str) -> DataFrame:
+    """The messages, as a queue gives them back."""
+    rig.declare(name)
+    each = transactional(lambda _batch, tx: tx.publish(messages, queue=name), url=rig.broker.url, app_id=name)
+    context = rig.spark.sparkContext
+    context.setLocalProperty("sql.streaming.queryId", name)
+    try:
+        each(rig.spark.range(1), 0)
+    finally:
+        context.setLocalProperty("sql.streaming.queryId", None)
+    found: DataFrame = rig.look(name)
+    return found
+
+
+def failure(act: Callable[[], Any]) -> Exception | None:
+    try:
+        act()
+    except Exception as error:
+        return error
+    return None
+
+
+def try_json(rig: Any, seed: int) -> str:
+    choice = random.Random(seed)
+    held = columns(choice, 5, ROWS, DEPTHS, choice.choice([NAMES, PLAIN]))
+    told = f"{seed=}\n" + "\n".join(f"{each.ddl}: {each.values}" for each in held)[:3000]
+    rows = rig.spark.sql(select(held)).coalesce(1)
+    schema = nullable(rows.schema)
+
+    found: list[tuple[dict[int, str], dict[int, str]]] = []
+
+    def plain() -> dict[int, str]:
+        value = F.from_json(F.to_json(F.struct("*")), schema)
+        return texts(rows.select(value.alias("value")).select("value.*"))
+
+    def ours() -> tuple[dict[int, str], dict[int, str]]:
+        read = published(rig, encode(rows), f"json-{seed}")
+        decoded = decode(read, schema)
+        assert isinstance(decoded, Decoded)
+        body = F.get_json_object(decoded.rejected["body"].cast("string"), "$.id").cast("int")
+        rejected = decoded.rejected.select(body.alias("id"), "reason").collect()
+        return texts(decoded.good), {row["id"]: row["reason"] for row in rejected}
+
+    if (error := failure(lambda: found.append(ours()))) is not None:
+        assert isinstance(cause(error), OptionError), f"no clear error: {str(error)[:1500]}: {told}"
+        assert failure(plain), f"refused without need: {cause(error)}: {told}"
+        return "refused"
+    ((good, rejected),) = found
+    given, read = texts(rows), plain()
+    assert sorted([*good, *rejected]) == sorted(given), told
+    assert good == {number: read[number] for number in good}, told
+    for number, reason in rejected.items():
+        assert read[number] != given[number] or "NaN" in reason or "large" in reason, f"{reason}: {told}"
+    return "rejected" if rejected else "read"
+
+
+def in_avro(spark: SparkSession, column: Column) -> bool:
+    """Whether Avro has its type."""
+    try:
+        avro_schema(spark.sql(select([column])).schema)
+    except OptionError:
+        return False
+    return True
+
+
+def try_avro(rig: Any, server: RegistryServer, seed: int) -> str:
+    """With a schema registry, both ways are txmq's own."""
+    choice = random.Random(seed)
+    held = [each for each in columns(choice, 12, ROWS, DEPTHS, PLAIN) if in_avro(rig.spark, each)][:2]
+    told = f"{seed=}\n" + "\n".join(f"{each.ddl}: {each.values}" for each in held)[:3000]
+    rows = rig.spark.sql(select(held)).coalesce(1)
+    wanted: dict[str, Any] = {"registry": server.url, "subject": f"avro-{seed}"}
+
+    read: list[DataFrame] = []
+    error = failure(lambda: read.append(published(rig, encode(rows, None, "avro", **wanted), f"avro-{seed}")))
+    if error is not None:
+        assert isinstance(cause(error), OptionError), f"no clear error: {str(error)[:1500]}: {told}"
+        return "refused"
+    decoded = decode(read[0], None, "avro", **wanted)
+    assert [row["reason"] for row in decoded.rejected.collect()] == [], told
+    assert texts(decoded.good) == texts(rows), told
+    return "read"
+
+
+def test_what_encode_writes_of_any_type_decode_reads_or_rejects(rig: Any) -> None:
+    assert {"read", "rejected", "refused"} >= {try_json(rig, seed) for seed in (1, 2, 3)}
+
+
+def test_what_encode_writes_as_avro_of_any_type_decode_reads(rig: Any, server: RegistryServer) -> None:
+    outcomes = {try_avro(rig, server, seed) for seed in (1, 2, 3, 5)}
+    assert "read" in outcomes
+
+
+@pytest.mark.soak
+def test_what_encode_writes_of_any_type_decode_reads_or_rejects_soak(
+    rig: Any, server: RegistryServer, rounds: int, seed: int
+) -> None:
+    for number in range(seed, seed + rounds):
+        try_json(rig, number)
+        try_avro(rig, server, number)
