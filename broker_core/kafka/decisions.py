@@ -14,9 +14,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from broker_core import errors
 from broker_core.broker.records import LedgerRecord, LineageRecord, Record, ReleaseRecord
 from broker_core.broker.undo import Undo
-from broker_core.errors import TransactionTooLarge, UnknownTransaction
 from broker_core.kafka import entry, names
 from broker_core.kafka.client import Client
 from broker_core.kafka.entry import Entry
@@ -28,6 +28,7 @@ from broker_core.micro_batch.ledger import Ledger
 T = TypeVar("T")
 
 ENTRY_BYTES = 900_000  # of one record batch of decisions
+UNDER_WAY = "Ongoing", "PrepareCommit", "PrepareAbort"  # states of a transaction whose end will come
 
 
 class Changes:
@@ -55,7 +56,7 @@ class Changes:
         ]
         batch = entry.batch(entries, now_ms, transactional=True)
         if len(batch) > ENTRY_BYTES:
-            raise TransactionTooLarge(
+            raise errors.TransactionTooLarge(
                 f"the ledger entry of this micro-batch takes {len(batch)} bytes, and at most {ENTRY_BYTES} "
                 "fit into a record of Kafka",
                 "let fewer tasks stage rows for tables: coalesce the frame before it is appended",
@@ -83,11 +84,32 @@ class Decisions:
         """
         isolation = Isolation.READ_UNCOMMITTED if fenced else Isolation.READ_COMMITTED
         end = self._client.offsets({self.log: LATEST}, isolation)[self.log]
-        for row in entry.replay(self._client, self.log, self._position, end):
-            key = (row.key or b"").decode()
-            self._take(key, None if row.value is None else entry.parse(key, row.value))
+        try:
+            for row in entry.replay(self._client, self.log, self._position, end):
+                key = (row.key or b"").decode()
+                self._take(key, None if row.value is None else entry.parse(key, row.value))
+        except errors.ConnectionFailed:
+            if fenced:
+                self._require_no_hanging(end)
+            raise
         self._position = max(self._position, end)
         self._undo.begin()
+
+    def _require_no_hanging(self, end: int) -> None:
+        """Raises KafkaError where the log has an open transaction that its coordinator has ended: the end is
+        missing in the log, and no fence brings it.
+        """
+        producer = names.producer_of(self.app_id)
+        begin = self._client.offsets({self.log: LATEST})[self.log]
+        known = self._client.transaction(producer)
+        if begin < end and (known is None or known.state not in UNDER_WAY):
+            raise errors.KafkaError(
+                f"a transaction of {producer} hangs in {self.log} at offset {begin}: Kafka has ended it, its "
+                "end is missing in the log, and nothing can be decided any more",
+                "compare the batch with what its queues have, and abort what hangs in each log: "
+                f"kafka-transactions.sh abort --topic {self.log.topic} --partition {self.log.partition} "
+                f"--start-offset {begin}; docs/kafka.md",
+            )
 
     def consumed(self) -> dict[str, int]:
         """Returns by log where its last decided range ended."""
@@ -135,7 +157,7 @@ class Decisions:
                 if branch in named:
                     ledger.skip(nowhere, app_id, record.sequence, {branch}, to)
             for branch, name, at_us, text in notes.get(record.sequence, ()):
-                with contextlib.suppress(UnknownTransaction):  # all of it is skipped
+                with contextlib.suppress(errors.UnknownTransaction):  # all of it is skipped
                     ledger.note(nowhere, app_id, record.sequence, {branch}, name, at_us, text)
         ledger.mark_mirrored(nowhere, app_id, facts.mirrored())
         self._undo.begin()

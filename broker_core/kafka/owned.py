@@ -31,7 +31,11 @@ class Owned:
     def fence(self, lasting_ms: int = TIMEOUT_MS) -> None:
         """Takes the app over, for transactions of at most ``lasting_ms``."""
         self.owner.fence(lasting_ms)
-        self._decisions.replay(fenced=True)
+        try:
+            self._decisions.replay(fenced=True)
+        except BaseException:
+            self.owner.give_up()  # an epoch decides only with a memory that is as new
+            raise
         here("kafka.owned.replayed")
 
     def judged(

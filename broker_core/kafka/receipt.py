@@ -52,7 +52,8 @@ class Place(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """``logs``: where it publishes. ``reached``: its rows that reach a queue. ``examples``: at most three
-    (exchange, routing key) of those that do not.
+    (exchange, routing key) of those that do not. ``topic_id``: of the stage topic, for rows that are applied
+    later.
     """
 
     token: str
@@ -66,6 +67,7 @@ class Receipt:
     unroutable: int = 0
     examples: tuple[tuple[str, str], ...] = ()
     logs: tuple[Log, ...] = ()
+    topic_id: str = ""
 
     def text(self) -> str:
         values = {name: getattr(self, name) for name in self.__slots__}

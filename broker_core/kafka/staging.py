@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -61,6 +62,7 @@ class _Stage(NamedTuple):
     """A stage topic. ``largest``: bytes of a value that it takes; ``asked``: when, in seconds."""
 
     name: str
+    id: uuid.UUID
     partitions: int
     largest: int
     asked: float
@@ -84,10 +86,11 @@ class Staging:
         topic = topics.stage(app_id)
         known = self._known.get(topic.name)
         if known is None or time.monotonic() - known.asked > ASKED_S:
-            partitions = len(topics.ensure(self._client, topic).partitions)
+            found = topics.ensure(self._client, topic)
             largest = self._client.configs(topic.name, topics.LARGEST).get(topics.LARGEST)
             room = int(largest or topics.STAGED_BYTES) - ROOM
-            known = self._known[topic.name] = _Stage(topic.name, partitions, room, time.monotonic())
+            known = _Stage(topic.name, found.id, len(found.partitions), room, time.monotonic())
+            self._known[topic.name] = known
         return known
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -96,18 +99,20 @@ class Staging:
         """
         stage = self._stage(stage_app(header))
         log = Log(stage.name, header.partition % stage.partitions)
-        branch = _Branch(self._client, header, log, lambda: self._made_again(stage_app(header)))
+        branch = _Branch(self._client, header, log, stage.id, lambda: self._made_again(stage_app(header)))
         publishes = header.kind == "publish"
         values = self._published(branch, rows, stage) if publishes else _kept(header, rows, stage)
         for value in values:
             branch.add(value)
         branch.flush()
+        if not publishes:  # a decision reads what is published, and does not read what is applied later
+            branch.require_same_topic()
         return branch.staged()
 
-    def _made_again(self, app_id: str) -> None:
-        """Makes a stage topic that somebody has deleted."""
+    def _made_again(self, app_id: str) -> uuid.UUID:
+        """Makes a stage topic that somebody has deleted, unless somebody has made it. Returns its id."""
         self._known.pop(topics.stage(app_id).name, None)
-        self._stage(app_id)
+        return self._stage(app_id).id
 
     def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
         header = branch.header
@@ -131,15 +136,23 @@ class _Branch:
     """What is staged of one branch."""
 
     def __init__(
-        self, client: Client, header: BranchHeader, log: Log, made_again: Callable[[], None]
+        self,
+        client: Client,
+        header: BranchHeader,
+        log: Log,
+        topic_id: uuid.UUID,
+        made_again: Callable[[], uuid.UUID],
     ) -> None:
-        """``made_again`` makes the topic of ``log``, where it is gone."""
+        """``topic_id``: of the topic of ``log``. ``made_again`` makes it where it is gone, and returns its
+        id.
+        """
         self.header = header
         self.rows = 0
         self.unroutable = 0
         self.examples: list[tuple[str, str]] = []
         self._client = client
         self._log = log
+        self._topic_id = topic_id
         self._made_again = made_again
         self._waiting: list[_Value] = []
         self._waiting_bytes = 0
@@ -193,12 +206,9 @@ class _Branch:
             return self._client.producing({self._log: batch}, repeat=True)
 
         def again() -> Callable[[], Mapping[Log, int]]:
-            self._made_again()
+            self._topic_id = self._made_again()
             if self._spans:
-                raise MissingBranch(
-                    f"the stage topic {self._log.topic} was deleted while rows were staged; nothing was "
-                    "published. Let Spark run the batch again"
-                )
+                raise self._deleted()
             return send()
 
         def wait() -> Mapping[Log, int]:
@@ -212,6 +222,24 @@ class _Branch:
         except QueueNotFound:
             answer = again()
         return wait
+
+    def _deleted(self) -> MissingBranch:
+        return MissingBranch(
+            f"the stage topic {self._log.topic} was deleted while rows were staged; nothing was "
+            "published. Let Spark run the batch again"
+        )
+
+    def require_same_topic(self) -> None:
+        """Raises MissingBranch where what was appended may stand in another topic than the one that was there
+        before: one that was deleted and made again answers as the same.
+        """
+        try:
+            same = self._client.topic(self._log.topic, fresh=True).id == self._topic_id
+        except QueueNotFound:
+            same = False
+        if not same:
+            self._made_again()
+            raise self._deleted()
 
     def _settle(self) -> None:
         """Waits until what was sent is appended."""
@@ -236,6 +264,7 @@ class _Branch:
             unroutable=self.unroutable,
             examples=tuple(self.examples[:3]),
             logs=tuple(sorted(self._logs)),
+            topic_id="" if header.kind == "publish" else self._topic_id.hex,
         )
         return StagedBranch(
             header.branch,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 
 from broker_core import errors, failpoint
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.kafka import decide, decisions, names, port
+from broker_core.kafka import decide, decisions, names, port, topics
 from broker_core.kafka.port import EARLIEST, Isolation, Log, Request
 from broker_core.kafka.receipt import Receipt
 from tests.kafka.fake_kafka import LOST, REFUSED, UNANSWERED, FakeKafka
@@ -240,6 +242,62 @@ def test_c4_a_staged_record_with_a_flipped_byte_is_never_published(cluster: Clus
     with pytest.raises(errors.CorruptRecordBatch, match="checksum"):
         driver.commit(0, token, [branch])
     assert cluster.bodies() == [] and cluster.entries() == [] and nothing_open(cluster)
+
+
+@pytest.mark.parametrize("kind", ["append", "publish"])
+def test_c4_a_stage_topic_that_is_made_again_before_the_decision_is_missing_and_the_replay_is_decided(
+    cluster: Cluster, kind: Any
+) -> None:
+    """Rows of another branch stand at the offsets of those that were staged."""
+    driver, task = cluster.driver(), cluster.driver()
+    target = {"table": "t"} if kind == "append" else None
+
+    def stage(task: Driver, token: str, *bodies: bytes) -> StagedBranch:
+        return task.stage(token, list(bodies), kind=kind, target=target)
+
+    opened = driver.open(0)
+    branch = stage(task, opened.token, b"a", b"b")
+    remake_stage(cluster)
+    stage(cluster.driver(), "another", b"x", b"y")
+    stage(cluster.driver(), "another", b"x", b"y")
+    with pytest.raises(errors.MissingBranch, match="Nothing was published"):
+        driver.commit(0, opened.token, [branch])
+    assert driver.sink.last_entry(APP) is None and nothing_open(cluster)
+    opened = driver.open(0)
+    driver.commit(0, opened.token, [staged_at_last(lambda: stage(task, opened.token, b"a", b"b"))])
+    if kind == "publish":
+        assert cluster.bodies() == [b"a", b"b"]
+    else:
+        ((to_apply,),) = (entry.to_apply for entry in cluster.driver().sink.unapplied(APP))
+        found = cluster.driver().sink.read_branches(to_apply.branches)
+        assert [body for rows in found for body in rows["body"].to_pylist()] == [b"a", b"b"]
+
+
+def test_c5_a_stage_topic_that_is_made_again_after_the_decision_gives_no_rows_of_others(
+    cluster: Cluster,
+) -> None:
+    driver = cluster.driver()
+    opened = driver.open(0)
+    branch = driver.stage(opened.token, [b"a"], kind="append", target={"table": "t"})
+    driver.commit(0, opened.token, [branch])
+    remake_stage(cluster)
+    cluster.driver().stage("another", [b"x"], kind="append", target={"table": "t"})
+    ((to_apply,),) = (entry.to_apply for entry in driver.sink.unapplied(APP))
+    with pytest.raises(errors.MissingBranch, match="not in the stage topic any more"):
+        list(driver.sink.read_branches(to_apply.branches))
+
+
+def remake_stage(cluster: Cluster) -> None:
+    """By somebody else: nobody of the app notices."""
+    cluster.reader.delete_topic(STAGE)
+    topics.ensure(cluster.client(), topics.stage(APP))
+
+
+def staged_at_last(stage: Callable[[], StagedBranch]) -> StagedBranch:
+    """As a task of Spark, which tries again."""
+    with contextlib.suppress(errors.MissingBranch):
+        return stage()
+    return stage()
 
 
 def test_c4_a_queue_that_was_deleted_refuses_the_batch_and_nothing_is_published(cluster: Cluster) -> None:

@@ -15,12 +15,12 @@ import pytest
 from broker_core import errors
 from broker_core.arrow import parts
 from broker_core.engine import BranchHeader
-from broker_core.kafka import port, published, staging, winners
+from broker_core.kafka import names, port, published, staging, winners
 from broker_core.kafka.client import Client
 from broker_core.kafka.code import Code
 from broker_core.kafka.compression import Codec
 from broker_core.kafka.patience import Time
-from broker_core.kafka.port import Fetch, ListOffsets, Log, Produce, Request
+from broker_core.kafka.port import LATEST, Fetch, ListOffsets, Log, Produce, Request
 from broker_core.kafka.published import BATCH_BYTES
 from tests.kafka.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
@@ -273,6 +273,34 @@ def overtake(cluster: Cluster, other: Driver, ahead: int) -> None:
     for each in range(ahead):
         batch(other, each)
     cluster.kafka.fault = fault
+
+
+def test_a_transaction_whose_end_kafka_has_lost_is_one_error_that_names_it(version: int) -> None:
+    """A node that was killed and comes back may take logs that have no leader yet for deleted ones: it ends the
+    transaction without its markers (Kafka 4.3.1). Nothing is decided before somebody has ended it in the logs.
+    """
+
+    def kill(node: int, request: Request[Any]) -> None:
+        if isinstance(request, port.EndTransaction):
+            raise Killed
+
+    cluster = Cluster(version)
+    batch(cluster.driver(), 0)
+
+    cluster.kafka.fault = kill
+    with pytest.raises(Killed):
+        batch(cluster.driver(), 1)
+    without_faults(cluster)
+    known = cluster.kafka.transactions.all[f"txmq.{APP}"]
+    known.state, known.logs = "CompleteCommit", set()
+    log = Log(names.app_topic(APP), names.DECISIONS)
+    stable = cluster.reader.offsets({log: LATEST})[log]
+    driver = cluster.driver(reconnect_s=0.05)
+    for ask in (lambda: driver.open(1), lambda: driver.commit(1, "", []), lambda: driver.sink.consumed(APP)):
+        with pytest.raises(
+            errors.KafkaError, match=rf"hangs in {log} at offset {stable}: .*--start-offset {stable};"
+        ):
+            ask()
 
 
 def test_two_drivers_in_turn_decide_every_batch_once(version: int) -> None:
