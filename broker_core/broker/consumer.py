@@ -38,8 +38,9 @@ class Consumer:
 
     ``send`` gets the consumer, the first delivery tag, and the redelivered flags and the messages of
     deliveries with consecutive tags. It sends the first, and more while the consumer is ``writable``, and
-    returns how many it has sent. The shell calls ``cancelled`` when the queue is deleted
-    (``Consumers.clear``). A cancelled consumer is not ``active``.
+    returns how many it has sent; 0 if it cannot, after it has made the consumer not ``writable``. The shell
+    calls ``cancelled`` when the queue is deleted (``Consumers.clear``). A cancelled consumer is not
+    ``active``.
     """
 
     __slots__ = (

@@ -216,15 +216,19 @@ class Dispatch:
         last = ready[0]
         try:
             for offset, row in zip(entries, rows):
-                while turns and not turns[0].credit:
-                    turns.popleft().parked = True
-                if not turns:
+                sent = 0
+                while not sent:
+                    while turns and not turns[0].credit:
+                        turns.popleft().parked = True
+                    if not turns:
+                        break
+                    consumer = turns[0]
+                    turns.rotate(-1)
+                    channel = consumer.channel
+                    tag = channel.last_tag + 1
+                    sent = consumer.send(consumer, tag, (queue.ready.was_sent(offset),), (row,))
+                if not sent:
                     break
-                consumer = turns[0]
-                turns.rotate(-1)
-                channel = consumer.channel
-                tag = channel.last_tag + 1
-                consumer.send(consumer, tag, (queue.ready.was_sent(offset),), (row,))
                 channel.last_tag, last = tag, consumer
                 if consumer.no_ack:
                     settles.append(_new(Settle, (queue, offset, "ack")))
@@ -265,7 +269,9 @@ class Dispatch:
                 aside.append(entries[0])
                 if consumer is None:
                     continue
-                given += self._give_one(queue, consumer, entries, rows, settles)
+                if not self._give_one(queue, consumer, entries, rows, settles):
+                    continue
+                given += 1
                 aside.pop()
                 queue.consumers.turn(consumer)
                 ready.remove(consumer)

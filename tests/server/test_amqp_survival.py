@@ -221,6 +221,71 @@ def test_content_is_cut_into_frames_of_the_size_that_was_agreed_on(
         client.end()
 
 
+@pytest.mark.parametrize("no_ack", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_properties_that_do_not_fit_a_frame_close_the_channel_and_stay_for_others(
+    served: AmqpServed, no_ack: bool, batch: int
+) -> None:
+    """The client agreed on frames of 4096 bytes, and the specification (4.2.3) forbids larger ones."""
+    large = {"h": "x" * 5_000}
+    with peer(served.amqp_url, 1) as client, peer(served.amqp_url, 1, frame_max=4096) as small:
+        client.call(1, Q.Declare(queue="in", durable=True), Q.DeclareOk)
+        for number, headers in enumerate([{}] * batch + [large, {}]):
+            client.publish(1, "", "in", b"%d" % number, delivery_mode=2, headers=headers)
+        small.send(1, B.Consume(queue="in", consumer_tag="c", no_ack=no_ack))
+        small.expect(B.ConsumeOk)
+        for _ in range(batch):
+            small.expect(B.Deliver)
+            small.content()
+        closed = small.expect(H.Close)
+        assert (closed.reply_code, closed.class_id) == (406, 0)
+        assert "need a frame of 50" in closed.reply_text and "frame_max" in closed.reply_text
+        small.send(1, H.CloseOk())
+        small.end()
+        eventually(lambda: client.count(1, "in") == (2 if no_ack else batch + 2))
+        found = [body for _, body in client.drain(1, "in")]
+        assert found == [b"%d" % number for number in range(batch if no_ack else 0, batch + 2)]
+        client.end()
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_a_get_of_properties_that_do_not_fit_a_frame_closes_the_channel(
+    served: AmqpServed, no_ack: bool
+) -> None:
+    with peer(served.amqp_url, 1) as client, peer(served.amqp_url, 1, frame_max=4096) as small:
+        client.call(1, Q.Declare(queue="in", durable=True), Q.DeclareOk)
+        client.publish(1, "", "in", b"large", delivery_mode=2, headers={"h": "x" * 5_000})
+        eventually(lambda: client.count(1, "in") == 1)
+        small.send(1, B.Get(queue="in", no_ack=no_ack))
+        closed = small.expect(H.Close)
+        assert (closed.reply_code, closed.class_id, closed.method_id) == (406, 60, 70)
+        small.send(1, H.CloseOk())
+        small.end()
+        eventually(lambda: client.count(1, "in") == 1)
+        assert [body for _, body in client.drain(1, "in")] == [b"large"]
+        client.end()
+
+
+def test_a_consumer_with_larger_frames_gets_what_does_not_fit_those_of_another(served: AmqpServed) -> None:
+    with peer(served.amqp_url, 1, frame_max=4096) as small, peer(served.amqp_url, 1) as large:
+        large.call(1, Q.Declare(queue="shared"), Q.DeclareOk)
+        for client in (small, large):
+            client.call(1, B.Consume(queue="shared", no_ack=True), B.ConsumeOk)
+        with peer(served.amqp_url, 1) as publisher:
+            for number in range(4):
+                publisher.publish(1, "", "shared", b"%d" % number, headers={"h": "x" * 5_000})
+            publisher.end()
+        bodies = set()
+        for _ in range(4):
+            large.expect(B.Deliver)
+            bodies.add(large.content()[1])
+        assert bodies == {b"0", b"1", b"2", b"3"}
+        small.expect(H.Close)
+        small.send(1, H.CloseOk())
+        small.end()
+        large.end()
+
+
 def test_slow_consumer_and_an_unbounded_publisher_do_not_fill_the_brokers_memory(served: AmqpServed) -> None:
     """300 MB of persistent messages pass a consumer that does not read: they wait on the disk, and then all
     come in order.

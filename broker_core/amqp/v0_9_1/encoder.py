@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from broker_core.amqp.v0_9_1.codec import encode_payload, short_string
 from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method
+from broker_core.errors import PreconditionFailed
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -28,6 +29,7 @@ _ROUTES = 256  # remembered by each consumer; publishers choose the routing keys
 _KIND_AND_CHANNEL = struct.Struct(">BH")
 _TAG = struct.Struct(">QB").pack  # delivery tag, redelivered
 _TAG_BYTES = 9
+_HEADER_BYTES = 7 + 12 + 1  # of the frame of a content header, around the properties
 _HEADER_REST = struct.Struct(">IIQ").pack  # payload size, class and weight, body size
 _BODY_HEAD = struct.Struct(">BBHI").pack  # end of the header frame; type, channel, payload size
 _GET_OK_HEAD = struct.Struct(">BHIIQB").pack
@@ -60,15 +62,30 @@ def encode_content(channel: int, method: Method, properties: bytes, body: bytes,
     return b"".join(parts)
 
 
+def require_header_fits(properties: bytes, frame_max: int) -> None:
+    """A content header is one frame (specification 2.3.5.2), and a peer must not send a larger frame than was
+    agreed on (4.2.3). Raises PreconditionFailed.
+    """
+    most = frame_max or _DEFAULT_FRAME_MAX
+    size = _HEADER_BYTES + len(properties)
+    if size > most:
+        raise PreconditionFailed(
+            f"the properties of a message need a frame of {size} bytes, and frame_max of this connection is "
+            f"{most}",
+            "the message stays where it is; connect with a larger frame_max",
+        )
+
+
 class DeliverEncoder:
     """Deliveries to one consumer; ``frame_max`` in bytes, 0: 131072."""
 
-    __slots__ = ("_channel", "_consumer_tag", "_frame_max", "_routes")
+    __slots__ = ("_channel", "_consumer_tag", "_frame_max", "_most_properties", "_routes")
 
     def __init__(self, channel: int, consumer_tag: str, frame_max: int) -> None:
         self._channel = channel
         self._consumer_tag = consumer_tag
         self._frame_max = frame_max or _DEFAULT_FRAME_MAX
+        self._most_properties = self._frame_max - _HEADER_BYTES
         self._routes: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # bytes before and after the tag
 
     def encode(
@@ -80,7 +97,11 @@ class DeliverEncoder:
         properties: bytes,
         body: bytes,
     ) -> bytes:
-        """The frames of one delivery. Raises LocalProtocolError for a value that its field cannot hold."""
+        """The frames of one delivery. Raises LocalProtocolError for a value that its field cannot hold, and
+        PreconditionFailed for properties that are too large.
+        """
+        if len(properties) > self._most_properties:
+            require_header_fits(properties, self._frame_max)
         route = self._routes.get((exchange, routing_key)) or self._route(exchange, routing_key)
         size = len(body)
         if not 0 < size <= self._frame_max - 8 or not properties or not 0 <= delivery_tag < _TAG_END:
@@ -106,8 +127,9 @@ class DeliverEncoder:
         messages: Sequence[tuple[str, str, bytes, bytes]],
         most_bytes: int,
     ) -> tuple[bytes, int]:
-        """The frames of deliveries with consecutive tags, until they have more than ``most_bytes``, and how
-        many these are. ``messages``: the last arguments of ``encode``. Raises as it does.
+        """The frames of deliveries with consecutive tags, until they have more than ``most_bytes``, or the
+        properties of the next one are too large; and how many these are. ``messages``: the last arguments of
+        ``encode``. Raises as it does, for the first one.
         """
         if not 0 <= first_tag < _TAG_END - len(messages):
             return self.encode(first_tag, redelivered[0], *messages[0]), 1
@@ -119,7 +141,9 @@ class DeliverEncoder:
         for (exchange, routing_key, properties, body), again in zip(messages, redelivered):
             size = len(body)
             if (exchange, routing_key, properties, size) != like:
-                if not 0 < size <= most or not properties:
+                if parts and len(properties) > self._most_properties:
+                    break
+                if not 0 < size <= most or not properties or len(properties) > self._most_properties:
                     data = self.encode(tag, again, exchange, routing_key, properties, body)
                     parts.append(data)
                     total += len(data)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.amqp.v0_9_1.encoder import DeliverEncoder
+from broker_core.amqp.v0_9_1.encoder import DeliverEncoder, require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change, InboxRow
@@ -107,6 +107,7 @@ class Session:
         self.named = transaction_exchange.Named()
         self._backlog = Backlog()
         self._commands = server.commands
+        self._loop = server.loop
         self._phase = Phase.ready
 
     @property
@@ -220,15 +221,20 @@ class Session:
                 consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
             ) -> int:
                 messages = [row[4:8] for row in rows]
-                if len(messages) == 1:
-                    write(encode(first_tag, redelivered[0], *messages[0]))
-                    return 1
                 given = 0
-                while given < len(messages) and consumer.writable:
-                    room = FLUSH_BYTES - out.size
-                    data, count = encode_many(first_tag + given, redelivered[given:], messages[given:], room)
-                    write(data)
-                    given += count
+                try:
+                    if len(messages) == 1:
+                        write(encode(first_tag, redelivered[0], *messages[0]))
+                        return 1
+                    while given < len(messages) and consumer.writable:
+                        room = FLUSH_BYTES - out.size
+                        data, count = encode_many(
+                            first_tag + given, redelivered[given:], messages[given:], room
+                        )
+                        write(data)
+                        given += count
+                except PreconditionFailed as error:
+                    self._refuse(consumer, error)
                 return given
 
             return deliver
@@ -240,12 +246,26 @@ class Session:
             for row, again in zip(rows, redelivered):
                 if not consumer.writable:
                     break
+                try:
+                    require_header_fits(row.properties, connection.protocol.tuned.frame_max)
+                except PreconditionFailed as error:
+                    self._refuse(consumer, error)
+                    break
                 method = m.BasicDeliver(tag, first_tag + given, again, row.exchange, row.routing_key)
                 connection.send(self.number, method, row.properties, row.body, queue=queue)
                 given += 1
             return given
 
         return observed
+
+    def _refuse(self, consumer: Consumer, error: PreconditionFailed) -> None:
+        """Its client cannot take a message: close the channel, once this dispatch is over."""
+        consumer.writable = False
+        self._loop.call_soon_threadsafe(self._fail_open, error)
+
+    def _fail_open(self, error: PreconditionFailed) -> None:
+        if not self.ended:
+            self.fail(error, None)
 
     def cancelled(self, consumer: Consumer) -> None:
         """The queue of ``consumer`` is deleted or cannot be read."""

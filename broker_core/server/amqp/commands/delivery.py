@@ -8,6 +8,7 @@ import secrets
 from typing import Any, NamedTuple
 
 from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.encoder import require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import permits
 from broker_core.broker.block import NotLoaded
@@ -161,6 +162,7 @@ class Taken(NamedTuple):
 def _give(session: Session, method: m.BasicGet, delivery: Delivery, ready: int) -> None:
     if session.connection.mute:
         return  # it could not be sent; the channel requeues it when it ends
+    require_header_fits(delivery.message.properties, session.connection.protocol.tuned.frame_max)
     if method.no_ack:
         unacked = session.channel.unacked.pop(delivery.tag)
         session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
