@@ -1,17 +1,21 @@
-"""Jars by Ivy, for the JVMs of benchmarks and tests; as a program, it brings those of Delta into the cache.
+"""Jars by Ivy, for the JVMs of benchmarks and tests.
 
+``python -m bench.jars`` brings those of Delta into the cache. ``python -m bench.jars --pin COORDINATE ...``
+adds the sums of what these resolve to, for a commit to review.
 Not here: what is started with them. Needs only a JDK.
+Invariant: each jar that is returned is the one of ``jars.sha256``, whoever has written to the cache.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import util
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +31,7 @@ gateway.proc.wait()
 """
 _SPARK = util.find_spec("pyspark")
 assert _SPARK is not None and _SPARK.origin is not None
+SUMS = Path(__file__).with_suffix(".sha256")  # lines as those of sha256sum
 SPARK_JARS = Path(_SPARK.origin).parent / "jars"  # pyspark itself is slow to import
 
 
@@ -37,10 +42,51 @@ def delta() -> str:
 
 
 def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
-    """Paths of the jars of ``coordinates`` and of their dependencies. Raises SystemExit if one is not found.
-
-    They are kept beside the interpreter, because asking Ivy takes a JVM and seconds.
+    """Paths of the jars of ``coordinates`` and of their dependencies. Raises SystemExit if one is not found,
+    or is not the one that is pinned.
     """
+    jars = _resolved(coordinates, excludes)
+    verify(jars, pinned())
+    return jars
+
+
+def pinned(sums: Path = SUMS) -> dict[str, str]:
+    """SHA-256 of each jar, by its name in the cache of Ivy."""
+    return {name: checksum for checksum, name in map(str.split, sums.read_text().splitlines())}
+
+
+def verify(jars: Iterable[str], sums: Mapping[str, str]) -> None:
+    """Raises SystemExit for a jar that has another sum, or none."""
+    for path in map(Path, jars):
+        found, expected = _sum(path), sums.get(path.name)
+        if expected is None:
+            raise SystemExit(
+                f"{path} has no checksum in bench/{SUMS.name}: review it, then add it with "
+                "python -m bench.jars --pin"
+            )
+        if found != expected:
+            raise SystemExit(
+                f"{path} is not the jar that is pinned: its SHA-256 is {found}, bench/{SUMS.name} has "
+                f"{expected}. Nothing was started; delete it, and find out who has changed it"
+            )
+
+
+def pin(jars: Iterable[str], sums: Path = SUMS) -> None:
+    """Adds the jars that have no sum yet. Raises SystemExit for one that has another."""
+    known = pinned(sums)
+    added = {path.name: _sum(path) for path in map(Path, jars)}
+    verify([path for path in jars if Path(path).name in known], known)
+    lines = [f"{checksum}  {name}\n" for name, checksum in sorted((added | known).items())]
+    sums.write_text("".join(lines))
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.sha256(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).hexdigest()
+
+
+def _resolved(coordinates: Sequence[str], excludes: str) -> list[str]:
+    """The paths are kept beside the interpreter, because asking Ivy takes a JVM and seconds."""
     asked = [",".join(coordinates), excludes]
     key = hashlib.sha256(" ".join(asked).encode()).hexdigest()[:12]
     known = Path(sys.prefix) / f"jars-{key}.txt"
@@ -76,4 +122,7 @@ def _artifact(name: str) -> str:
 
 
 if __name__ == "__main__":
-    resolve([delta()])
+    if sys.argv[1:2] == ["--pin"]:
+        pin(_resolved(sys.argv[2:], ""))
+    else:
+        resolve([delta()])

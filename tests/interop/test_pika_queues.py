@@ -40,13 +40,18 @@ def deaths(letter: Got) -> list[tuple[str, str, int]]:
 # --- time to live -----------------------------------------------------------------------------------------------------
 
 
-def test_messages_expire_after_the_ttl_of_their_queue(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_messages_expire_after_the_ttl_of_their_queue(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
-    declare(channel, queue, message_ttl=60)
+    declare(channel, queue, dead, message_ttl=60)
     publish(channel, queue, "a", "b")
-    eventually(lambda: counts(channel, queue) == (2, 0))
-    eventually(lambda: counts(channel, queue) == (0, 0))
-    assert get(channel, queue) is None
+    letters = [get_one(channel, dead, auto_ack=True) for _ in range(2)]
+    assert [(letter.body, deaths(letter)) for letter in letters] == [
+        (b"a", [(queue, "expired", 1)]),
+        (b"b", [(queue, "expired", 1)]),
+    ]
+    assert counts(channel, queue) == (0, 0) and get(channel, queue) is None
 
 
 def test_a_message_expires_after_its_own_ttl_or_the_queues_whichever_is_shorter(

@@ -30,6 +30,7 @@ from broker_core.launcher import Broker
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.server import quotas
 from broker_core.server.alarm import AlarmLimits
+from broker_core.server.flight.calls import Calls
 from broker_core.server.quotas import Most, Quota, QuotaLimits
 from tests.amqp_peer import Closed, Peer, encoded, raw
 from tests.amqp_server import AmqpServed, serving
@@ -483,6 +484,56 @@ def test_publishers_of_flight_wait_while_memory_is_low_and_what_makes_room_goes_
             published.join()
             got = consumer.get("q", no_ack=True)
         assert got is not None and got.body == b"waits", "the client has tried again"
+
+
+def test_publishers_of_flight_wait_while_the_disk_is_low_and_so_does_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is staged is committed, what is consumed makes room, and one that waits too long is told why."""
+    limited, refused = Calls.limited, list[str]()
+
+    def watched(self: Calls, name: str, user: str) -> contextlib.AbstractContextManager[None]:
+        try:
+            return limited(self, name, user)
+        except errors.Busy:
+            refused.append(name)
+            raise
+
+    monkeypatch.setattr(Calls, "limited", watched)
+    with (
+        Broker.open(tmp_path / "data") as broker,
+        BrokerClient(broker.url) as client,
+        client.channel() as channel,
+    ):
+        alarm = broker.quotas.alarm
+        assert alarm is not None
+        channel.queue_declare("q")
+        channel.publish(b"first", routing_key="q")
+        write = client.stage(_header("w"), [messages(b"staged", routing_key="q")])
+        alarm._limits = AlarmLimits(disk_free_bytes=1 << 62)
+        raw = Raw(broker.url)
+        eventually(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
+        with (
+            BrokerClient(broker.url, reconnect_s=0.5) as hasty,
+            pytest.raises(errors.Busy, match=r"low on disk \(.* MiB free on the disk of .*, the limit is "),
+        ):
+            hasty.stage(_header("late"), [messages(b"late", routing_key="q")])
+        refused.clear()
+        command = [sys.executable, "-m", "txmq", "publish", "--queue", "q", "--url", broker.url, "told"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as publishing:
+            published = threading.Thread(target=channel.publish, args=(b"waits", "", "q"))
+            published.start()
+            eventually(lambda: {"channel.publish", "channel.publish_all"} <= set(refused))
+            assert client.commit_branches("w", [write]) == 1
+            with client.channel() as consumer:
+                got = [consumer.get("q", no_ack=True) for _ in range(3)]
+            assert [one and one.message.body for one in got] == [b"first", b"staged", None]
+            alarm._limits = AlarmLimits()
+            assert (publishing.communicate(timeout=120), publishing.returncode) == (("published 1\n", ""), 0)
+            published.join()
+        assert sorted(each.messages for each in broker.queues()) == [2]
 
 
 def _header(token: str) -> BranchHeader:
