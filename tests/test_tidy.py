@@ -27,7 +27,7 @@ ENTRY = "one method for each call of a port or a specification, and each is shor
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (553, STATE),
-    "broker_core.node.engine": (525, ENTRY),
+    "broker_core.node.engine": (538, ENTRY),
     "broker_core.store.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
@@ -39,9 +39,9 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (315, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (480, STATE),
-    "broker_core.client.broker.BrokerClient": (340, ENTRY),
+    "broker_core.client.broker.BrokerClient": (348, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
-    "broker_core.kafka.sink.Sink": (272, ENTRY),
+    "broker_core.kafka.sink.Sink": (278, ENTRY),
     "broker_core.micro_batch.claim.Claims": (361, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (455, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
@@ -49,7 +49,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (424, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (443, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (455, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,
@@ -65,6 +65,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
+    "connector.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
     "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
