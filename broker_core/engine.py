@@ -269,6 +269,11 @@ class Engine(Protocol):
     def logs(self, queues: Sequence[str]) -> list[str]:
         """Returns the logs of these queues, in order. Raises QueueNotFound."""
 
+    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
+        """Returns what tells each log from another one of its name, here or on another engine; a log that is
+        gone is missing.
+        """
+
     def available(
         self, logs: Sequence[str], starts: Mapping[Name, int] | None = None
     ) -> dict[str, Available]:
@@ -440,6 +445,15 @@ class Engine(Protocol):
         """Records that the Delta ledger has every entry up to ``sequence``."""
 
     def last_entry(self, app_id: str) -> LedgerEntry | None: ...
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
+        """The app goes on behind ``entries`` of a ledger that this engine does not have, the last one of each
+        log, in sequence order (C7): their ends are consumed, the next batch has the next sequence, and a
+        source that resumes begins there. Idempotent.
+
+        Returns whether the app has decided just these; False: other batches, and nothing has changed. Raises
+        QueueNotFound, ResourceLocked, LineageConflict for an end that a log has not reached.
+        """
 
     def app(self, app_id: str) -> AppInfo | None:
         """Returns what ``apps`` says of one app; None if it has neither claimed nor decided."""

@@ -43,7 +43,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.topology.Topology": (518, STATE),
     "broker_core.client.broker.BrokerClient": (361, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
-    "broker_core.kafka.sink.Sink": (272, ENTRY),
+    "broker_core.kafka.sink.Sink": (278, ENTRY),
     "broker_core.micro_batch.claim.Claims": (364, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (455, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
@@ -68,6 +68,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.topology.Topology": (16, "the names of one virtual host, and its limits"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
+    "connector.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
     "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),

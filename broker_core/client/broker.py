@@ -154,6 +154,10 @@ class BrokerClient:
         found: list[str] = self._call("logs", list(queues))
         return found
 
+    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = self._call("log_ids", list(logs))
+        return found
+
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         found: dict[str, Available] = self._call("available", list(logs), starts)
         return found
@@ -370,6 +374,10 @@ class BrokerClient:
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         entry: LedgerEntry | None = self._call("last_entry", app_id)
         return entry
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
+        resumed: bool = self._call("resume", app_id, list(entries))
+        return resumed
 
     def app(self, app_id: str) -> AppInfo | None:
         found: AppInfo | None = self._call("app", app_id)

@@ -22,9 +22,9 @@ class there.
 
 Invariant: every call may be sent twice with the same effect as once. claim: by the recorded claim of a
 start; ack, mark_applied, mark_mirrored: they only rise; open_batch, rollback_batch, commit_branches: the
-token; commit_batch: the ledger's entry; publish_refused: what that records; stage, adopt: (branch, part);
-read: the range that a batch has read; commit, rollback of an xid: its outcome; calls of a channel: their
-numbers. A second release of a queue is refused: it has no owner then (``test_flight_duplicates.py``).
+token; commit_batch, resume: the ledger's entry; publish_refused: what that records; stage, adopt: (branch,
+part); read: the range that a batch has read; commit, rollback of an xid: its outcome; calls of a channel:
+their numbers. A second release of a queue is refused: it has no owner then (``test_flight_duplicates.py``).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Decider:
         self._facts = facts
         self._cleaner = cleaner
         self._app = decisions.app_id
-        self._owned = Owned(client, decisions)
+        self.owned = self._owned = Owned(client, decisions)
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(

@@ -187,6 +187,9 @@ class KafkaEngine:
     def logs(self, queues: Sequence[str]) -> list[str]:
         return self._source.logs(queues)
 
+    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
+        return self._source.log_ids(logs)
+
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         return self._source.available(logs, starts)
 
@@ -312,6 +315,9 @@ class KafkaEngine:
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         return self._sink.last_entry(app_id)
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
+        return self._sink.resume(app_id, entries)
 
     def app(self, app_id: str) -> AppInfo | None:
         return self._sink.app(app_id)

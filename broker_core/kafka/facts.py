@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Protocol
 
+from broker_core.engine import LedgerEntry
+
 
 class Facts(Protocol):
     def refresh(self) -> None:
@@ -43,6 +45,11 @@ class Facts(Protocol):
 
     def release(self, queue: str) -> None:
         """Drops the claims on a queue. Raises PreconditionFailed where the app has none."""
+
+    def resume(self, entries: Sequence[LedgerEntry]) -> None:
+        """Records that the app has consumed its logs up to the ends of entries of another ledger. Raises
+        QueueNotFound, LineageConflict.
+        """
 
     # -- decided rows ----------------------------------------------------------------------------------------
     def applied(self) -> Set[int]:

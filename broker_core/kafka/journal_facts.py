@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from broker_core.broker.records import ReleaseNoteRecord
+from broker_core.engine import LedgerEntry
 from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.kafka.client import Client
 from broker_core.kafka.journal import Journal
@@ -32,6 +33,8 @@ class Releases(Protocol):
     ) -> None: ...
 
     def release(self, app_id: str, queue: str) -> None: ...
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> None: ...
 
 
 class JournalFacts:
@@ -108,6 +111,9 @@ class JournalFacts:
 
     def release(self, queue: str) -> None:
         self._releases.release(self._app_id, queue)
+
+    def resume(self, entries: Sequence[LedgerEntry]) -> None:
+        self._releases.resume(self._app_id, entries)
 
     # -- decided rows ----------------------------------------------------------------------------------------
     def applied(self) -> Set[int]:

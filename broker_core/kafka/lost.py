@@ -10,7 +10,9 @@ from broker_core.errors import LedgerLost, LineageConflict
 from broker_core.kafka import names
 from broker_core.micro_batch.canonical import canonical
 
-_START = "a new checkpoint, and with startingOffsets where it was"
+_START = (
+    "a new checkpoint: with onNewCheckpoint=resume and its Delta ledger, or with startingOffsets where it was"
+)
 
 
 def ledger_lost(app_id: str, how: str = "does not exist") -> LedgerLost:

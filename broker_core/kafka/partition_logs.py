@@ -41,6 +41,9 @@ class PartitionLogs:
     def of(self, queue: str) -> list[str]:
         return [str(log) for log in self._partitions.of(queue)]
 
+    def queue_of(self, log: str) -> str:
+        return parse_log(log).topic
+
     def id_of(self, queue: str) -> str:
         position = self._positions.get(queue)
         return str(self._partitions.topic_id(queue)) if position is None else position.topic_id

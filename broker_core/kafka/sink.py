@@ -34,11 +34,13 @@ from broker_core.kafka.decisions import Decisions
 from broker_core.kafka.facts import Facts
 from broker_core.kafka.port import Log
 from broker_core.kafka.receipt import Place
+from broker_core.kafka.resume import resume
 from broker_core.kafka.staging import Staging
 from broker_core.kafka.topology import Topology
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.releases import require_idle
+from broker_core.micro_batch.resume import newest_of_each_log
 
 
 class _App:
@@ -296,6 +298,12 @@ class Sink:
         with app.lock:
             record = app.refreshed().last(app_id)
         return None if record is None else public(record)
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
+        kept = newest_of_each_log(app_id, entries)
+        app = self._app(app_id)
+        with app.lock:
+            return resume(app.decider.owned, app.decisions, app.facts, kept)
 
     # -- operators -------------------------------------------------------------------------------------------
     def app(self, app_id: str) -> AppInfo | None:

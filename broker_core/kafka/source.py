@@ -17,7 +17,17 @@ from uuid import UUID
 import pyarrow as pa
 
 from broker_core import errors
-from broker_core.engine import START, Available, Limit, OnNewCheckpoint, Origin, Ranges, ReadTicket, Vector
+from broker_core.engine import (
+    START,
+    Available,
+    LedgerEntry,
+    Limit,
+    OnNewCheckpoint,
+    Origin,
+    Ranges,
+    ReadTicket,
+    Vector,
+)
 from broker_core.kafka import names
 from broker_core.kafka.client import Client
 from broker_core.kafka.history import PositionRecord, Proposal
@@ -30,6 +40,7 @@ from broker_core.kafka.port import Log
 from broker_core.kafka.reader import Reader, Slice
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.releases import Release
+from broker_core.micro_batch.resume import take_ends
 
 T = TypeVar("T")
 Consumed = Callable[[str], Mapping[str, int]]  # app -> where the last decided range of each log ended
@@ -58,6 +69,13 @@ class Source:
 
     def logs(self, queues: Sequence[str]) -> list[str]:
         return [str(log) for log in self._logs(queues)]
+
+    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for log in logs:
+            with contextlib.suppress(errors.QueueNotFound):
+                found[log] = str(self._partitions.topic_id(parse_log(log).topic))
+        return found
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         known = [parse_log(log) for log in logs]
@@ -195,6 +213,17 @@ class Source:
             asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
             claims.release(asked, proposal, app_id, queue, list(position.acked))
             proposal.drop(PositionRecord, position.key)
+
+        journal.change(compute)
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> None:
+        """Records that the app has consumed its logs up to the ends of entries of another ledger (C7)."""
+        journal = self.journal(app_id)
+
+        def compute(claims: Claims, proposal: Proposal) -> None:
+            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            take_ends(claims.origins, asked, proposal, app_id, entries)
+            asked.record(proposal)
 
         journal.change(compute)
 

@@ -32,6 +32,9 @@ class Logs(Protocol):
     def of(self, queue: str) -> list[str]:
         """Returns the logs of a queue, in order, with all that a start may name. Raises QueueNotFound."""
 
+    def queue_of(self, log: str) -> str:
+        """Returns the queue whose log it is. Raises OptionError for a text that is no log."""
+
     def id_of(self, queue: str) -> str:
         """Returns what tells a queue from another one of its name: of the one that the app has claimed."""
 

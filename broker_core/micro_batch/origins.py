@@ -53,8 +53,11 @@ class Origins:
         return max((entry.lineage for entry in self._sharing(app_id, queues)), default=1)
 
     def starts_at(self, app_id: str, vector: Mapping[str, int]) -> bool:
-        """Returns whether the app went on at ``vector`` after a release, and has claimed nothing yet."""
-        return any(entry.passed and entry.start == vector for entry in self._of(app_id))
+        """Returns whether the app went on at ``vector`` after a release, or behind another ledger, and has
+        claimed nothing yet.
+        """
+        starts = {log: at for entry in self._of(app_id) if entry.passed for log, at in entry.start.items()}
+        return bool(vector) and vector.items() <= starts.items()
 
     def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
         """Returns the origins of sets of queues that share a queue with ``queues``."""

@@ -30,6 +30,9 @@ class QueueLogs:
     def of(self, queue: str) -> list[str]:
         return [self._queue(queue).name]
 
+    def queue_of(self, log: str) -> str:
+        return log
+
     def id_of(self, queue: str) -> str:
         return str(self._queue(queue).queue_id)
 

@@ -62,6 +62,7 @@ from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.given import Given
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.public_entry import public
+from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
@@ -141,6 +142,13 @@ class EmbeddedEngine:
     # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
         return [self._state.topology.queue(name).name for name in queues]
+
+    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
+        def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, str]:
+            queues = state.topology.queues
+            return {log: f"{self._identity}/{queues[log].queue_id}" for log in logs if log in queues}
+
+        return self._run(look)
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, Available]:
@@ -514,6 +522,13 @@ class EmbeddedEngine:
             return public(last) if last is not None else None
 
         return self._run(look)
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
+        return self._run(
+            lambda state, change, now_us: resume(
+                state, self.batches, change, app_id, entries, now_us, self._actor
+            )
+        )
 
     def app(self, app_id: str) -> AppInfo | None:
         return next((app for app in self.apps() if app.app_id == app_id), None)

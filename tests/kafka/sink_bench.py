@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from broker_core.engine import BranchHeader, BranchKind, Committed, Opened, StagedBranch
+from broker_core.engine import BranchHeader, BranchKind, Committed, LedgerEntry, Opened, StagedBranch
 from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import entry, names
 from broker_core.kafka.client import Client
@@ -83,6 +83,9 @@ class View:
         if queue not in self._journal.queues:
             raise PreconditionFailed("not claimed")
         self._journal.queues = tuple(name for name in self._journal.queues if name != queue)
+
+    def resume(self, entries: Sequence[LedgerEntry]) -> None:
+        raise AssertionError("no test of the sink alone resumes")
 
     def applied(self) -> Set[int]:
         return self._seen.applied

@@ -22,6 +22,7 @@ Call = tuple[str, dict[str, Any]]  # action, arguments
 
 ENGINE: dict[str, dict[str, Any]] = {
     "logs": {"queues": ["in"]},
+    "log_ids": {"logs": ["in"]},
     "available": {"logs": ["in"], "starts": {"in": 0}},
     "offsets": {"queues": ["in"], "origin": {"at": "earliest", "offsets": {"in": 0}, "timestamp_us": 1}},
     "wait": {"queues": ["in"], "ends": {"in": 0}, "timeout_s": 0.0},
@@ -66,6 +67,25 @@ ENGINE: dict[str, dict[str, Any]] = {
         "rows": "0",
         "token": "w",
         "staged": [{"branch": "b", "partition": 0, "attempt": 0, "rows": 1, "checksum": 0}],
+    },
+    "resume": {
+        "app_id": "app",
+        "entries": [
+            {
+                "app_id": "app",
+                "sequence": 7,
+                "query_id": "q",
+                "batch_id": 6,
+                "token": "t",
+                "ranges": {"in": [0, 0]},
+                "messages": 0,
+                "published": 0,
+                "committed_at_us": 1,
+                "to_apply": [],
+                "applied": True,
+                "mirrored": True,
+            }
+        ],
     },
     "unapplied": {"app_id": "app"},
     "app": {"app_id": "app"},

@@ -69,6 +69,7 @@ def steps(raw: Raw) -> Iterator[tuple[str, bytes, bool]]:
     yield "engine.mark_mirrored", _json(ENGINE["mark_mirrored"]), False
     yield "engine.open_batch", _json({**ENGINE["open_batch"], "batch_id": 2, "token": "t2"}), False
     yield "engine.rollback_batch", _json({"token": "t2"}), False
+    yield "engine.resume", _json(ENGINE["resume"]), False
     yield "engine.release", _json({"app_id": "app", "queue": "in"}), True  # nobody owns it any more
 
 

@@ -49,8 +49,9 @@ class Row(NamedTuple):
 ROWS = (
     Row("hello", None),
     Row("engine.identity"),
-    *(Row(f"engine.{word}", (IN,)) for word in ("logs", "available", "offsets", "wait", "dead_letter_route")),
-    *(Row(f"engine.{word}", (IN, APP)) for word in ("claim", "resolve", "count", "ack")),
+    *(Row(f"engine.{word}", (IN,)) for word in ("logs", "log_ids", "available", "offsets")),
+    *(Row(f"engine.{word}", (IN,)) for word in ("wait", "dead_letter_route")),
+    *(Row(f"engine.{word}", (IN, APP)) for word in ("claim", "resolve", "count", "ack", "resume")),
     *(
         Row(f"engine.{word}", (APP,))
         for word in ("open_batch", "commit_batch", "unapplied", "mark_applied", "unmirrored")

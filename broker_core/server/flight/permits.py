@@ -7,7 +7,7 @@ calls                                                          need
 ``hello``                                                      a login
 ``engine``: logs, available, offsets, wait, dead_letter_route; read on the queues
 DoGet: browse
-claim, resolve, count, ack; read                               the app, and read on the queues
+claim, resolve, count, ack, resume; read                       the app, and read on the queues
 open_batch, commit_batch, unapplied, mark_applied, entries,
 unmirrored, mark_mirrored, last_entry, app; note of ``REFUSED``;
 DoGet: branches                                                the app
@@ -108,6 +108,11 @@ def _refused(permits: Permits, caller: Caller, given: Arguments) -> None:
     permits.require_attempt(caller, given["token"])
 
 
+def _resume(permits: Permits, caller: Caller, given: Arguments) -> None:
+    caller.read({log for entry in given["entries"] for log in entry.ranges})
+    permits.use_app(caller, given["app_id"])
+
+
 def _outcome(_permits: Permits, caller: Caller, given: Arguments) -> None:
     caller.enter()
     if given.get("of") not in (None, caller.identity.user):
@@ -121,6 +126,7 @@ def _enter(_permits: Permits, caller: Caller, _given: Arguments) -> None:
 ENGINE: dict[str, Check] = {
     "identity": _enter,
     "logs": _queues("queues"),
+    "log_ids": _queues("logs"),
     "available": _queues("logs"),
     "offsets": _queues("queues"),
     "wait": _queues("queues"),
@@ -141,6 +147,7 @@ ENGINE: dict[str, Check] = {
     "last_entry": _app,
     "app": _app,
     "publish_refused": _refused,
+    "resume": _resume,
     "skip": _operate("the rows of other apps"),
     "note": _note,
     "apps": _look("the list of apps"),

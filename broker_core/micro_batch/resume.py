@@ -1,0 +1,126 @@
+"""An app goes on behind what a copy of its ledger says, where the engine has no ledger of it (C7). Pure.
+
+Not here: the copy, and whether it is whole (``connector/resume.py``).
+Invariant: of an app that has decided something here, nothing changes. Ends are taken before entries: what has
+entries has ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker_core.address import VHOST
+from broker_core.broker.records import LedgerRecord, LineageRecord, OriginRecord
+from broker_core.engine import LedgerEntry, Origin
+from broker_core.errors import LineageConflict, OptionError
+from broker_core.ids import CommitSequence
+from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.logs import Logs
+from broker_core.micro_batch.origins import Origins
+from broker_core.micro_batch.sink import Sink
+
+
+def newest_of_each_log(app_id: str, entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """Returns the entries, each with the ranges of those logs of which it is the newest; the last one is the
+    last batch of the app. Raises OptionError if they are not entries of the app, in order.
+    """
+    before = 0
+    tokens = {entry.token for entry in entries}
+    for entry in entries:
+        ranges_fit = all(0 <= start <= end for start, end in entry.ranges.values())
+        if entry.app_id != app_id or entry.sequence <= before or entry.batch_id < 0 or not ranges_fit:
+            raise OptionError(
+                f"batch {entry.sequence} of app {entry.app_id!r} does not follow batch {before} of app "
+                f"{app_id!r}",
+                "give entries of one app, in the order of their sequence",
+            )
+        before = entry.sequence
+    if not entries or len(tokens) < len(entries) or "" in tokens:
+        raise OptionError(
+            "an app resumes behind at least one entry, and each has a token of its own", "give them"
+        )
+    kept: list[LedgerEntry] = []
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        own = {log: span for log, span in entry.ranges.items() if log not in seen}
+        seen |= own.keys()
+        if own or entry is entries[-1]:
+            kept.append(replace(entry, ranges=own))
+    return kept[::-1]
+
+
+def take_ends(
+    origins: Origins, logs: Logs, sink: Sink, app_id: str, entries: Sequence[LedgerEntry], vhost: str = VHOST
+) -> None:
+    """The app has consumed its logs up to the ends of ``entries``: a source that resumes goes on there.
+
+    It may be repeated. Raises QueueNotFound, LineageConflict for an end that a log has not reached,
+    ResourceLocked.
+    """
+    queues: dict[str, dict[str, int]] = {}
+    for log, (_, end) in ((log, span) for entry in entries for log, span in entry.ranges.items()):
+        queues.setdefault(logs.queue_of(log), {})[log] = end
+    for queue, ends in queues.items():
+        for log in ends:
+            logs.require_ownable(log, app_id)
+        try:
+            logs.offsets([queue], Origin(offsets=ends))
+        except OptionError as error:
+            raise LineageConflict(
+                f"the ledger says that app {app_id!r} has consumed {canonical(ends)}, and queue {queue!r} "
+                f"does not have these offsets ({error.message})",
+                "wait until its messages are there, under the offsets that they had; otherwise begin with "
+                "another app_id",
+            ) from None
+    for queue, ends in queues.items():
+        for log, end in ends.items():
+            first = logs.first(log)
+            logs.own(log, app_id, min(first, end))
+            if first < end:
+                logs.claim(log, first, end)
+            logs.ack(log, app_id, end, end)
+        lineage = 1 + origins.lineage(app_id, [queue])
+        known = OriginRecord(app_id, canonical([queue]), lineage, dict(ends), passed=True, vhost=vhost)
+        origins.keep(sink, known)
+
+
+def take_entries(
+    ledger: Ledger,
+    sink: Sink,
+    entries: Sequence[LedgerEntry],
+    commit_sequence: CommitSequence | None = None,
+    vhost: str = VHOST,
+) -> None:
+    """The app, which has decided nothing here, has decided ``entries``. ``commit_sequence``: of this change;
+    None where an app counts its own commits.
+    """
+    last = entries[-1]
+    for lineage in [record for record in ledger.records() if isinstance(record, LineageRecord)]:
+        if lineage.app_id == last.app_id:  # of a query that has decided nothing
+            ledger.remove(lineage)
+            sink.drop(LineageRecord, lineage.key)
+    current = LineageRecord(last.app_id, last.query_id, 1, last.batch_id, vhost)
+    ledger.apply(current)
+    sink.put(current)
+    for entry in entries:
+        record = LedgerRecord(
+            app_id=entry.app_id,
+            sequence=entry.sequence,
+            query_id=entry.query_id,
+            batch_id=entry.batch_id,
+            token=entry.token,
+            ranges={log: [start, end] for log, (start, end) in entry.ranges.items()},
+            messages=entry.messages,
+            published=entry.published,
+            committed_at=entry.committed_at_us,
+            commit_sequence=CommitSequence(entry.sequence) if commit_sequence is None else commit_sequence,
+            branches=[],
+            claim_position=0,
+            applied=True,
+            mirrored=True,
+            vhost=vhost,
+        )
+        ledger.apply(record)
+        sink.put(record)
