@@ -27,7 +27,7 @@ ENTRY = "one method for each call of a port or a specification, and each is shor
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (600, STATE),
-    "broker_core.node.engine": (548, ENTRY),
+    "broker_core.node.engine": (563, ENTRY),
     "broker_core.store.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
@@ -41,7 +41,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
     "broker_core.broker.topology.Topology": (518, STATE),
-    "broker_core.client.broker.BrokerClient": (361, ENTRY),
+    "broker_core.client.broker.BrokerClient": (369, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
     "broker_core.kafka.sink.Sink": (278, ENTRY),
     "broker_core.micro_batch.claim.Claims": (364, "the rules S2 to S6 over the same records"),
@@ -51,7 +51,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (446, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (464, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (478, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,
@@ -68,10 +68,10 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.topology.Topology": (16, "the names of one virtual host, and its limits"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
-    "connector.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
+    "connector.foreach_batch.Transactional": (15, "what a user asks of a pipeline, and its parts"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
     "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
-    "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
+    "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }
 
