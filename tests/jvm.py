@@ -15,7 +15,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.jars import delta, missing_in_spark, resolve
@@ -65,6 +65,12 @@ def use_archive() -> None:
     os.environ.setdefault("JDK_JAVA_OPTIONS", OPTIONS)
     if ARCHIVE.exists():
         os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_arguments(f"-XX:SharedArchiveFile={ARCHIVE}"))
+
+
+def with_settings(settings: Mapping[str, str]) -> str:
+    """PYSPARK_SUBMIT_ARGS of this process, with settings for scripts that have none of their own."""
+    chosen = shlex.join(word for setting in settings.items() for word in ("--conf", "=".join(setting)))
+    return f"{chosen} {os.environ.get('PYSPARK_SUBMIT_ARGS', 'pyspark-shell')}"
 
 
 def of_kafka() -> list[str]:

@@ -5,7 +5,6 @@ plain script.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import venv
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import pytest
 from pyspark.java_gateway import launch_gateway
 
 from tests.forked import spark_forks
+from tests.jvm import with_settings
 from tests.progress import GUARD_S, run_to_end
 from tests.spark.jobs import QUICK
 
@@ -31,10 +31,8 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    quick = shlex.join(word for setting in QUICK.items() for word in ("--conf", "=".join(setting)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_SUBMIT_ARGS", f"{quick} {given}")
+        patch.setenv("PYSPARK_SUBMIT_ARGS", with_settings(QUICK))
         yield
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.forked import spark_forks
+from tests.jvm import with_settings
+from tests.spark.jobs import QUICK
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,16 +23,16 @@ def script() -> str:
 
 
 @pytest.mark.spark
-def test_the_first_stream_runs_as_it_stands_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_the_first_stream_runs_as_it_stands_and_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", with_settings(QUICK))
     (tmp_path / "first.py").write_text(script())
     for run in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "first.py"],
-            cwd=tmp_path,
-            env={**_environment(), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        with spark_forks():
+            done = subprocess.run(
+                [sys.executable, "first.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True
+            )
         assert done.returncode == 0, done.stderr[-3000:]
         assert [done.stdout.count(f'{{"amount": {amount}}}') for amount in (40, 700)] == [0, run]
         assert done.stdout.count("not an order") == run
