@@ -19,6 +19,7 @@ from connector.fit import nullable
 from connector.merge import Merge
 from connector.unique import unique
 from connector.when import Clause, When
+from tests.spark.conftest import settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -152,12 +153,34 @@ def test_what_passes_the_check_of_values_is_merged_as_by_delta_soak(
 UPDATE, INSERT = When.matched().update({"l": "2"}), When.not_matched().insert({"id": "s.id", "l": "2"})
 
 
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+NO_ANSI = {"spark.sql.ansi.enabled": "false"}
+VECTORS = {"spark.databricks.delta.properties.defaults.enableDeletionVectors": "true"}
+
+
 @pytest.mark.parametrize("clauses", [(UPDATE,), (UPDATE, INSERT)], ids=["matched", "all"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({**NO_ANSI, **COMPILED, **VECTORS}, id="all-three"),
+        pytest.param(NO_ANSI, id="no-ansi", marks=pytest.mark.soak),
+        pytest.param(COMPILED, id="compiled", marks=pytest.mark.soak),
+        pytest.param(VECTORS, id="vectors", marks=pytest.mark.soak),
+    ],
+)
 def test_what_on_excludes_is_evaluated_before_where_delta_evaluates_it(
-    spark: SparkSession, tmp_path: Path, clauses: tuple[Clause, ...]
+    spark: SparkSession, tmp_path: Path, clauses: tuple[Clause, ...], chosen: dict[str, str]
 ) -> None:
     """A row that a plain MERGE evaluates is refused, and one that it leaves out is not."""
+    with settings(spark, chosen):
+        what_on_excludes(spark, tmp_path, clauses, ansi=chosen.keys().isdisjoint(NO_ANSI))
+
+
+def what_on_excludes(spark: SparkSession, tmp_path: Path, clauses: tuple[Clause, ...], ansi: bool) -> None:
     template = made(spark, tmp_path / "table")
+    without = "IF(s.w = 'no', CAST(raise_error('CAST_INVALID_INPUT') AS INT), CAST(s.w AS INT))"
+    given = [on if ansi else on.replace("CAST(s.w AS INT)", without) for on in GUARDED]
     rows = spark.sql("SELECT 7 AS id, 'no' AS w, false AS k UNION ALL SELECT 1, '1', true")
     rows.createOrReplaceTempView("given_values")
 
@@ -172,7 +195,7 @@ def test_what_on_excludes_is_evaluated_before_where_delta_evaluates_it(
 
     refused: dict[str, bool] = {}
     plain: dict[str, bool] = {}
-    for number, on in enumerate(GUARDED):
+    for number, on in enumerate(given):
         table = f"delta.`{shutil.copytree(template, f'{template}-{number}')}`"
         merge = Merge.made(on, clauses=clauses)
         found = Delta().check_change(spark, Delta().resolve(spark, table), nullable(rows.schema), merge)
