@@ -47,6 +47,7 @@ class Kills:
     ends_driver: bool = False
     seen: list[str] = field(default_factory=list)
     killed: Node | None = None
+    down: bool = False  # it is not started again yet
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def plan(self, chosen: Callable[[str], bool], moment: Moment, *, ends_driver: bool) -> None:
@@ -64,15 +65,20 @@ class Kills:
     def kill(self, endpoint: Endpoint) -> None:
         (self.killed,) = (node for node in self.cluster.nodes if node.ports[PLAIN] == endpoint.port)
         self.killed.kill()
+        self.down = True
         if len(self.cluster.nodes) == 1:  # who else could answer?
-            self.killed.start()
+            self._start(self.killed)
+
+    def _start(self, node: Node) -> None:
+        self.down = False
+        node.start()
 
     def revive(self) -> None:
         """Returns when every node accepts connections, and could do without any other one that may."""
         if self.killed is None:
             return
-        if len(self.cluster.nodes) > 1:
-            self.killed.start()
+        if self.down:
+            self._start(self.killed)
         self.killed.wait()
         deadline = time.monotonic() + START_S
         while behind := _behind(self.cluster.bootstrap):

@@ -4,7 +4,9 @@ another before each of them: what is published is there exactly once, with one l
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -301,6 +303,44 @@ def test_a_transaction_whose_end_kafka_has_lost_is_one_error_that_names_it(versi
             errors.KafkaError, match=rf"hangs in {log} at offset {stable}: .*--start-offset {stable};"
         ):
             ask()
+
+
+def refuse(driver: Driver) -> None:
+    """Publishes what a table has refused of the first batch, as ``txmq skip --rows --queue`` lets a driver do."""
+    entry = driver.sink.unapplied(APP)[0]
+    token = uuid.uuid4().hex
+    header = BranchHeader(token, f"{token}-0", "publish", {"exchange": "", "routing_key": "refused"})
+    staged = [driver.sink.stage(header, [rows(b"row")])]
+    assert driver.sink.publish_refused(APP, 1, entry.to_apply[0].branches, "0", token, staged) == "0"
+
+
+@pytest.mark.parametrize("fault", [REFUSED, LOST, UNANSWERED, "killed"])
+def test_c5_whatever_request_fails_or_was_the_drivers_last_refused_rows_are_published_once(
+    version: int, fault: str
+) -> None:
+    def act(request: Request[Any]) -> str:
+        if fault == "killed":
+            raise Killed
+        return fault
+
+    for number in range(1, ENOUGH):
+        cluster = Cluster(version)
+        cluster.reader.create_topic("refused", 2)
+        batch(cluster.driver(), 0)
+        driver = cluster.driver()
+        count = at(cluster, number, act)
+        with contextlib.suppress(Killed):
+            refuse(driver)
+        reached = count() >= number
+        without_faults(cluster)
+        for each in (driver, cluster.driver()) if fault != "killed" else (cluster.driver(), cluster.driver()):
+            refuse(each)
+        assert cluster.bodies("refused") == [b"row"] and nothing_open(cluster)
+        batch(cluster.driver(), 1)
+        assert cluster.entries() == [(1, 0), (1, 0), (2, 1)], "the entry, its one note, and the next entry"
+        if not reached:
+            return
+    raise AssertionError("it never ended")
 
 
 def test_two_drivers_in_turn_decide_every_batch_once(version: int) -> None:
