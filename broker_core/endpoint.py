@@ -13,6 +13,7 @@ from pathlib import Path
 
 ENDPOINT = "endpoint.json"
 ID = "id"
+LOG = "broker.log"  # output of a broker that a client started
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.entrance import FlightEntrance
 from broker_core.server.flight.server import FlightServer
+from broker_core.server.log_file import LogFile
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
@@ -364,7 +365,7 @@ def serve(
     read again. If the store fails, it
     ends with code 1, and must be started again.
     """
-    handler = logging.StreamHandler()
+    handler = LogFile(os.path.join(directory, endpoint.LOG))
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])
     host, port = parse_listen(listen)

@@ -30,6 +30,7 @@ from broker_core.properties import Properties
 Queues = tuple[Queue, ...]
 BindingKey = tuple["Queue | Exchange", str, str]  # destination, routing key, arguments
 _NO_QUEUES: Queues = ()
+BINDING_BYTES, PART_BYTES = 600, 400  # of a binding, and of a word or an argument, about
 
 
 class Binding(NamedTuple):
@@ -79,6 +80,7 @@ class Exchange:
         # those with a binding or an alternate to this one, in that order
         self.upstream: dict[Exchange, None] = {}
         self._by_destination: dict[Destination, dict[BindingKey, Binding]] = {}
+        self._bytes: dict[Destination, int] = {}  # that the bindings take, about
         self._downstream: set[Exchange] = set()  # those that bindings lead to
         self._by_headers: bool | None = None  # None: not known
         self._relying: set[Exchange] = set()  # those that keep what was found out here
@@ -89,6 +91,15 @@ class Exchange:
     def bound(self) -> bool:
         """Returns whether it has a binding."""
         return bool(self._by_destination)
+
+    def bytes_of(self, destination: Destination) -> int:
+        """Returns how much memory the bindings to a destination take, about."""
+        return self._bytes.get(destination, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns how much memory its bindings take, about."""
+        return sum(self._bytes.values())
 
     @property
     def size(self) -> int:
@@ -109,6 +120,8 @@ class Exchange:
         if key in self._by_destination.get(destination, ()):
             return False
         binding = Binding(destination, routing_key, arguments)
+        self._undo.item(self._bytes, destination)
+        self._bytes[destination] = self.bytes_of(destination) + _bytes_of(key, binding)
         self._undo.append((self._remove, key, binding))
         self._insert(key, binding)
         return True
@@ -139,6 +152,8 @@ class Exchange:
         binding = self._by_destination.get(destination, {}).get(key)
         if binding is None:
             return False
+        self._undo.item(self._bytes, destination)
+        self._bytes[destination] -= _bytes_of(key, binding)
         self._undo.append((self._insert, key, binding))
         self._remove(key, binding)
         return True
@@ -150,6 +165,8 @@ class Exchange:
             return ()
         self._undo.append((self._take_back, destination, gone))
         self.severed.add(self._removed, gone)
+        self._undo.item(self._bytes, destination)
+        self._bytes.pop(destination, None)
         self._forget(destination)
         self.changed()
         return gone.values()
@@ -310,6 +327,13 @@ class Exchange:
 
 
 Destination = Queue | Exchange
+
+
+def _bytes_of(key: BindingKey, binding: Binding) -> int:
+    """Returns how much memory a binding takes, about: itself, its words and its arguments in an index."""
+    _, routing_key, arguments = key
+    parts = 1 + routing_key.count(".") + len(binding.arguments)
+    return BINDING_BYTES + PART_BYTES * parts + len(routing_key) + 8 * len(arguments)
 
 
 def _by_headers(seen: set[Exchange]) -> bool:

@@ -14,6 +14,9 @@ from broker_core.errors import (
     ResourceLocked,
 )
 
+SOURCES = 4_096  # exchanges that lead to one queue or exchange: deleting it takes a step for each
+HOST_BINDING_BYTES = 512 * 1024 * 1024  # about, of all bindings of a virtual host
+
 
 def no_vhost(name: str) -> NotAllowed:
     return NotAllowed(f"vhost {name} not found", "txmq vhosts list names those that exist, and add makes one")
@@ -45,6 +48,26 @@ def check_room(queues: Collection[Queue], name: str, vhost: str, limit: int) -> 
         raise PreconditionFailed(
             f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
             "delete a queue, or raise the limit with txmq vhosts limit",
+        )
+
+
+def check_bindings(size_bytes: int, sources: Collection[object], target: str, vhost: str) -> None:
+    """Before a binding to ``target``, which ``sources`` lead to. Raises PreconditionFailed."""
+    if size_bytes >= HOST_BINDING_BYTES:
+        raise PreconditionFailed(
+            f"cannot bind {target}: the bindings of vhost '{vhost}' take {size_bytes} bytes, the limit is "
+            f"{HOST_BINDING_BYTES}",
+            "remove bindings that are not needed",
+        )
+    check_sources(sources, target)
+
+
+def check_sources(sources: Collection[object], target: str) -> None:
+    """Raises PreconditionFailed: to delete ``target`` would take too long (docs/security.md, limits)."""
+    if len(sources) >= SOURCES:
+        raise PreconditionFailed(
+            f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit",
+            "bind it to fewer exchanges",
         )
 
 

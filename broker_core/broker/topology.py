@@ -84,6 +84,7 @@ class Topology:
         self.deleted = False
         self.max_queues = self.max_messages = -1
         self.tally = Tally(self._undo)  # of the messages in ``queues``
+        self.bound = Tally(self._undo)  # of the bytes of bindings
         self.queues: dict[str, Queue] = {}
         self.queues_by_id = registry.by_id  # of all virtual hosts
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
@@ -200,6 +201,8 @@ class Topology:
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(of, arguments)
+        alternate = str(arguments.get("alternate-exchange"))
+        refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
         exchange = EXCHANGE_TYPES[type](
             name,
             durable=durable,
@@ -255,6 +258,7 @@ class Topology:
             elif exchange.durable:
                 for kind in (BindingRecord, ExchangeBindingRecord):
                     change.drop(kind, (exchange.name, ANY, ANY, ANY, self.vhost))
+            self.bound.add(-exchange.size_bytes)
             exchange.leave()
             pending += self._unbind_everywhere(change, exchange)
             exchange.divert(None)
@@ -270,7 +274,9 @@ class Topology:
         """Drops the bindings to a deleted destination. Returns the auto-delete exchanges that have none
         left.
         """
-        gone = {source: source.unbind_all(destination) for source in list(destination.upstream)}
+        sources = list(destination.upstream)
+        self.bound.add(-sum(source.bytes_of(destination) for source in sources))
+        gone = {source: source.unbind_all(destination) for source in sources}
         kind = BindingRecord if isinstance(destination, Queue) else ExchangeBindingRecord
         if len(gone) > _EACH:
             change.drop(kind, (ANY, destination.name, ANY, ANY, self.vhost))
@@ -488,7 +494,13 @@ class Topology:
             raise refusals.no_queue(target.name, self.vhost)
         kind = "queue" if isinstance(target, Queue) else "exchange"
         check_binding(f"{kind} '{target.name}' in vhost '{self.vhost}'", arguments)
-        if source.bind(target, routing_key, arguments) and _is_written(source, target):
+        if not source.is_bound(target, routing_key, arguments):
+            sources = () if source in target.upstream else target.upstream
+            refusals.check_bindings(self.bound.total, sources, f"{kind} '{target.name}'", self.vhost)
+        before = source.bytes_of(target)
+        new = source.bind(target, routing_key, arguments)
+        self.bound.add(source.bytes_of(target) - before)
+        if new and _is_written(source, target):
             of = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
             change.put(of(source.name, target.name, routing_key, arguments, self.vhost))
 
@@ -537,7 +549,9 @@ class Topology:
         routing_key: str,
         arguments: dict[str, Any],
     ) -> None:
+        before = source.bytes_of(target)
         if source.unbind(target, routing_key, arguments):
+            self.bound.add(source.bytes_of(target) - before)
             self._drop_bindings(change, source, [Binding(target, routing_key, arguments)])
             if source.auto_delete and not source.bound:
                 self._remove_exchanges(change, [source])

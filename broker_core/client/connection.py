@@ -211,7 +211,8 @@ class Connection:
             return self._why
         if directory:
             return errors.ConnectionFailed(
-                f"the broker of {directory} does not answer; look into {os.path.join(directory, starter.LOG)}"
+                f"the broker of {directory} does not answer; look into "
+                f"{os.path.join(directory, endpoint.LOG)}"
             )
         if not self._reached:
             listen = f"{bracketed(self.address.host)}:{self.address.port}"

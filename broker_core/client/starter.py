@@ -19,14 +19,13 @@ from pathlib import Path
 from broker_core import errors
 from broker_core.address import NO_AMQP
 from broker_core.credentials import PASSWORD_VARIABLE
-from broker_core.endpoint import Endpoint, read_endpoint, why_foreign
+from broker_core.endpoint import LOG, Endpoint, read_endpoint, why_foreign
 
 IDLE_TIMEOUT_S = 60
 START_TIMEOUT_S = 60.0
 LOCKED_TIMEOUT_S = 15.0  # for a process that holds the data directory: it is about to listen, or about to end
 
 START_LOCK = "broker.start.lock"
-LOG = "broker.log"
 
 _started: set[int] = set()  # brokers that this process started: reaped when they end
 

@@ -60,6 +60,10 @@ class Claims:
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
 
+    def size(self) -> int:
+        """Returns how many claims there are. For any thread."""
+        return sum(map(len, list(self._by_app.values())))
+
     # -- replay ----------------------------------------------------------------------------------------------
     def apply(self, record: Kept | LedgerRecord) -> None:
         """Takes in a durable record: of the catalog, or of another process. Claims of an app come in the

@@ -82,6 +82,10 @@ class Ledger:
                 known for known in self._lineages.get(record.app_id, ()) if known.query_id != record.query_id
             ]
 
+    def size(self) -> int:
+        """Returns how many decided batches are remembered. For any thread."""
+        return len(self._batches)
+
     def _keep(self, entry: LedgerRecord) -> None:
         undo = self._undo
         undo.item(self._entries.setdefault(entry.app_id, {}), entry.sequence)

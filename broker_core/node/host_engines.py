@@ -55,8 +55,9 @@ class HostEngines:
             return found
 
     def kept(self) -> int:
-        """Returns how many attempts and branches there are, of all."""
-        return sum(engine.batches.branches.kept() for engine in list(self._engines.values()))
+        """Returns how many attempts, branches, claims and decided batches there are, of all."""
+        of = [engine.batches for engine in list(self._engines.values())]
+        return sum(each.branches.kept() + each.claims.size() + each.ledger.size() for each in of)
 
     def forget(self, change: Change, vhost: str) -> None:
         """Drops the records of the micro-batches of a virtual host, in the work that deletes it."""

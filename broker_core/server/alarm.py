@@ -30,7 +30,8 @@ class AlarmLimits:
     """Publishers are stopped below ``disk_free_bytes``, or above so many bytes in memory.
 
     ``memory_bytes`` counts transient messages, those in queues that are not durable, what open and prepared
-    transactions hold, and records that outlive their call (outcomes, ended channels, attempts, branches);
+    transactions hold, bindings, and records that outlive their call (outcomes, ended channels, attempts,
+    branches, claims, decided batches);
     ``unsealed_bytes`` what small commits have written and the background has not yet moved into a segment.
     """
 
@@ -99,6 +100,7 @@ class Alarm:
         memory = self._broker.transaction_bytes() + RECORD_BYTES * self._kept_records()
         unsealed = 0
         with self._broker.look as state:
+            memory += sum(topology.bound.total for topology in state.hosts.by_name.values())
             for block in state.blocks.by_id.values():
                 if block.inbox is None:
                     continue

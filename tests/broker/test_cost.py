@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker_core.broker import refusals
 from broker_core.broker.carbon_copy import carbon_copies
 from broker_core.broker.change import Change
 from broker_core.broker.header_index import MATCHES
@@ -22,7 +23,9 @@ from broker_core.broker.records import BindingRecord
 from broker_core.broker.topic_patterns import TopicPatterns
 from broker_core.broker.topology import Topology
 from broker_core.engine import Engine, ReadTicket
+from broker_core.errors import PreconditionFailed
 from broker_core.flight import contract
+from broker_core.node import channel as channel_module
 from broker_core.node.channel import LocalChannel
 from broker_core.properties import Properties
 from tests.broker.conftest import Node
@@ -322,6 +325,75 @@ def vars_of(patterns: TopicPatterns[str, int]) -> tuple[object, ...]:
     bits = [(page.by_word, page.any_word, page.staying, page.first, page.final) for page in wild._pages]
     assert all(not any(page) for page in bits)
     return root.words, root.one, root.any, root.entries, wild._slots
+
+
+def test_so_many_exchanges_lead_to_a_queue_or_an_exchange_as_can_be_left_in_one_piece(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SOURCES", 3)
+    with node.channel() as channel:
+        channel.queue_declare("q")
+        for number in range(5):
+            channel.exchange_declare(f"x{number}", "fanout")
+        for number in range(3):
+            channel.queue_bind("q", f"x{number}")
+            channel.exchange_declare(f"y{number}", "fanout", arguments={"alternate-exchange": "z"})
+        with pytest.raises(
+            PreconditionFailed, match="queue 'q' has bindings or an alternate from 3 exchanges"
+        ):
+            node.channel().queue_bind("q", "x3")
+        with pytest.raises(PreconditionFailed, match="exchange 'z' has bindings or an alternate from 3"):
+            node.channel().exchange_declare("y3", "fanout", arguments={"alternate-exchange": "z"})
+        channel.queue_bind("q", "x2", "another of the same")
+        channel.queue_bind("q", "x0")
+        channel.queue_unbind("q", "x0")
+        channel.queue_bind("q", "x3")
+
+
+def test_the_bytes_of_bindings_are_counted_as_they_come_and_go(node: Node) -> None:
+    def counted() -> int:
+        topology = node.broker.state.topology
+        total = topology.bound.total
+        assert total == sum(exchange.size_bytes for exchange in topology.exchanges.values())
+        return total
+
+    with node.channel() as channel:
+        channel.queue_declare("q")
+        for kind in ("direct", "fanout", "topic", "headers"):
+            channel.exchange_declare(kind, kind)
+            before = counted()
+            for number in range(3):
+                channel.queue_bind("q", kind, f"{number}", {"n": number})
+                channel.queue_bind("q", kind, f"{number}", {"n": number})
+            assert counted() >= before + 3 * 1000
+        node.restart()
+    with node.channel() as channel:
+        assert counted() >= 4 * 3 * 1000
+        channel.queue_unbind("q", "direct", "1", {"n": 1})
+        channel.queue_unbind("q", "direct", "1", {"n": 1})
+        channel.exchange_delete("fanout")
+        assert counted() >= (4 * 3 - 4) * 1000
+        channel.queue_delete("q")
+        assert counted() == 0
+
+
+def test_the_exclusive_queues_of_a_channel_end_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "DELETED", 4)
+    own = node.channel()
+    for number in range(10):
+        own.queue_declare(f"mine{number}", exclusive=True, durable=False)
+    deleted: list[int] = []
+    run = node.broker.run
+
+    def counted(work: Callable[..., Any]) -> object:
+        before = len(node.broker.queues())
+        answer = run(work)
+        deleted.append(before - len(node.broker.queues()))
+        return answer
+
+    monkeypatch.setattr(node.broker, "run", counted)
+    own.close()
+    assert [count for count in deleted if count] == [4, 4, 2]
 
 
 def one_exchange(kind: str) -> Prepare:

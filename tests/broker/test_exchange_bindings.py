@@ -246,8 +246,8 @@ def test_after_any_binds_and_unbinds_every_route_is_what_the_definition_says(
 def test_binding_thousands_of_queues_with_a_publish_in_between_stays_fast() -> None:
     count = 3000
     found = topology(*(f"q{number}" for number in range(count)))
-    started = time.perf_counter()
+    started = time.thread_time()
     for number in range(count):
         found.bind(Change(), f"q{number}", "amq.direct", f"k{number}")
         assert names(found, "amq.direct", f"k{number}") == [f"q{number}"]
-    assert time.perf_counter() - started < 2.0  # measured below 0.1 s alone on one core
+    assert time.thread_time() - started < 2.0  # measured below 0.1 s alone on one core

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 
 from broker_core import endpoint, errors
-from broker_core.client import starter
 from broker_core.client.broker import BrokerClient, connect
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.flight import contract
@@ -346,7 +345,7 @@ def test_four_processes_that_need_the_broker_at_once_start_one(embedded: Path) -
     for process in processes:
         process.join()
     assert len(pids) == 1
-    assert (embedded / starter.LOG).read_text().count("ready txmq://") == 1
+    assert (embedded / endpoint.LOG).read_text().count("ready txmq://") == 1
 
 
 def test_broker_opened_in_a_process_is_found_by_its_directory(tmp_path: Path) -> None:

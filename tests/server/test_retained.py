@@ -7,6 +7,7 @@ Bounds are lowered, so that they are reached; the page must state those of the c
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from broker_core import errors
-from broker_core.broker import outcomes, prepared, rights, route_room
+from broker_core.broker import outcomes, prepared, refusals, rights, route_room
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.outcomes import Kept
@@ -27,6 +28,7 @@ from broker_core.micro_batch import ledger, owners
 from broker_core.micro_batch.owners import Actor
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.engine import EmbeddedEngine
+from broker_core.server import log_file
 from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import Identity
@@ -179,6 +181,32 @@ def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: 
     return sum(path.stat().st_size for path in folder.iterdir()), (audit.MOST + 1) * LOW * 100
 
 
+def bindings(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(refusals, "HOST_BINDING_BYTES", LOW * 1000)
+    topology = broker._local.state.topology
+    with broker.channel() as channel:
+        channel.queue_declare("in")
+        for user, name in things:
+            with contextlib.suppress(errors.PreconditionFailed):
+                channel.queue_bind("in", "amq.topic", f"{user}.{name}", {"name": name})
+    kept = len(topology.exchanges["amq.topic"].bindings)
+    assert broker.quotas.alarm is not None and topology.bound.total >= kept * 1000
+    return kept, LOW
+
+
+def broker_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: Path) -> tuple[int, int]:
+    low.setattr(log_file, "MAX_BYTES", LOW * 100)
+    path = folder / "broker.log"
+    with path.open("a") as stream:
+        handler = log_file.LogFile(str(path), stream, (stream.fileno(),))
+        for user, name in things:
+            handler.emit(logging.makeLogRecord({"msg": f"{user} {name}"}))
+            newest = path.read_text()
+            assert name in newest or not newest, "the last line is in the newest file, or in the one before"
+    assert {each.name for each in folder.iterdir()} == {"broker.log", "broker.log.1"}
+    return sum(each.stat().st_size for each in folder.iterdir()), 2 * LOW * 100 + 200
+
+
 ROWS = {
     "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
     "outcomes of named transactions": Fill(f"{Kept().count:,}", named_outcomes),
@@ -190,6 +218,8 @@ ROWS = {
     "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),
     "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
     "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
+    "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
+    "bindings": Fill(f"{refusals.HOST_BINDING_BYTES >> 20} MiB", bindings),
     "the audit log": Fill(
         f"{audit.MOST + 1} files of {audit.MAX_BYTES >> 20} MiB, {audit.KEPT_DAYS} days", audit_log
     ),

@@ -15,10 +15,9 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import ChannelClose
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.node.channel import DELETED
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session
-
-_DELETED = 250  # exclusive queues, in one work
 
 
 class Sessions:
@@ -113,9 +112,9 @@ class Sessions:
             if left and not all(session.channel.closed for session in sessions):
                 return False, False
             queues = topology.exclusive_queues(self._connection)
-            for queue in queues[:_DELETED]:
+            for queue in queues[:DELETED]:
                 topology.delete_queue(change, queue.name, connection=self._connection)
-            return True, len(queues) <= _DELETED
+            return True, len(queues) <= DELETED
 
         def deleted(done: tuple[bool, bool] | None, error: BaseException | None) -> None:
             nonlocal early
