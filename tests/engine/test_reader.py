@@ -83,6 +83,7 @@ def bodies(batches: list[pa.RecordBatch]) -> list[bytes]:
     return [body for batch in batches for body in batch.column("body").to_pylist()]
 
 
+@pytest.mark.slow
 def test_a_browser_that_compaction_overtakes_gets_whole_bodies_and_no_settled_row(bed: Bed) -> None:
     reading = bed.engine.browse([("q", 0, len(bed.sent))])
     first = bodies([next(reading)])
@@ -162,6 +163,7 @@ def test_a_read_of_rows_that_were_acked_and_compacted_is_data_loss_and_never_bla
         assert read() == []
 
 
+@pytest.mark.slow
 def test_a_place_that_a_mapping_reader_was_given_keeps_its_bytes_or_is_gone(bed: Bed) -> None:
     plan = bed.engine.plan_browse([("q", 0, len(bed.sent))])
     bed.consume(keep=100)
@@ -194,6 +196,7 @@ def test_rows_that_another_driver_has_applied_meanwhile_are_a_missing_branch_and
         next(reading)
 
 
+@pytest.mark.slow
 def test_a_small_claim_over_deleted_rows_ends_where_a_transaction_ends(bed: Bed) -> None:
     channel = bed.local.channel()
     tags = []

@@ -95,6 +95,7 @@ def require_right(found: list[Row] | None, data: bytes) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(BATCHES, st.integers(0, 2**32))
 def test_damaged_records_under_a_right_checksum_are_refused_or_right(batch: Batch, seed: int) -> None:
@@ -113,6 +114,7 @@ def refuse(*_: object) -> None:
     raise ValueError("not this way")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(BATCHES, st.integers(0, 2**32))
 def test_damaged_heads_under_a_right_checksum_are_refused_or_right(batch: Batch, seed: int) -> None:
@@ -128,6 +130,7 @@ def test_damaged_heads_under_a_right_checksum_are_refused_or_right(batch: Batch,
         outcome(changed)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(BATCHES, st.sampled_from(list(Codec)[1:]), st.integers(0, 2**32))
 def test_damaged_compression_is_refused_or_right(batch: Batch, codec: Codec, seed: int) -> None:
@@ -242,6 +245,7 @@ def test_a_decompression_bomb_stops_at_the_limit(codec: Codec) -> None:
     assert peak < 4 * limit + 2 * len(data)
 
 
+@pytest.mark.slow
 def test_a_bomb_of_headers_is_not_built() -> None:
     """A record of many empty headers is checked without an object for each."""
     count = 50_000

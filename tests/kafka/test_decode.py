@@ -56,6 +56,7 @@ def reference(batches: list[Batch], start: int = 0, end: int = EVERYTHING) -> li
     return rows_of_kafka_python(bytes_of([batch.uncompressed() for batch in batches]), start, end)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(LOGS, st.integers(0, 1500), st.integers(0, 1500))
 def test_every_record_is_that_of_kafka_python(batches: list[Batch], first: int, count: int) -> None:
@@ -65,6 +66,7 @@ def test_every_record_is_that_of_kafka_python(batches: list[Batch], first: int, 
     assert rows(decode(data, start, end, log=LOG)) == reference(batches, start, end)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(LOGS)
 def test_the_plain_form_reads_the_same_records(batches: list[Batch]) -> None:

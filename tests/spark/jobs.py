@@ -31,6 +31,7 @@ from connector.decoded import decode
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.fork_server import fork_here
 from tests.forked import OF_SPARK
+from tests.progress import GUARD_S
 from tests.spark import user_code
 from tests.spark.recipes import recipe
 from tests.spark.shapes import OTHER, shaped
@@ -299,7 +300,7 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         query.stop()
         if failed is not None:
             raise failed
-    each.flush(60)
+    each.flush(GUARD_S)
 
 
 def attempt(spark: SparkSession, pipeline: dict[str, Any]) -> None:

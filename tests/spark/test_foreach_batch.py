@@ -14,6 +14,7 @@ from broker_core import failpoint
 from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
 from connector import after_commit, foreach_batch, staging
 from connector.foreach_batch import BatchTransaction, transactional
+from tests.progress import GUARD_S
 from tests.spark.pipelines import delta_rows, delta_transactions
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -39,7 +40,7 @@ def run(
         .option("checkpointLocation", rig.checkpoint(checkpoint))
     )
     writer.trigger(availableNow=True).start().awaitTermination()
-    each.flush(60)
+    each.flush(GUARD_S)
 
 
 def refused(rig: Any, fn: Fn, **more: Any) -> str:

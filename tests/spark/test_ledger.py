@@ -14,7 +14,7 @@ from broker_core.micro_batch import ledger as ledger_rules
 from connector.foreach_batch import BatchTransaction, transactional
 from connector.ledger import DeltaLedger
 from connector.listener import mirror_offsets
-from tests.progress import wait_until
+from tests.progress import GUARD_S, wait_until
 from tests.spark.pipelines import delta_rows, delta_transactions
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -48,7 +48,7 @@ def test_every_batch_has_its_row_with_the_offsets_it_consumed(rig: Any, tmp_path
     )
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    each.flush(60)
+    each.flush(GUARD_S)
     rows = sorted(delta_rows(table), key=lambda row: row["batch_id"])
     told = [
         (
@@ -115,9 +115,9 @@ def test_what_others_take_from_a_ledger_is_completed_from_the_engine(
     ledger = DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app")
     if background:
         ledger.start()
-    ledger.flush(60)
+    ledger.flush(GUARD_S)
     decide(rig, "app", 4)
-    ledger.flush(60)
+    ledger.flush(GUARD_S)
     written = 5
     for number, (what, damage) in enumerate(DAMAGES.items()):
         if damage:
@@ -128,7 +128,7 @@ def test_what_others_take_from_a_ledger_is_completed_from_the_engine(
         appends, merges = 1, 4
         for waiting in ((appends,), (merges,))[number % 2] if background else (appends, merges):
             decide(rig, "app", waiting)
-            ledger.flush(60)
+            ledger.flush(GUARD_S)
             written += waiting
         assert sorted(row["batch_id"] for row in delta_rows(table)) == list(range(written)), what
         (told,) = [each.getMessage() for each in caplog.records if "has lost rows" in each.getMessage()]
@@ -170,7 +170,7 @@ def test_the_next_start_repairs_what_a_stopped_writer_left(rig: Any, tmp_path: P
     table = tmp_path / "ledger"
     decide(rig, "app", 2)
     with mirror_offsets(rig.spark, ledger=str(table), url=rig.broker.url, app_id="app") as mirror:
-        mirror.flush(60)
+        mirror.flush(GUARD_S)
     assert sorted(row["batch_id"] for row in delta_rows(table)) == [0, 1]
 
 

@@ -393,6 +393,7 @@ def test_reads_share_verified_blocks_within_a_bounded_cache(tmp_path: Path) -> N
     store.close()
 
 
+@pytest.mark.slow
 def test_a_backlog_of_ten_million_messages_opens_without_reading_bodies(tmp_path: Path) -> None:
     store = DurableStore(tmp_path)
     store.load()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ shapes = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(shapes, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=4))
 def test_a_row_that_counts_as_whole_has_the_values_that_were_written(
