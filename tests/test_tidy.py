@@ -26,7 +26,7 @@ ENTRY = "one method for each call of a port or a specification, and each is shor
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
-    "broker_core.broker.topology": (553, STATE),
+    "broker_core.broker.topology": (558, STATE),
     "broker_core.node.engine": (544, ENTRY),
     "broker_core.store.salvage": (549, "one pass over a damaged directory"),
 }
@@ -38,7 +38,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.broker.channel.Channel": (315, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
-    "broker_core.broker.topology.Topology": (480, STATE),
+    "broker_core.broker.topology.Topology": (484, STATE),
     "broker_core.client.broker.BrokerClient": (340, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
     "broker_core.kafka.sink.Sink": (272, ENTRY),

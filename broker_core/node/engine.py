@@ -140,13 +140,13 @@ class EmbeddedEngine:
 
     # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
-        return [self._state.topology.queue(name).name for name in queues]
+        return [self._state.topology.shared(name).name for name in queues]
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, Available]:
             found = {}
             for log in logs:
-                queue = state.topology.queue(log)
+                queue = state.topology.shared(log)
                 start = (starts or {}).get(log, queue.progress.floor)
                 found[log] = self._available(
                     state,
@@ -174,7 +174,7 @@ class EmbeddedEngine:
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         topology = self._state.topology
         return self._local.wait(
-            lambda _state: any(topology.queue(name).log.visible_end > ends.get(name, 0) for name in queues),
+            lambda _state: any(topology.shared(name).log.visible_end > ends.get(name, 0) for name in queues),
             timeout_s,
         )
 
@@ -263,7 +263,7 @@ class EmbeddedEngine:
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
         def look(state: BrokerState, _change: Change, _now_us: int) -> DeadLetterRoute | None:
-            arguments = state.topology.queue(queue).arguments
+            arguments = state.topology.shared(queue).arguments
             exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
             return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
 
