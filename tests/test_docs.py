@@ -19,7 +19,7 @@ from connector.options import OPTIONS, table
 from tests import operating
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
 SOURCES = [
     path
     for pattern in ("*.md", "*.toml", "*.py", "Makefile", ".ci/run", "docs/**/*.md", "txmq/**/*", "broker_core/**/*", "connector/**/*",

@@ -135,6 +135,16 @@ class Topology:
         columns = block.column("exchange"), block.column("routing_key"), block.column("properties")
         return route_column(self.exchanges, *columns, self.vhost, copies)
 
+    def shared(self, name: str, connection: object = None) -> Queue:
+        """Returns a queue that a connection may see, or calls without one. Raises QueueNotFound (also for
+        direct replies), ResourceLocked (exclusive).
+        """
+        queue = self.queue(name)
+        if queue.replies:
+            raise refusals.no_queue(name, self.vhost)
+        refusals.check_exclusive(queue, connection)
+        return queue
+
     def visible_to(self, name: str, connection: object) -> Queue:
         """Returns a queue. Raises QueueNotFound, ResourceLocked (exclusive to another connection)."""
         queue = self.queue(name)
@@ -146,12 +156,9 @@ class Topology:
         """Returns a queue that a channel may consume, get from, purge or delete. Raises QueueNotFound,
         ResourceLocked.
         """
-        queue = self.queue(name)
-        if queue.replies:
-            raise refusals.no_queue(name, self.vhost)
+        queue = self.shared(name, connection)
         if queue.owner:
             raise refusals.owned(queue)
-        refusals.check_exclusive(queue, connection)
         return queue
 
     def purgeable(self, name: str, connection: object = None) -> Queue:

@@ -27,7 +27,7 @@ def offsets(
     """
     vector: dict[str, int] = {}
     for log in queues:
-        queue = state.topology.queue(log)
+        queue = state.topology.shared(log)
         at = origin.offset(log, log)
         if origin.timestamp_us is not None:
             vector[log] = offset_at(queue, origin.timestamp_us, read_block)

@@ -81,7 +81,7 @@ class QueueLogs:
             queue.record(self._change)
 
     def _queue(self, log: str) -> Queue:
-        return self._state.topology.queue(log)
+        return self._state.topology.shared(log)
 
     def _queues(self, logs: Iterable[str]) -> dict[str, Queue]:
         return {log: self._queue(log) for log in logs}

@@ -141,7 +141,7 @@ class EmbeddedEngine:
 
     # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
-        return [self._state.topology.queue(name).name for name in queues]
+        return [self._state.topology.shared(name).name for name in queues]
 
     def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
         def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, str]:
@@ -154,7 +154,7 @@ class EmbeddedEngine:
         def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, Available]:
             found = {}
             for log in logs:
-                queue = state.topology.queue(log)
+                queue = state.topology.shared(log)
                 start = (starts or {}).get(log, queue.progress.floor)
                 found[log] = self._available(
                     state,
@@ -182,7 +182,7 @@ class EmbeddedEngine:
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         topology = self._state.topology
         return self._local.wait(
-            lambda _state: any(topology.queue(name).log.visible_end > ends.get(name, 0) for name in queues),
+            lambda _state: any(topology.shared(name).log.visible_end > ends.get(name, 0) for name in queues),
             timeout_s,
         )
 
@@ -273,7 +273,7 @@ class EmbeddedEngine:
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
         def look(state: BrokerState, _change: Change, _now_us: int) -> DeadLetterRoute | None:
-            arguments = state.topology.queue(queue).arguments
+            arguments = state.topology.shared(queue).arguments
             exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
             return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
 

@@ -47,10 +47,9 @@ class Reader:
         """
         pieces: list[Piece] = []
         for log, start, end in slices:
-            queue = self._topology.queue(log)
+            queue = self._topology.shared(log)
             found = queue.log.runs_between(start, end)
             if claim is None:
-                self._topology.visible_to(log, None)  # not what is exclusive to a connection
                 there = IntervalSet(queue.progress.unsettled_within(start, end))
                 skipped, redelivered = there.outside(start, end), queue.ready.redelivered_within(start, end)
             else:

@@ -1,5 +1,6 @@
 """Two runs of one history: honest users and an operator alone, and the same with an attacker's calls in
-between. What the honest are answered and see is the same in both.
+between. What the honest are answered and see is the same in both. And two runs of one history with other secrets
+of ann: what mallory is answered is the same in both.
 
 Each run has a virtual host of its own on one real broker, so names and ids are the same in both. Mallory knows
 every id before it is used; calls that may take what is nobody's yet are made once its id was shown.
@@ -9,7 +10,9 @@ Not here: the histories (``test_non_interference.py``).
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +21,6 @@ from pamqp import commands as c
 from broker_core import errors
 from broker_core import password as passwords
 from broker_core.client.broker import BrokerClient
-from broker_core.client.channel import RemoteChannel
 from broker_core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.flight.authorization import Basic
@@ -31,7 +33,10 @@ ANN, OLGA, MALLORY = "ann", "olga", "mallory"
 APP, QUERY, TOKEN, WRITE, XID, CHANNEL = "app", "q-of-ann", "t-of-ann", "w-of-ann", "x", "c-of-ann"
 NAMED = "amq.transaction"
 ROWS = pa.record_batch({"body": pa.array([b"row"], pa.binary())})
-GRANTS = {  # of mallory: (configure, write, read), tags
+SECRET_ROWS = [ROWS, pa.record_batch({"body": pa.array([b"no row"], pa.binary())})]  # by secret
+GRANTS: dict[
+    str, tuple[tuple[str, str, str], tuple[str, ...]]
+] = {  # of mallory: configure, write, read; tags
     "enters": (("^$", "^$", "^$"), ()),
     "has names of its own": (("^m", "^m", "^m"), ()),
     "names transactions": (("^m", "^(m|amq.transaction)", "^m"), ()),
@@ -39,6 +44,9 @@ GRANTS = {  # of mallory: (configure, write, read), tags
     "publishes in public": (("^m", "^(m|t$|amq.transaction)", "^m"), ()),
     "impersonates": (("^m", "^(m|t$)", "^m"), ("impersonator",)),
 }
+# rights that mallory has to the same queues: what stays refused is refused because of whose a thing is
+SHARES = "shares queues"
+GRANTS[SHARES] = (("^m", "^(m|amq.default$)", "^(m|in$)"), ())
 
 
 class Site:
@@ -52,6 +60,13 @@ class Site:
 
     def run(self, steps: Sequence[str], grant: str) -> list[Any]:
         """Carries out the steps, and returns what the honest were answered, and see at the end."""
+        return self._ran(steps, grant, 0)[0]
+
+    def learnt(self, steps: Sequence[str], grant: str, secret: int) -> list[str]:
+        """Carries out the steps, and returns what mallory was answered."""
+        return self._ran(steps, grant, secret)[1]
+
+    def _ran(self, steps: Sequence[str], grant: str, secret: int) -> tuple[list[Any], list[str]]:
         self.runs += 1
         vhost, side = f"run{self.runs}", f"side{self.runs}"
         patterns, tags = GRANTS[grant]
@@ -64,20 +79,65 @@ class Site:
         accounts.set_topic_permissions(MALLORY, "t", "^public", "^public", vhost)
         accounts.set_tags(MALLORY, tags)
         try:
-            with contextlib.closing(Run(self.broker, vhost, side)) as run:
-                return run.carried_out(steps)
+            with contextlib.closing(Run(self.broker, vhost, side, secret)) as run:
+                return run.carried_out(steps), [_usual(told, vhost, side) for told in run.learnt]
         finally:
             for host in (vhost, side):
                 self.broker.vhosts.delete_vhost(host)
 
 
+def _usual(told: str, vhost: str, side: str) -> str:
+    """An answer without what differs from run to run: names of virtual hosts, random ids, numbers of commits."""
+    told = re.sub(rf"\b({vhost}|{side})\b", "HOST", told)
+    told = re.sub(r"\b[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}\b", "ID", told)
+    told = re.sub(r"datetime\.datetime\([^()]*(\([^()]*\))?\)", "TIME", told)
+    return re.sub(r"(committed_at|commit_sequence|age_s|idle_s)=[\d.]+", r"\1=N", told)
+
+
+class Heard:
+    """Writes down each answer of ``of``, a client of mallory or a channel of it."""
+
+    def __init__(self, of: Any, learnt: list[str]) -> None:
+        self._of, self._learnt = of, learnt
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._of, name)
+        return partial(self._told, name, found) if callable(found) else found
+
+    def _told(self, name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        try:
+            answer = call(*given, **named)
+            if isinstance(answer, Iterator):
+                answer = [batch.to_pylist() for batch in answer]
+        except errors.TxmqError as error:
+            self._learnt.append(f"{name}: {type(error).__name__} {error}")
+            raise
+        if name == "channel":
+            return Heard(answer, self._learnt)
+        told = f"{type(answer).__name__} {answer}" if isinstance(answer, Exception) else repr(answer)
+        self._learnt.append(f"{name}: {told}")
+        return answer
+
+    def __enter__(self) -> Heard:
+        self._of.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._of.__exit__(*exception)
+
+
 class Run:
-    def __init__(self, broker: Broker, vhost: str, side: str) -> None:
-        self.broker, self.vhost, self.side = broker, vhost, side
+    """``secret``: 0 or 1; ann has other bodies, things and numbers of messages by it."""
+
+    def __init__(self, broker: Broker, vhost: str, side: str, secret: int = 0) -> None:
+        self.broker, self.vhost, self.side, self.secret = broker, vhost, side, secret
         self._ends = contextlib.ExitStack()
-        self.ann, self.olga, self.mallory = (self._client(user) for user in (ANN, OLGA, MALLORY))
-        self.raw = Raw(broker.url, Basic(MALLORY, PASSWORD).header, vhost)
-        self._ends.callback(self.raw.client.close)
+        self.learnt: list[str] = []
+        self.ann, self.olga, mallory = (self._client(user) for user in (ANN, OLGA, MALLORY))
+        self.mallory: Any = Heard(mallory, self.learnt)
+        raw = Raw(broker.url, Basic(MALLORY, PASSWORD).header, vhost)
+        self._ends.callback(raw.client.close)
+        self.raw: Any = Heard(raw, self.learnt)
         self.peer = self._ends.enter_context(Peer(broker.amqp_urls[0]))
         self.peer.user, self.peer.password = ANN, PASSWORD
         self.peer.opened(1, vhost=vhost)
@@ -86,6 +146,16 @@ class Run:
             self.held.queue_declare(queue)
         self.held.exchange_declare("t", "topic")
         self.held.queue_bind("secret", "t", "secret.#")
+        hidden = ("hidden", "other")[secret]  # each is asked for by mallory
+        self.held.queue_declare(hidden)
+        self.held.exchange_declare(f"{hidden}-x", "topic")
+        self.held.queue_bind(hidden, f"{hidden}-x", "#")
+        for _ in range(secret + 1):
+            self.held.publish(b"hidden", routing_key=hidden)
+        with self.ann.channel() as channel:
+            channel.tx_select()
+            channel.publish(b"hidden", routing_key=hidden)
+            channel.prepare(f"{hidden}-xid")
         self.peer.call(1, c.Queue.Declare(queue="private", exclusive=True), c.Queue.DeclareOk)
         local = broker.engine._local
         self.late = self._ends.enter_context(local.channel(vhost=side, user=MALLORY))
@@ -121,7 +191,7 @@ class Run:
     def h_publish(self) -> Any:
         with self.ann.channel() as channel:
             for number in range(3):
-                channel.publish(str(number).encode(), routing_key="in")
+                channel.publish(f"{number}.{self.secret}".encode(), routing_key="in")
 
     def h_publish_private(self) -> Any:
         self.peer.publish(1, "", "private", b"mine")
@@ -147,7 +217,7 @@ class Run:
     def h_stage(self) -> Any:
         header = BranchHeader(f"{TOKEN}{self.batch}", f"b{self.batch}", "append", {"table": "t"})
         if TOKEN in self.shown:
-            self.staged[TOKEN] = self.ann.stage(header, [ROWS])
+            self.staged[TOKEN] = self.ann.stage(header, [SECRET_ROWS[self.secret]])
             return self.staged[TOKEN]
         return None
 
@@ -174,7 +244,7 @@ class Run:
 
     def h_write(self) -> Any:
         header = BranchHeader(WRITE, "w", "publish", {"routing_key": "out"})
-        self.staged[WRITE] = self.ann.stage(header, [ROWS])
+        self.staged[WRITE] = self.ann.stage(header, [SECRET_ROWS[self.secret]])
         self.shown.add(WRITE)
         return self.staged[WRITE]
 
@@ -340,7 +410,7 @@ class Run:
                 self._publish(channel)
                 channel.prepare(name)
 
-    def _publish(self, channel: RemoteChannel) -> None:
+    def _publish(self, channel: Any) -> None:
         """In a transaction, to what is mallory's own."""
         channel.queue_declare("m-q")
         channel.exchange_declare("m-x", "fanout")
@@ -365,9 +435,67 @@ class Run:
                 peer.send(1, c.Tx.Select())
                 peer.receive()  # it is published, or refused
 
+    def m_probes(self) -> None:
+        """Whether things are there, by each call that names one. Not: a passive declare, which needs no right in
+        RabbitMQ, and ids that all users share (of apps, and of who made it: tokens, branches, channels).
+        """
+        for name in ("hidden", "other", "neither"):
+            for call in (
+                lambda name=name: self.mallory.logs([name]),
+                lambda name=name: self.mallory.available([name]),
+                lambda name=name: self.mallory.offsets([name], Origin("earliest")),
+                lambda name=name: self.mallory.wait([name], {name: 0}, 0.0),
+                lambda name=name: self.mallory.dead_letter_route(name),
+                lambda name=name: self.mallory.browse([(name, 0, 1)]),
+                lambda name=name: self.mallory.claim(
+                    "m-app", [name], {name: START}, Limit(), Origin("earliest"), "fail"
+                ),
+                lambda name=name: self.mallory.outcome(f"{name}-xid"),
+                lambda name=name: self.mallory.outcome(f"{name}-xid", of=ANN),
+                lambda name=name: self.mallory.commit(f"{name}-xid"),
+                lambda name=name: self.mallory.rollback(f"{name}-xid", of=ANN),
+                self.mallory.queues,
+                self.mallory.apps,
+                self.mallory.attempts,
+                self.mallory.prepared,
+            ):
+                with contextlib.suppress(errors.TxmqError):
+                    call()
+            for word, given in (
+                ("get", (name,)),
+                ("queue_purge", (name,)),
+                ("queue_delete", (name,)),
+                ("queue_declare", (name,)),
+                ("queue_bind", (name, "t", "k")),
+                ("queue_bind", ("m-q", f"{name}-x", "k")),
+                ("exchange_declare", (f"{name}-x", "fanout")),
+                ("exchange_delete", (f"{name}-x",)),
+                ("publish", (b"m", f"{name}-x", "k")),
+            ):
+                with contextlib.suppress(errors.TxmqError), self.mallory.channel() as channel:
+                    getattr(channel, word)(*given)
+            for frame in (
+                c.Queue.Declare(queue=name),
+                c.Queue.Bind(queue=name, exchange="t", routing_key="k"),
+                c.Queue.Unbind(queue=name, exchange="t", routing_key="k"),
+                c.Queue.Purge(queue=name),
+                c.Queue.Delete(queue=name),
+                c.Exchange.Declare(exchange=f"{name}-x"),
+                c.Exchange.Delete(exchange=f"{name}-x"),
+                c.Exchange.Bind(destination=f"{name}-x", source="t"),
+                c.Basic.Get(queue=name),
+                c.Basic.Get(queue=f"{NAMED}.{name}-xid", no_ack=True),
+                c.Basic.Consume(queue=name, consumer_tag="m"),
+                c.Queue.Declare(queue="m-letters", arguments={"x-dead-letter-exchange": f"{name}-x"}),
+                c.Exchange.Declare(exchange="m-alternate", arguments={"alternate-exchange": f"{name}-x"}),
+            ):
+                with self._amqp() as peer:
+                    peer.send(1, frame)
+                    self.learnt.append(f"{frame.name}: {_fields(peer.receive()[1])}")
+
     def m_takes_channel(self) -> None:
         if CHANNEL in self.shown:
-            self.raw._channel = self.held._id
+            self.raw._of._channel = self.held._id
             for word in ("tx_rollback", "close"):
                 self.raw.call(f"channel.{word}", {})
 
@@ -386,6 +514,10 @@ class Run:
         with Peer(self.broker.amqp_urls[0]) as peer:
             peer.user, peer.password = MALLORY, PASSWORD
             yield peer.opened(1, vhost=self.vhost)
+
+
+def _fields(frame: Any) -> dict[str, Any]:
+    return {"frame": frame.name} | {name: getattr(frame, name) for name in frame.attributes()}
 
 
 HONEST = tuple(name for name in vars(Run) if name.startswith("h_"))

@@ -1,6 +1,8 @@
-"""Who has no right to a thing changes nothing of it for those who have, whatever ids it knows, at every door.
+"""Who has no right to a thing changes nothing of it for those who have, and learns nothing of it, whatever ids it
+knows, at every door.
 
-Random histories, each with and without mallory's calls; and each rule switched off once, which a history finds.
+Random histories, each with and without mallory's calls, and each with other secrets; and each rule switched off
+once, which a history finds.
 ``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
 """
 
@@ -25,7 +27,7 @@ from broker_core.server.access import throttle
 from broker_core.server.flight import channels
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits
-from tests.model.interference import ATTACKS, GRANTS, HONEST, Site
+from tests.model.interference import ATTACKS, GRANTS, HONEST, SHARES, Site
 
 EXAMPLES = 15
 
@@ -60,7 +62,7 @@ def check(site: Site, examples: int, *, soak: bool) -> None:
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(STEPS, st.sampled_from(sorted(GRANTS)))
+    @given(STEPS, st.sampled_from(sorted(set(GRANTS) - {SHARES})))
     def histories(steps: list[str], grant: str) -> None:
         assert difference(site, steps, grant) == []
 
@@ -75,6 +77,63 @@ def test_mallory_changes_nothing_that_others_see(site: Site) -> None:
 @pytest.mark.soak
 def test_soak_mallory_changes_nothing_that_others_see(site: Site, rounds: int) -> None:
     check(site, 40 * rounds, soak=True)
+
+
+BLIND = sorted(set(GRANTS) - {SHARES, "looks"})  # who has the tag monitoring sees names and numbers
+
+
+def told_apart(site: Site, steps: list[str], grant: str) -> list[Any]:
+    """Where mallory is answered otherwise because of ann's secrets: (with one, with the other)."""
+    one, other = (site.learnt(steps, grant, secret) for secret in (0, 1))
+    return [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
+
+
+def check_secrets(site: Site, examples: int, *, soak: bool) -> None:
+    @settings(
+        max_examples=examples,
+        derandomize=not soak,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(STEPS, st.sampled_from(BLIND))
+    def histories(steps: list[str], grant: str) -> None:
+        assert told_apart(site, steps, grant) == []
+
+    histories()
+
+
+@pytest.mark.parametrize("grant", BLIND)
+def test_a_refusal_is_the_same_whether_the_thing_is_there_or_not(site: Site, grant: str) -> None:
+    assert told_apart(site, ["h_publish", "m_probes", "h_claim", "m_asks", "m_browses"], grant) == []
+
+
+def test_mallory_learns_nothing_of_what_others_have(site: Site) -> None:
+    soak = int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
+    check_secrets(site, 5 * max(1, soak), soak=bool(soak))
+
+
+@pytest.mark.soak
+def test_soak_mallory_learns_nothing_of_what_others_have(site: Site, rounds: int) -> None:
+    check_secrets(site, 15 * rounds, soak=True)
+
+
+@pytest.mark.parametrize("rule", ["read_queue", "delete_queue", "publish"])
+def test_a_permission_that_is_not_asked_tells_secrets_apart(
+    site: Site, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, rule, _nothing)
+    assert told_apart(site, ["m_probes"], "enters") != []
+
+
+def test_who_decides_needs_the_rights_to_what_is_decided_beside_the_ids(site: Site) -> None:
+    """With the rights of all apps and writes, mallory still has none to their queues and exchanges."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AppOwners, "same", lambda *_: True)
+        patch.setattr(AppOwners, "require_tokens", _nothing)
+        assert difference(site, f"{CLAIMED} h_open m_steals h_commit".split(), "enters") == []
+        assert difference(site, ["h_write", "m_writes"], "enters") == []
 
 
 class Case(NamedTuple):
@@ -127,7 +186,7 @@ CASES = (
         "a batch consumes what its owner's apps have read",
         _off(AppOwners, "same", lambda *_: True),
         f"{CLAIMED} h_open m_steals h_commit",
-        "enters",
+        SHARES,
     ),
     Case(
         "and nobody poisons it",
@@ -172,8 +231,8 @@ CASES = (
     Case(
         "nobody commits it early",
         _off(AppOwners, "require_tokens", _nothing),
-        "h_write m_writes",
-        "enters",
+        "h_write m_writes h_see",
+        SHARES,
     ),
     Case(
         "CC and BCC are asked for",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 import pytest
+from pamqp import commands as c
 
 from broker_core import errors
 from broker_core import password as passwords
@@ -27,6 +28,7 @@ from broker_core.server.access import throttle
 from broker_core.server.flight import permits
 from broker_core.server.flight.channels import WORDS
 from broker_core.server.flight.server import FlightServer
+from tests.amqp_peer import Peer
 from tests.permission_rows import PASSWORD, USER
 from tests.server.flight_calls import CALLS, HEADER, TICKETS, Raw, messages
 
@@ -136,7 +138,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     patched = pytest.MonkeyPatch()
     patched.setattr(throttle, "FIRST_S", 0.0)  # the rows are not slowed down by those before
     patched.setattr(throttle, "ADDRESS_S", 0.0)
-    with patched.context(), Broker.open(tmp_path_factory.mktemp("flight")) as made:
+    with patched.context(), Broker.open(tmp_path_factory.mktemp("flight"), amqp=["127.0.0.1:0"]) as made:
         with made.channel() as channel:
             for queue in ("in", "w", "other"):
                 channel.queue_declare(queue)
@@ -366,14 +368,40 @@ def test_a_user_id_must_be_the_user(broker: Broker) -> None:
             assert isinstance(found, errors.PreconditionFailed) is not fits, found
 
 
-def test_a_queue_that_is_exclusive_to_a_connection_is_not_browsed(broker: Broker) -> None:
-    with broker.channel() as channel:
-        channel.queue_declare("private", exclusive=True, durable=False)
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_queue_that_is_exclusive_to_a_connection_is_not_seen_by_others(
+    broker: Broker, durable: bool
+) -> None:
+    """By no call, nor how many messages it has; and direct replies are those of one client."""
+    with broker.channel() as channel, Peer(broker.amqp_urls[0]) as peer:
+        channel.queue_declare("private", exclusive=True, durable=durable)
         channel.publish(b"1", routing_key="private")
-        found = Raw(broker.url, Basic(ROOT, PASSWORD).header).get(
-            contract.encode({"browse": [["private", 0, 1]]})
-        )
-        assert isinstance(found, errors.ResourceLocked), found
+        peer.user, peer.password = ROOT, PASSWORD
+        peer.opened(1)
+        peer.call(1, c.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True), c.Basic.ConsumeOk)
+        (replies,) = (name for name in broker.engine.state.topology.queues if name.startswith("amq.rabbitmq"))
+        raw = Raw(broker.url, Basic(ROOT, PASSWORD).header)
+        for queue, expected in (("private", errors.ResourceLocked), (replies, errors.QueueNotFound)):
+            origin = {"at": "earliest"}
+            for found in (
+                raw.get(contract.encode({"browse": [[queue, 0, 1]]})),
+                raw.call("engine.logs", {"queues": [queue]}),
+                raw.call("engine.available", {"logs": [queue], "starts": None}),
+                raw.call("engine.offsets", {"queues": [queue], "origin": origin}),
+                raw.call("engine.wait", {"queues": [queue], "ends": {}, "timeout_s": 0.0}),
+                raw.call("engine.dead_letter_route", {"queue": queue}),
+                raw.call(
+                    "engine.claim",
+                    {
+                        **dict(CALLS)["engine.claim"],
+                        "app_id": "of root",
+                        "queues": [queue],
+                        "start": {queue: "start"},
+                        "limit": {"max_rows": 1, "max_bytes": 10, "end": None},
+                    },
+                ),
+            ):
+                assert isinstance(found, expected), found
 
 
 def test_a_changed_permission_holds_for_the_next_call(broker: Broker) -> None:
