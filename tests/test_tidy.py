@@ -39,10 +39,10 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (315, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (480, STATE),
-    "broker_core.client.broker.BrokerClient": (340, ENTRY),
+    "broker_core.client.broker.BrokerClient": (341, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
     "broker_core.kafka.sink.Sink": (272, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (361, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.claim.Claims": (362, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (455, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
         401,
