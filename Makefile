@@ -5,6 +5,7 @@
 # make quick   what a change needs, in a minute: ruff, mypy, import contracts and the quick tests
 # make soak ROUNDS=200      loops of kills, as long as you like; SEED=n repeats one
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
+# make matrix  the same tests on every Spark, Delta, Python and JDK that go together; ARGS='--only 4.1.1 --write'
 # make lint    the checks of `make test` without the tests
 # make audit   known vulnerabilities of what is locked, for a release: fails also where they could not be asked
 #
@@ -32,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 # A test starts hundreds of processes: none of them compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-kafka test quick quick-checks quick-tests soak bench bench-kafka compiled lint audit lock
+.PHONY: demo demo-kafka test quick quick-checks quick-tests soak matrix bench bench-kafka compiled lint audit lock
 
 demo: .venv/ready
 	$(BIN)/python examples/flights.py $(ARGS)
@@ -65,6 +66,10 @@ quick-tests:
 soak: .venv/ready
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/test_history.py tests/kafka/test_sink_history.py $(ARGS)
+
+# Environments of minutes and gigabytes, under .venv/matrix.
+matrix: .venv/ready
+	$(BIN)/python -m tests.matrix $(ARGS)
 
 bench: .venv/ready
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from broker_core.engine import Engine, ReadTicket
 from broker_core.errors import OptionError
 from connector.source import ClaimedSlice
+from connector.spark_version import input_partition
 from connector.trace import told
 
 log = logging.getLogger("txmq")
@@ -114,7 +115,7 @@ def _claimed(rdd: Any) -> Iterator[ClaimedSlice]:
     partitions = rdd.partitions()
     if not len(partitions):
         return
-    given = partitions[0].inputPartition()
+    given = input_partition(partitions[0])
     if given.isEmpty() or not given.get().getClass().getSimpleName().startswith("Python"):
         return
     pickled = bytes(given.get().pickedPartition())

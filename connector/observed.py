@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from connector.dead_letters import CHECKED_COLUMNS, PLACE
 from connector.fit import quoted
 from connector.plan import executed_whole, metered, partitions
+from connector.spark_version import has_several_maxima
 from connector.table import is_connect
 
 _PREFIX = "txmq_broken_"
@@ -70,7 +71,7 @@ def watchable(frame: DataFrame) -> Watchable | None:
     """What ``frame`` is like; None if no metric can tell of its rows."""
     types = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
     placed = all(types.get(name) == kind for name, kind in PLACE.items())
-    if not placed or frame.isStreaming or is_connect(frame):
+    if not placed or frame.isStreaming or is_connect(frame) or not has_several_maxima():
         return None
     tasks = partitions(frame) or _WORDS * _BITS
     return Watchable("body" in types, min(-(-tasks // _BITS), _WORDS))

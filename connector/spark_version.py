@@ -1,14 +1,16 @@
-"""Which way the Spark of this process asks a stream for the end of its next micro-batch. Nothing else asks
-for its version.
+"""What differs between the versions of Spark. Nothing else asks for the version of this process.
 
-Not here: the ways (``admitted.py``, ``unadmitted.py``).
+Not here: the two ways in which it asks a stream for an end (``admitted.py``, ``unadmitted.py``).
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from inspect import signature
+from typing import Any
 
 import pyspark
+from pyspark.sql import functions as F
 
 from broker_core.errors import OptionError
 from connector.options import ReadOptions
@@ -17,7 +19,7 @@ from connector.source import StreamReader
 
 def stream_reader(options: ReadOptions) -> StreamReader:
     """The reader of a stream for this Spark."""
-    if _has_admission_control():
+    if has_admission_control():
         from connector.admitted import AdmittedReader
 
         return AdmittedReader(options)
@@ -35,7 +37,19 @@ def require() -> None:
         )
 
 
-def _has_admission_control() -> bool:
+def input_partition(partition: Any) -> Any:
+    """The input partition of a partition of ``DataSourceRDD``, as an Option of Scala."""
+    if has_admission_control():
+        return partition.inputPartition()
+    return partition.inputPartitions().headOption()
+
+
+def has_several_maxima() -> bool:
+    """Whether ``max_by`` gives the rows of several maxima: from Spark 4.2 on."""
+    return "k" in signature(F.max_by).parameters
+
+
+def has_admission_control() -> bool:
     return find_spec("pyspark.sql.streaming.datasource") is not None
 
 

@@ -58,8 +58,8 @@ class UnadmittedReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end and self._told not in (None, end) and self._planned is None:
             raise OptionError(
-                f"Spark 4.1 asks for an end before it says where the checkpoint is: {WRAPPER} is true",
-                "set it to false: Trigger.AvailableNow is then one micro-batch",
+                "Spark 4.1 asks for an end before it says where the checkpoint is",
+                f"set {WRAPPER} to false; Trigger.AvailableNow is then one micro-batch",
             )
         self._planned, self._told = end, None
         return super().partitions(start, end)

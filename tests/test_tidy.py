@@ -27,13 +27,9 @@ LEDGER = "the rules C1, C4, C5 and C6 over the same entries"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
-    "broker_core.broker.topology": (612, STATE),
+    "broker_core.broker.topology": (621, STATE),
     "broker_core.node.engine": (563, ENTRY),
     "broker_core.micro_batch.ledger": (502, LEDGER),
-=======
-    "broker_core.broker.topology": (558, STATE),
-    "broker_core.node.engine": (544, ENTRY),
->>>>>>> doors24
     "broker_core.store.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
@@ -43,26 +39,20 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (327, ENTRY),
-    "broker_core.broker.exchange.Exchange": (268, "bindings, caches of routes, and who relies on them"),
+    "broker_core.broker.exchange.Exchange": (277, "bindings, caches of routes, and who relies on them"),
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
-    "broker_core.broker.topology.Topology": (518, STATE),
+    "broker_core.broker.topology.Topology": (539, STATE),
     "broker_core.client.broker.BrokerClient": (369, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
     "broker_core.kafka.sink.Sink": (278, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (364, "the rules S2 to S6 over the same records"),
-    "broker_core.micro_batch.ledger.Ledger": (455, "the rules C1, C4, C5 and C6 over the same entries"),
-    "broker_core.client.broker.BrokerClient": (340, ENTRY),
-    "broker_core.client.channel.RemoteChannel": (271, ENTRY),
-    "broker_core.kafka.sink.Sink": (272, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (365, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.claim.Claims": (366, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (459, LEDGER),
->>>>>>> cost24
     "broker_core.micro_batch.micro_batch.MicroBatches": (
         410,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (446, ENTRY),
+    "broker_core.node.channel.LocalChannel": (452, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (478, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.server.amqp.session.Session": (252, ENTRY),
@@ -79,7 +69,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.exchange.Exchange": (18, "what exchange.declare asks for, and who depends on it"),
     "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
-    "broker_core.broker.topology.Topology": (16, "the names of one virtual host, and its limits"),
+    "broker_core.broker.topology.Topology": (17, "the names of one virtual host, and its limits"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "connector.foreach_batch.Transactional": (15, "what a user asks of a pipeline, and its parts"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),

@@ -166,7 +166,6 @@ class Claims:
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
-        *,
         acks: bool = True,
     ) -> Vector:
         """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
@@ -174,8 +173,7 @@ class Claims:
         another system's sink).
 
         All checks and reads are done before anything changes. Then, as one change:
-        1. resolve a symbolic start; 2. ack below a concrete start, if Spark has committed it (``acks``);
-        3. add the claim, unless it exists.
+        1. resolve a symbolic start; 2. ack below a concrete start (``acks``); 3. add the claim, unless known.
         """
         if not queues:
             raise OptionError("the stream names no queue; give the option queue")

@@ -607,7 +607,7 @@ def world(**options: Any) -> Iterator[World]:
         )
         patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
         admitted = not options.get("unadmitted")
-        patch.setattr(connector.spark_version, "_has_admission_control", lambda: admitted)
+        patch.setattr(connector.spark_version, "has_admission_control", lambda: admitted)
         for module in (connector.ledger, connector.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
         patch.setattr(

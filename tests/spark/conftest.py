@@ -18,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from broker_core.launcher import Broker
 from connector.delta.resolve import resolve
 from connector.delta.table_files import DISK
-from tests.spark.jobs import INTERPRETED, PLANNED_ONCE
+from tests.spark.jobs import INTERPRETED, PLANNED_ONCE, to_the_end
 from tests.spark.pipelines import delta_rows
 
 
@@ -120,10 +120,11 @@ class Rig:
         """
         batches: list[list[Row]] = []
         writer = stream.writeStream.foreachBatch(lambda batch, _id: batches.append(batch.collect()))
-        writer = writer.option("checkpointLocation", self.checkpoint(checkpoint)).trigger(
-            **(trigger or {"availableNow": True})
-        )
-        writer.start().awaitTermination()
+        writer = writer.option("checkpointLocation", self.checkpoint(checkpoint))
+        if trigger:
+            writer.trigger(**trigger).start().awaitTermination()
+        else:
+            to_the_end(writer)
         return batches
 
     def sink(
