@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.errors import OptionError, cause
 from broker_core.properties import Properties
 from connector.decoded import decode
 from connector.foreach_batch import BatchTransaction, transactional
-from tests.spark.kafka_pipelines import engine, make_topics, send
+from tests.spark.kafka_pipelines import PARTITIONS, committed, engine, hosts, make_topics, send
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -60,3 +61,31 @@ def test_broken_messages_of_topics_are_dead_letters_where_they_are_sent(
         assert {(each["x-death"][0]["queue"], each["x-death"][0]["reason"]) for each in headers} == {
             ("typed.in", "rejected")
         }
+
+
+def test_a_record_without_a_value_is_rejected_and_relayed_as_it_is(
+    spark: SparkSession, kafka_url: str, tmp_path: Path
+) -> None:
+    topics = [f"nulls.{name}" for name in ("in", "relayed", "dead", "again", "good")]
+    make_topics(kafka_url, *topics)
+    producer = KafkaProducer(bootstrap_servers=hosts(kafka_url), acks="all")
+    for number, (key, value) in enumerate([(b"k", None), (b"", None), (None, b""), (b"k", b'{"id": 1}')]):
+        producer.send("nulls.in", value, key=key, partition=number % PARTITIONS).get()
+    producer.close()
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        decoded = decode(batch, "id bigint not null")
+        tx.reject(decoded, "before", queue="nulls.again")
+        tx.publish(batch.select("body"), queue="nulls.relayed")
+        tx.publish(decoded.good.selectExpr("CAST(id AS STRING) AS body"), queue="nulls.good")
+        tx.reject(decoded, queue="nulls.dead")
+
+    each = transactional(fn, url=kafka_url, app_id="nulls")
+    stream = spark.readStream.format("txmq").options(url=kafka_url, queue="nulls.in", appId="nulls").load()
+    writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    values = {topic: sorted(map(repr, committed(kafka_url, topic))) for topic in topics[1:]}
+    rejected = sorted(map(repr, [None, None, b""]))
+    assert values["nulls.dead"] == values["nulls.again"] == rejected
+    assert values["nulls.good"] == [repr(b"1")]
+    assert values["nulls.relayed"] == sorted([*rejected, repr(b'{"id": 1}')])
