@@ -31,6 +31,7 @@ from txmq import accounts, vhosts
 from txmq.address import admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
+from txmq.ledger import ledger
 from txmq.limits import count
 from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, say, script, show
@@ -81,6 +82,7 @@ def _command(
     text: str,
     *,
     address: bool = False,
+    other_place: bool = False,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + "."
@@ -88,7 +90,7 @@ def _command(
     parser.set_defaults(command=command)
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
-        broker = parser.add_mutually_exclusive_group(required=True)
+        broker = parser.add_mutually_exclusive_group(required=not other_place)
         broker.add_argument(
             "--url", help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}[/VHOST], or kafka://host:9092"
         )
@@ -120,6 +122,14 @@ def _add_decisions(commands: Any) -> None:
         decision = _command(commands, name, command, text, address=True)
         decision.add_argument("xid", metavar="XID")
         decision.add_argument("--of", metavar="USER", help="who named it, as `txmq transactions` lists it")
+    decided = _command(
+        commands, "ledger", ledger, "list decided batches of a pipeline", address=True, other_place=True
+    )
+    decided.add_argument("app", metavar="APP")
+    decided.add_argument("--batch", metavar="N", type=count, help="only the batch with this sequence")
+    decided.add_argument(
+        "--table", metavar="PATH", help="from a Delta ledger on a disk of this host, instead of a broker"
+    )
     unapplied = _command(commands, "unapplied", _unapplied, "list decided, unapplied rows", address=True)
     unapplied.add_argument("app", metavar="APP")
     unapplied.add_argument(
