@@ -76,6 +76,7 @@ class BatchTransaction:
     _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
     _seen: Seen = field(default_factory=Seen, repr=False)
     _operations: Operations = field(default_factory=Operations, repr=False)
+    executions: int = field(default=0, repr=False)  # operations that have read the batch
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # of what is not a job of Spark
 
     def __post_init__(self) -> None:
@@ -274,6 +275,7 @@ class BatchTransaction:
     def _executing(self, frame: DataFrame, *, stages: bool) -> Iterator[None]:
         """An execution of ``frame``: afterwards it is known whether it was one of the whole batch."""
         direct = self._reads.direct()
+        self.executions += 1
         yield
         whole = self._seen.note(frame, self._batch, stages=stages)
         self._reads.noted |= direct and whole and self._reads.direct()

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from broker_core.errors import LineageConflict, OptionError
 from connector.fit import nullable
 from connector.merge import Merge
+from connector.once import txn_app_id
 from connector.overwrite import Overwrite
 from connector.table import Table
 from connector.table_format import Checked, TableFormat
@@ -37,6 +38,7 @@ class Checks:
         self._app_id = app_id
         self._decided = decided
         self._answers: dict[tuple[str, ...], Checked] = {}  # the one used last is the last one
+        self.taken: Mapping[str, int] = {}  # engine -> behind which batch this one has taken the app over
         self._guarded: set[tuple[str, str]] = set()
         self._told: set[tuple[str, str]] = set()
 
@@ -79,6 +81,8 @@ class Checks:
         """Raises LineageConflict if the table would skip what this app writes; asked once for each table."""
         if (table.table_id, txn_app_id) not in self._guarded:
             refuse_a_restarted_sequence(self._tables, spark, table, txn_app_id, self._app_id, self._decided)
+            for engine, behind in self.taken.items() if table.exists else ():
+                refuse_what_was_done_elsewhere(self._tables, spark, table, self._app_id, engine, behind)
             self._guarded.add((table.table_id, txn_app_id))
 
     def _answer(self, shape: tuple[str, ...], ask: Callable[[], Checked]) -> Checked:
@@ -115,4 +119,20 @@ def refuse_a_restarted_sequence(
             f"and the broker has decided only {known}: "
             "an older copy of the broker's data was restored (nothing was consumed)",
             "restore the newest data, or use a new app_id, which appends later batches again",
+        )
+
+
+def refuse_what_was_done_elsewhere(
+    tables: TableFormat, spark: SparkSession, table: Table, app_id: str, engine: str, behind: int
+) -> None:
+    """Raises LineageConflict if the table has batches of an engine behind the one up to which this engine has
+    taken the app over (C7): their messages are read again here.
+    """
+    stored = tables.last_sequence(spark, table, txn_app_id(app_id, engine, table.location))
+    if stored > behind:
+        raise LineageConflict(
+            f"table {table.name!r} has batch {stored} of app {app_id!r} from engine {engine}, and the ledger "
+            f"ends with batch {behind}: its rows would come twice (nothing was consumed)",
+            "see in the history of the table which messages batch "
+            f"{stored} had (userMetadata); begin behind them with another app_id, and startingOffsets",
         )

@@ -78,7 +78,7 @@ class TxmqDataSource(DataSource):
     | `vhost` |  | all | the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales` |
     | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
     | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
-    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay |
+    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay. On Kafka also `{"ledger": PATH, "batch": N}`: where an app was before it decided batch N |
     | `startingTimestamp` |  | reads | first message committed at or after it (ms since the epoch, or ISO 8601) |
     | `endingOffsets` | `latest` | batch reads | `latest` or JSON `{"queue": offset}`, exclusive |
     | `maxOffsetsPerTrigger` |  | stream reads | maximum messages per micro-batch; a transaction is not split |

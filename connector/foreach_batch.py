@@ -36,13 +36,15 @@ from connector.call import Call, require_ended
 from connector.checks import Checks
 from connector.ledger import DeltaLedger
 from connector.options import Address, WriteOptions, write_options
+from connector.resume import Resume
 from connector.table import is_connect
 from connector.tables import table_format
-from connector.trace import holds_java_trace, shortened
+from connector.trace import holds_java_trace, shortened, told
 
 log = logging.getLogger("txmq")
 
 OnUnroutable = Literal["fail", "drop"]
+AUTO = "auto"
 
 
 def transactional(
@@ -57,21 +59,26 @@ def transactional(
     after_commit: Mapping[str, AfterCommit] | None = None,
     on_new_checkpoint: OnNewCheckpoint = "fail",
     on_unroutable: OnUnroutable = "fail",
-    persist: bool = False,
+    persist: bool | Literal["auto"] = False,
     lineage: str | None = None,
     settings: Mapping[str, str] | None = None,
+    resume_from: str | None = None,
 ) -> Transactional:
     """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
     ``url`` or ``data``: the broker; ``vhost``: the virtual host at ``data``. ``app_id``: the stable name of
     the pipeline, equal to the ``appId`` of a txmq source. ``ledger``: a Delta table (path or name) for the
-    offsets of every batch; ``ledger_sync``: write it before the batch ends. ``after_commit``: the functions
-    ``f(rows, sequence)`` or ``f(rows, sequence, token)`` for ``tx.after_commit``, by name. ``persist``: cache
-    the batch while ``fn`` runs. ``lineage``: on Spark Connect with a source that is not txmq, a string that
-    you change together with the checkpoint. ``settings``: of the connections to Kafka, with the names of the
-    options (``kafka.sasl.username``).
+    offsets of every batch, or "auto", beside the checkpoint; ``ledger_sync``: write it before the batch ends.
+    ``after_commit``: the functions ``f(rows, sequence)`` or ``f(rows, sequence, token)`` for
+    ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs; "auto": if several
+    operations of ``tx`` read the batch before it. ``lineage``: on Spark Connect with a source that is not
+    txmq, a string that you change together with the checkpoint. ``settings``: of the connections to Kafka,
+    with the names of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote
+    ``ledger``, if this one has the same messages under the same offsets.
 
-    Raises OptionError. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
+    With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
+    on behind the table at once, before its source asks where to begin. Raises OptionError, LineageConflict. A
+    batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
@@ -83,11 +90,43 @@ def transactional(
     )
     functions = dict(after_commit or {})
     check_functions(functions)
+    if persist not in (True, False, AUTO):
+        raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
     if ledger_sync and not ledger:
         raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
-    return Transactional(
-        fn, options, functions, ledger=ledger, ledger_sync=ledger_sync, persist=persist, lineage=lineage
+    made = Transactional(
+        fn,
+        options,
+        functions,
+        ledger=ledger,
+        ledger_sync=ledger_sync,
+        persist=persist,
+        lineage=lineage,
+        resume_from=resume_from,
     )
+    if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
+        made.resume(spark)  # before the source asks where it begins
+    return made
+
+
+def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
+    """Where the checkpoint of a running query is; None if Spark does not tell."""
+    try:
+        java: Any = spark
+        queries = java._jsparkSession.sharedState().activeStreamingQueries()
+        known = queries.get(java._jvm.java.util.UUID.fromString(query_id))
+        return None if known is None else str(known.resolvedCheckpointRoot())
+    except Exception as error:  # Spark's internals
+        log.debug("the checkpoint of query %s is not known: %s", query_id, told(error))
+        return None
+
+
+def active_session() -> SparkSession | None:
+    """The session of this thread, or of this process; None on Spark Connect."""
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if session is None or is_connect(session) or session.sparkContext._jsc is None:
+        return None
+    return session
 
 
 class Transactional:
@@ -103,16 +142,19 @@ class Transactional:
         *,
         ledger: str | None,
         ledger_sync: bool,
-        persist: bool,
+        persist: bool | Literal["auto"],
         lineage: str | None,
+        resume_from: str | None,
     ) -> None:
+        self._resume_from = resume_from
         self.app_id = options.app_id
         self._options = options
         self._fn = fn
         self._functions = functions
-        self._ledger_table = ledger
+        self._ledger_option = self._ledger_table = ledger
         self._ledger_sync = ledger_sync
         self._persist = persist
+        self._reads_again = False  # the last batch was read by several operations
         self._lineage = lineage
         self._forget_process()
 
@@ -162,6 +204,8 @@ class Transactional:
             if consumes:
                 require_app(batch, self.app_id)
             # C5 of an earlier process or query, before this batch, to keep the order
+            self._name_ledger(spark, query_id)
+            self.resume(spark)
             self._apply_decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
             self._started = running
@@ -197,7 +241,8 @@ class Transactional:
         query_id, batch_id, sequence, token = opened
         tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
         asked = False
-        if self._persist:
+        persists = self._reads_again if self._persist == AUTO else self._persist
+        if persists:
             batch.persist()
         try:
             # C2
@@ -218,6 +263,7 @@ class Transactional:
                 consumes=consumes,
             )
             failpoint.here("foreach.decided")
+            self._reads_again = tx.executions > 1
             if committed.entry.token != token:  # another driver was first
                 tx.drop_files()
             return committed.entry
@@ -228,7 +274,7 @@ class Transactional:
                 tx.drop_files()
             raise
         finally:
-            if self._persist:
+            if persists:
                 batch.unpersist()
 
     def _roll_back(self, engine: Engine, token: str, error: BaseException) -> None:
@@ -273,7 +319,33 @@ class Transactional:
     def _decided(self) -> int:
         return last.sequence if (last := self.engine.last_entry(self.app_id)) else 0
 
+    # -- C7 --------------------------------------------------------------------------------------------------
+    def resume(self, spark: SparkSession) -> None:
+        """Goes on behind the Delta ledger, if the engine has none of the app. Raises LineageConflict."""
+        if self._ledger_table is not None and self._ledger_table != AUTO:
+            on_new = self._options.on_new_checkpoint
+            resume = Resume(
+                self.tables, self._ledger_table, self.engine, self.app_id, on_new, self._resume_from
+            )
+            self.checks.taken = resume.ready(spark)
+
     # -- C6 --------------------------------------------------------------------------------------------------
+    def _name_ledger(self, spark: SparkSession, query_id: str) -> None:
+        """``ledger="auto"``: beside the checkpoint. Raises OptionError where that is not known."""
+        if self._ledger_option != AUTO:
+            return
+        location = None if is_connect(spark) else checkpoint_of(spark, query_id)
+        if location is None:
+            raise OptionError(
+                "ledger='auto' does not know the checkpoint of this query (Spark Connect)",
+                "name the Delta table with ledger=",
+            )
+        table = f"{location.rstrip('/')}_ledger"
+        if self._ledger is not None and self._ledger_table != table:  # the object serves another query
+            self._ledger.close()
+            self._ledger = None
+        self._ledger_table = table
+
     def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
         if self._ledger_table is None:
             return
@@ -296,8 +368,8 @@ class Transactional:
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Wait until the Delta ledger has every decided batch. Raises TimeoutError, or the last error."""
-        if self._ledger_table is None:
-            return
+        if self._ledger_table is None or self._ledger_table == AUTO:
+            return  # there is none, or no batch yet
         ledger = self._ledger
         # no batch yet in this session, or Spark Connect, where batches run in another process
         if ledger is None or ledger.stopped():

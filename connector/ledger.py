@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +27,7 @@ from connector.checks import refuse_a_restarted_sequence
 from connector.ledger_repair import Repair
 from connector.merge import Merge
 from connector.once import STEP, Once
-from connector.table import Table, is_connect
+from connector.table import Table, in_sql, is_connect
 from connector.table_format import TableFormat
 from connector.tables import table_format
 from connector.trace import first_line
@@ -36,7 +37,8 @@ log = logging.getLogger("txmq")
 LEDGER_COLUMNS = (
     "app_id string, query_id string, batch_id bigint, token string, log string, start_offset bigint, "
     "end_offset bigint, "
-    "messages bigint, published bigint, committed_at timestamp"
+    "messages bigint, published bigint, committed_at timestamp, "
+    "sequence bigint, engine string, log_id string"
 )
 _NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")
@@ -45,15 +47,19 @@ APPENDED_ONE_BY_ONE = 2
 RETRY_PAUSE_S = 1.0
 
 
-def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
-    """One row per log, or one with a null log. ``published`` counts the whole batch.
+def ledger_rows(
+    entry: LedgerEntry, engine: str = "", log_ids: Mapping[str, str] | None = None
+) -> list[tuple[Any, ...]]:
+    """One row per log, or one with a null log. ``published`` counts the whole batch. ``engine``: whose
+    decision it is; ``log_ids``: of its logs.
 
     ``messages`` is null if a batch over several logs skipped settled messages, because only the sum is known.
     """
     committed_at = datetime.datetime.fromtimestamp(entry.committed_at_us / 1e6, datetime.timezone.utc)
     identity = (entry.app_id, entry.query_id, entry.batch_id, entry.token)
     if not entry.ranges:
-        return [(*identity, None, None, None, entry.messages, entry.published, committed_at)]
+        nothing = (None, None, None, entry.messages, entry.published, committed_at)
+        return [(*identity, *nothing, entry.sequence, engine, None)]
     dense = sum(end - start for start, end in entry.ranges.values()) == entry.messages
     return [
         (
@@ -64,9 +70,17 @@ def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
             end - start if dense else entry.messages if len(entry.ranges) == 1 else None,
             entry.published,
             committed_at,
+            entry.sequence,
+            engine,
+            (log_ids or {}).get(name),
         )
         for name, (start, end) in sorted(entry.ranges.items())
     ]
+
+
+def ledger_id(app_id: str, engine: str) -> str:
+    """The id under which the batches of an app on an engine are commits of a ledger."""
+    return f"txmq-ledger:{app_id}@{engine}"
 
 
 def held_tokens(
@@ -94,7 +108,8 @@ class DeltaLedger:
         self._engine = engine
         self._app_id = app_id
         self._tables = table_format()
-        self._txn_app_id = ""  # set in the first round
+        self._identity = ""  # set in the first round
+        self._log_ids: dict[str, str] = {}
         self._repair = Repair(self._tables, table, engine, app_id, self._insert, _keys)
         self._writing = threading.Lock()
         self._changed = threading.Condition()
@@ -109,8 +124,8 @@ class DeltaLedger:
         """Write all missing entries in order, and mark them in the engine."""
         with self._writing:
             session = spark or self._spark
-            while entries := self._engine.unmirrored(self._app_id):
-                if not self._txn_app_id:
+            while entries := self._due():
+                if not self._identity:
                     entries = self._started(session, entries)
                 if len(entries) <= APPENDED_ONE_BY_ONE:
                     for entry in entries:
@@ -118,26 +133,52 @@ class DeltaLedger:
                 else:
                     self._merge(session, entries)
 
+    @property
+    def _txn_app_id(self) -> str:
+        return ledger_id(self._app_id, self._identity)
+
+    def _due(self) -> list[LedgerEntry]:
+        """What is written next: a row says that its batch has reached its tables too."""
+        return list(takewhile(lambda entry: entry.applied, self._engine.unmirrored(self._app_id)))
+
     def _started(self, spark: SparkSession, entries: list[LedgerEntry]) -> list[LedgerEntry]:
         """The rest of ``entries``, without those that an earlier process wrote and did not mark."""
-        txn_app_id = f"txmq-ledger:{self._app_id}@{self._engine.identity(self._app_id)}"
+        identity = self._engine.identity(self._app_id)
+        txn_app_id = ledger_id(self._app_id, identity)
 
         def decided() -> int:
             last = self._engine.last_entry(self._app_id)
             return 0 if last is None else last.sequence
 
         table = self._tables.resolve(spark, self._table)
+        self._add_columns(spark, table)
         refuse_a_restarted_sequence(self._tables, spark, table, txn_app_id, self._app_id, decided)
         held = held_tokens(self._tables, spark, self._table, entries)
         while entries and entries[0].token in held:
             self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
-        self._txn_app_id = txn_app_id
+        self._identity = identity
         self._repair.start(spark)
         return entries
 
+    def _add_columns(self, spark: SparkSession, table: Table) -> None:
+        """A ledger of an older version gets the columns that it lacks."""
+        if not table.exists:
+            return
+        there = {name.lower() for name in self._tables.read(spark, table).columns}
+        missing = [each for each in LEDGER_COLUMNS.split(", ") if each.split()[0] not in there]
+        if missing:
+            spark.sql(f"ALTER TABLE {in_sql(table.name)} ADD COLUMNS ({', '.join(missing)})")
+
+    def _frame(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:
+        unknown = {log for entry in entries for log in entry.ranges} - self._log_ids.keys()
+        if unknown:
+            self._log_ids |= self._engine.log_ids(sorted(unknown))
+        rows = [row for entry in entries for row in ledger_rows(entry, self._identity, self._log_ids)]
+        return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)
+
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
         table = self._repair.sound(spark)
-        rows = _frame(spark, [entry])
+        rows = self._frame(spark, [entry])
         self._written(spark, [entry], lambda once: self._tables.append(rows, table, once))
 
     def _merge(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> None:
@@ -161,25 +202,24 @@ class DeltaLedger:
             table,
             # not all columns: somebody may have added one
             Merge.made(on, insert={name: f"s.{name}" for name in _NAMES}),
-            lambda session: _frame(session, entries),
+            lambda session: self._frame(session, entries),
             once,
         )
 
     def _insert(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry]) -> None:
         """Adds rows of entries that were written before. A table that has their numbers gets another id."""
-        once = Once.of(entries[-1], self._txn_app_id)
         if table.exists:
-            repaired = Once.of(entries[-1], f"{self._txn_app_id}{STEP}repaired-{uuid.uuid4().hex}")
-            self._add(spark, table, entries, repaired)
+            repaired = f"{self._txn_app_id}{STEP}repaired-{uuid.uuid4().hex}"
+            self._add(spark, table, entries, Once.of_all(entries, repaired))
         else:
-            self._tables.append(_frame(spark, entries), table, once)
+            self._tables.append(self._frame(spark, entries), table, Once.of_all(entries, self._txn_app_id))
 
     def _written(
         self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[Once], None]
     ) -> None:
         last = entries[-1]
         try:
-            write(Once.of(last, self._txn_app_id))
+            write(Once.of_all(entries, self._txn_app_id))
         except LineageConflict:
             # a commit of another writer with a later batch may have written them
             if {entry.token for entry in entries} - held_tokens(self._tables, spark, self._table, entries):
@@ -279,8 +319,3 @@ def _one_line(error: BaseException) -> str:
 def _keys(entry: LedgerEntry) -> set[tuple[str, str | None]]:
     """(token, log) of the rows of an entry."""
     return {(entry.token, row[_NAMES.index("log")]) for row in ledger_rows(entry)}
-
-
-def _frame(spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:
-    rows = [row for entry in entries for row in ledger_rows(entry)]
-    return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)

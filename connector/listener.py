@@ -19,10 +19,13 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from broker_core.engine import OnNewCheckpoint
 from broker_core.errors import OptionError
 from connector.ledger import DeltaLedger, log
 from connector.options import write_options
+from connector.resume import Resume
 from connector.table import is_connect
+from connector.tables import table_format
 from connector.trace import first_line
 
 FLUSH_AT_END_S = 30.0
@@ -94,11 +97,16 @@ def mirror_offsets(
     data: str | None = None,
     vhost: str | None = None,
     settings: Mapping[str, str] | None = None,
+    on_new_checkpoint: OnNewCheckpoint = "fail",
+    resume_from: str | None = None,
 ) -> Mirror:
     """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks.
 
     Writes the rows that an earlier process did not write, then follows the query. ``vhost``: the virtual host
-    at ``data``. ``settings``: of the connections to Kafka, with the names of the options. Raises OptionError.
+    at ``data``. ``settings``: of the connections to Kafka, with the names of the options. With
+    ``on_new_checkpoint="resume"``, an app whose engine has lost its ledger goes on behind the table: call
+    this before the query starts. ``resume_from``: the engine that wrote the table, if this one has the same
+    messages under the same offsets. Raises OptionError, LineageConflict.
     """
     if not ledger:
         raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
@@ -108,6 +116,7 @@ def mirror_offsets(
     ).address
     engine = address.engine()
     session = spark if is_connect(spark) else spark.newSession()
+    Resume(table_format(), ledger, engine, app_id, on_new_checkpoint, resume_from).ready(spark)
     table = DeltaLedger(session, ledger, engine, app_id)
     listener = FlushAtEnd(table, each_progress=True)
     table.start()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker_core.engine import LedgerEntry
 
+OTHERS = "others"  # what the commit of several batches says about those before the last one
 STEP = "#"  # in the txn_app_id of the second and later step of a batch on a table
 
 
@@ -49,6 +50,13 @@ class Once:
         """Returns the step ``txn_app_id`` of a batch."""
         batch = {**offsets_of(entry), "txn_app_id": txn_app_id}
         return cls(txn_app_id, entry.sequence, batch, entry.committed_at_us)
+
+    @classmethod
+    def of_all(cls, entries: Sequence[LedgerEntry], txn_app_id: str) -> Once:
+        """Returns the step that writes several batches in one commit, with the number of the last one."""
+        once = cls.of(entries[-1], txn_app_id)
+        others = [offsets_of(entry) for entry in entries[:-1]]
+        return replace(once, batch={**once.batch, OTHERS: others}) if others else once
 
     @property
     def app_id(self) -> str:

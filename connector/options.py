@@ -21,6 +21,7 @@ from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
 from broker_core.engines import KAFKA, SETTING, check_credentials, check_settings, check_vhost_option, connect
 from broker_core.errors import OptionError
 from connector import parsers
+from connector.ledger_start import LedgerStart
 
 Mode = Literal["stream read", "batch read", "stream write", "batch write"]
 ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch write")
@@ -60,8 +61,9 @@ OPTIONS: tuple[Option, ...] = (
            required=READ, excludes=("exchange", "routingKey")),
     Option("appId", None, parsers.name, STREAM,
            "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
-    Option("startingOffsets", "earliest", parsers.offsets, READ,
-           '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay',
+    Option("startingOffsets", "earliest", parsers.starting_offsets, READ,
+           '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay. On '
+           'Kafka also `{"ledger": PATH, "batch": N}`: where an app was before it decided batch N',
            excludes=("startingTimestamp",)),
     Option("startingTimestamp", None, parsers.timestamp_us, READ,
            "first message committed at or after it (ms since the epoch, or ISO 8601)"),
@@ -284,6 +286,7 @@ class ReadOptions:
     queues: tuple[str, ...]
     app_id: str  # "" for a batch read
     origin: Origin
+    ledger_start: LedgerStart | None  # in place of ``origin``
     ending: Origin
     max_rows: int | None
     max_bytes: int | None
@@ -344,7 +347,14 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
     values = parse(raw, mode)
     queues: tuple[str, ...] = values["queue"]
     starting, ending = values["startingOffsets"], _or(values["endingOffsets"], "latest")
-    if mode == "batch read":
+    if isinstance(starting, LedgerStart):
+        if mode == "batch read" or not (values["url"] or "").lower().startswith(KAFKA):
+            raise OptionError(
+                "option 'startingOffsets' names a batch of a ledger, which is for streams on Kafka: it keeps "
+                "what was consumed",
+                "give earliest, latest, or offsets",
+            )
+    elif mode == "batch read":
         if starting == "latest" or (isinstance(starting, dict) and LATEST in starting.values()):
             raise OptionError(
                 "option 'startingOffsets' cannot be latest (-1) for a batch read, which would "
@@ -364,7 +374,8 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
         address=_address(raw, values),
         queues=queues,
         app_id=_or(values["appId"], ""),
-        origin=_origin(values, queues),
+        origin=Origin() if isinstance(starting, LedgerStart) else _origin(values, queues),
+        ledger_start=starting if isinstance(starting, LedgerStart) else None,
         ending=_from("endingOffsets", ending, queues),
         max_rows=most,
         max_bytes=values["maxBytesPerTrigger"],

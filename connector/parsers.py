@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from broker_core.engine import EARLIEST
+from connector.ledger_start import LedgerStart
 
 _URL = re.compile(r"(txmqs?|kafka)://[^/\s]+(/\S*)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
@@ -135,6 +136,22 @@ def offsets(value: str) -> str | dict[str, int]:
             'earliest, latest, or JSON from queue to offset such as {"orders": 1200} (-2 earliest, -1 latest)'
         )
     return offsets
+
+
+def starting_offsets(value: str) -> str | dict[str, int] | LedgerStart:
+    """As ``offsets``, or a batch of a ledger."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("ledger"), str):
+        return offsets(value)
+    ledger, batch, app_id = found.pop("ledger"), found.pop("batch", None), found.pop("app", None)
+    numbered = batch is None or (isinstance(batch, int) and not isinstance(batch, bool) and batch > 0)
+    named = app_id is None or (isinstance(app_id, str) and app_id)
+    if found or not ledger or not numbered or not named:
+        raise Wrong('{"ledger": PATH, "batch": N, "app": APP}; batch and app may be left out')
+    return LedgerStart(ledger, batch, app_id)
 
 
 def timestamp_us(value: str) -> int:

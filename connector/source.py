@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from broker_core.engine import LATEST, Available, Engine, Limit, Ranges, ReadTicket, Vector
+from broker_core.engine import LATEST, Available, Engine, Limit, Origin, Ranges, ReadTicket, Vector
 from broker_core.errors import LineageConflict
 from broker_core.failpoint import here
 from connector import offset
@@ -180,8 +180,20 @@ class StreamReader(DataSourceStreamReader):
             max_delay_s=options.max_delay_s if waits else None,
         )
         return self._engine.claim(
-            options.app_id, options.queues, start, limit, options.origin, options.on_new_checkpoint, acks=acks
+            options.app_id,
+            options.queues,
+            start,
+            limit,
+            self._origin(start),
+            options.on_new_checkpoint,
+            acks=acks,
         )
+
+    def _origin(self, start: Vector) -> Origin:
+        """What a symbolic start means."""
+        if self._options.ledger_start is None or not offset.is_symbolic(start):
+            return self._options.origin
+        return self._options.ledger_start.origin(self._engine, logs_of(self._engine, self._options.queues))
 
     def _ends(self) -> dict[str, int]:
         engine = self._engine

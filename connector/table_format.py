@@ -7,7 +7,7 @@ Invariant: every implementation passes ``tests/contract/tables/test_table_format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -101,6 +101,16 @@ class TableFormat(Protocol):
 
     def context(self, spark: SparkSession) -> dict[str, Any]:
         """What of a session decides what SQL text means, as JSON."""
+
+    def sequences(self, spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
+        """The last sequence that an existing table has of each id that begins with ``prefix``."""
+
+    def said(
+        self, spark: SparkSession, table: Table, tokens: Collection[str]
+    ) -> dict[str, Mapping[str, Any]]:
+        """What the log of an existing table says of these batches, by token; what it does not know is
+        missing.
+        """
 
     # -- before the decision: nothing that a reader of the table sees ----------------------------------------
     def last_sequence(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:

@@ -31,6 +31,7 @@ from txmq import accounts, channels, move, topology, vhosts
 from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
+from txmq.ledger import ledger
 from txmq.limits import count, seconds
 from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, say, script, show
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     options = _parser().parse_args(arguments)
     if getattr(options, "url", "") is None and options.data is None:
-        options.url = os.environ[URL_VARIABLE]
+        options.url = os.environ.get(URL_VARIABLE)
     try:
         return int(options.command(options))
     except TxmqError as error:
@@ -85,6 +86,7 @@ def _command(
     text: str,
     *,
     address: bool = False,
+    other_place: bool = False,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + "."
@@ -92,7 +94,9 @@ def _command(
     parser.set_defaults(command=command)
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
-        broker = parser.add_mutually_exclusive_group(required=URL_VARIABLE not in os.environ)
+        broker = parser.add_mutually_exclusive_group(
+            required=not other_place and URL_VARIABLE not in os.environ
+        )
         broker.add_argument(
             "--url",
             help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}[/VHOST], or kafka://host:9092; "
@@ -132,6 +136,14 @@ def _add_decisions(commands: Any) -> None:
         decision = _command(commands, name, command, text, address=True)
         decision.add_argument("xid", metavar="XID")
         decision.add_argument("--of", metavar="USER", help="who named it, as `txmq transactions` lists it")
+    decided = _command(
+        commands, "ledger", ledger, "list decided batches of a pipeline", address=True, other_place=True
+    )
+    decided.add_argument("app", metavar="APP")
+    decided.add_argument("--batch", metavar="N", type=count, help="only the batch with this sequence")
+    decided.add_argument(
+        "--table", metavar="PATH", help="from a Delta ledger on a disk of this host, instead of a broker"
+    )
     unapplied = _command(commands, "unapplied", _unapplied, "list decided, unapplied rows", address=True)
     unapplied.add_argument("app", metavar="APP")
     unapplied.add_argument(

@@ -21,6 +21,8 @@ from broker_core.micro_batch.logs import Logs
 from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.sink import Sink
 
+LARGEST = 1 << 62  # a sequence goes on from it
+
 
 def newest_of_each_log(app_id: str, entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
     """Returns the entries, each with the ranges of those logs of which it is the newest; the last one is the
@@ -29,8 +31,9 @@ def newest_of_each_log(app_id: str, entries: Sequence[LedgerEntry]) -> list[Ledg
     before = 0
     tokens = {entry.token for entry in entries}
     for entry in entries:
-        ranges_fit = all(0 <= start <= end for start, end in entry.ranges.values())
-        if entry.app_id != app_id or entry.sequence <= before or entry.batch_id < 0 or not ranges_fit:
+        fits = all(0 <= start <= end for start, end in entry.ranges.values())
+        fits &= before < entry.sequence < LARGEST and 0 <= entry.batch_id < LARGEST
+        if entry.app_id != app_id or not fits:
             raise OptionError(
                 f"batch {entry.sequence} of app {entry.app_id!r} does not follow batch {before} of app "
                 f"{app_id!r}",

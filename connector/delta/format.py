@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Any
@@ -59,6 +59,14 @@ class Delta:
         self, spark: SparkSession, table: Table, seen: TableMark | None
     ) -> tuple[TableMark | None, list[str]]:
         return log.disturbed(spark, table, seen)
+
+    def sequences(self, spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
+        return log.stored_versions(spark, table, prefix)
+
+    def said(
+        self, spark: SparkSession, table: Table, tokens: Collection[str]
+    ) -> dict[str, Mapping[str, Any]]:
+        return log.said(log.commits(spark, table), tokens)
 
     def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
         return append.writer_options(table, options)

@@ -9,7 +9,7 @@ Invariant: ``held`` returns True or False only if the log proves it, otherwise N
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from py4j.java_gateway import JavaObject
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
-from connector.once import is_step_of
+from connector.once import OTHERS, is_step_of
 from connector.table import Table, in_sql, is_connect
 from connector.table_format import TableMark
 
@@ -182,24 +182,44 @@ def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """The last txnVersion that an existing table holds for this app, in any of its steps, or 0; on Connect of
     100 commits.
     """
+    found = stored_versions(spark, table, txn_app_id)
+    return max((version for name, version in found.items() if is_step_of(name, txn_app_id)), default=0)
+
+
+def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
+    """The last txnVersion of each id that begins with ``prefix``; on Connect of 100 commits."""
+    held: dict[str, int] = {}
     if is_connect(spark):
-        found = [0]
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):
-            if is_step_of(str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id"))), txn_app_id):
-                found.append(int(commit.metadata.get("sequence", 0)))
-        return max(found)
+            name = str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id")))
+            if name.startswith(prefix):
+                held[name] = max(held.get(name, 0), int(commit.metadata.get("sequence", 0)))
+        return held
     found_snapshot = snapshot(spark, table)
     noted = checksum(found_snapshot)
     if noted is not None and noted.setTransactions().isDefined():
         versions = noted.setTransactions().get().iterator()
     else:
         versions = found_snapshot.setTransactions().iterator()
-    held = 0
     while versions.hasNext():
         version = versions.next()
-        if is_step_of(str(version.appId()), txn_app_id):
-            held = max(held, int(version.version()))
+        if (name := str(version.appId())).startswith(prefix):
+            held[name] = int(version.version())
     return held
+
+
+def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    """What the commits of these batches say about them, by token; batches without a commit are missing."""
+    missing = set(tokens)
+    found: dict[str, Mapping[str, Any]] = {}
+    for commit in history if missing else ():
+        for batch in (commit.metadata, *commit.metadata.get(OTHERS, ())):
+            if batch.get("token") in missing:
+                found[batch["token"]] = batch
+                missing.discard(batch["token"])
+        if not missing:
+            break
+    return found
 
 
 def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:

@@ -170,6 +170,7 @@ class Driver:
             ledger_sync=self.world.ledger_sync,
             after_commit={"upsert": self.world.upsert},
             on_new_checkpoint=self.sink_on_new,  # type: ignore[arg-type]
+            resume_from=self.world.resume_from,
         )
 
     def _write_native(self, batch: Frame, batch_id: int) -> None:

@@ -255,6 +255,10 @@ class Delta:
     def version(self, table: str, app: str) -> int:
         return max((commit.version for commit in self.tables.get(table, ()) if commit.app == app), default=0)
 
+    def versions(self, table: str, prefix: str) -> dict[str, int]:
+        apps = {commit.app for commit in self.tables.get(table, ()) if commit.app.startswith(prefix)}
+        return {app: self.version(table, app) for app in apps}
+
     def append(
         self, table: str, app: str, version: int, rows: Iterable[tuple[Any, ...]], metadata: dict[str, Any]
     ) -> None:

@@ -19,7 +19,7 @@ from broker_core import failpoint
 from broker_core.broker.change import Drop
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology import Topology
-from broker_core.errors import BatchDecided, BatchGap, DataLoss, ResourceLocked
+from broker_core.errors import BatchDecided, BatchGap, DataLoss, LineageConflict, ResourceLocked
 from broker_core.micro_batch import claim as claim_rules
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
@@ -29,7 +29,7 @@ from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
 from broker_core.micro_batch.releases import Releases
 from broker_core.node.engine import EmbeddedEngine
-from connector import after_commit, apply, batch_transaction, staging
+from connector import after_commit, apply, batch_transaction, checks, staging
 from connector.batch_reads import BatchReads
 from connector.batch_transaction import BatchTransaction
 from connector.delta.append import append
@@ -37,6 +37,7 @@ from connector.foreach_batch import Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
 from connector.once import Once
 from connector.reader_lock import ReaderLock
+from connector.resume import Resume
 from connector.source import StreamReader
 from connector.table import Table
 from connector.unadmitted import UnadmittedReader
@@ -392,6 +393,49 @@ def an_operator_releases_the_queue_behind_a_finished_batch(w: World) -> None:
     w.release(force=True)
     w.crash_engine()
     w.finish(on_new="resume")
+
+
+def the_engine_is_lost_behind_a_mirrored_batch(w: World) -> None:
+    """Crash row 20."""
+    w.produce(2)
+    driver = w.until(w.start_driver(), "idle")
+    w.produce(2)
+    w.step(driver)
+    w.until(driver, "commit log write")
+    w.lose_engine()
+    w.lose_checkpoint()
+    w.produce(2)
+    w.finish(on_new="resume")
+    require(max(w.entries) == 3, "C7: the sequence did not go on")
+
+
+def the_engine_is_lost_before_a_mirrored_batch_is_applied(w: World) -> None:
+    """Another driver writes the ledger while this one has not applied what it has decided."""
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.produce(2)
+    w.until(w.start_driver(), "read_branches")
+    w.until(w.start_mirror())
+    w.lose_engine()
+    w.lose_checkpoint()
+    w.finish(on_new="resume")
+
+
+def the_engine_is_lost_behind_a_batch_that_only_a_table_has(w: World) -> None:
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.produce(2)
+    w.until(w.start_driver(), "unmirrored", "commit log write")
+    require(w.forgotten == 0 and len(w.entries) == 2, "the batch is decided")
+    w.lose_engine()
+    w.lose_checkpoint()
+    require(w.forgotten == 2, "the batch is not in the ledger")
+    driver = w.start_driver(on_new="resume")
+    while not driver.done and driver.pending != "idle":
+        w.step(driver)
+    require(isinstance(driver.error, LineageConflict), f"C7: the rows would come twice, and {driver!r}")
 
 
 def a_stream_waits_for_more_from_the_latest_message_on(w: World) -> None:
@@ -752,6 +796,18 @@ def releases_are_forgotten(patch: Patch) -> None:
     patch.setattr(Releases, "left_at", lambda _self, _logs, _app_id, _names: {})
 
 
+def nobody_looks_at_the_ledger(patch: Patch) -> None:
+    patch.setattr(Resume, "ready", lambda *_: {})
+
+
+def rows_may_come_before_their_batch_is_applied(patch: Patch) -> None:
+    patch.setattr(DeltaLedger, "_due", lambda self: self._engine.unmirrored(self._app_id))
+
+
+def tables_are_not_asked(patch: Patch) -> None:
+    patch.setattr(checks, "refuse_what_was_done_elsewhere", lambda *_: None)
+
+
 def too_few_messages_fix_no_start(patch: Patch) -> None:
     claim = EmbeddedEngine.claim
 
@@ -861,7 +917,9 @@ CASES = [
     Case("s6_ownership", nobody_owns, another_consumer_takes_what_it_can),
     Case("s6_freeze", claims_do_not_freeze, claimed_messages_meet_a_full_queue, SMALL),
     Case("c1_lineage", no_refusal, new_checkpoint_where_only_the_source_resumes),
-    Case("c1_gap", gaps_are_fine, older_data_directory),
+    Case(
+        "c1_gap", gaps_are_fine, older_data_directory, NATIVE
+    ),  # without a ledger in Delta, which stops it too
     Case("c2_durable_parts", parts_in_memory_only, engine_dies_between_decision_and_apply),
     Case("c2_named_branches_only", all_branches_of_the_token, tasks_are_run_twice),
     Case("c3_execute_once_a_function_that_does_nothing", the_frame_is_not_executed, plain, {"shape": ()}),
@@ -892,6 +950,20 @@ CASES = [
     ),
     Case("c5_token_of_one_batch", a_token_is_that_of_the_app, plain),
     Case("c6_one_commit_per_sequence", coalesced_appends, two_mirrors, {"ledger_sync": False}),
+    Case(
+        "c7_resume_behind_the_ledger", nobody_looks_at_the_ledger, the_engine_is_lost_behind_a_mirrored_batch
+    ),
+    Case(
+        "c7_a_row_says_that_its_batch_is_applied",
+        rows_may_come_before_their_batch_is_applied,
+        the_engine_is_lost_before_a_mirrored_batch_is_applied,
+        {"ledger_sync": False, "shape": ("append",)},
+    ),
+    Case(
+        "c7_tables_know_what_the_ledger_does_not",
+        tables_are_not_asked,
+        the_engine_is_lost_behind_a_batch_that_only_a_table_has,
+    ),
     Case("abort_refused_once_decided", rollback_of_what_is_decided, commit_raises_though_it_committed),
     Case("native_replay_stages_nothing", a_replay_of_the_sink_fails, decided_batch_is_replayed, NATIVE),
 ]

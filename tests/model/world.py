@@ -31,10 +31,11 @@ from broker_core.micro_batch import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
-from connector import batch_reads, batch_transaction, ledger_repair
+from connector import batch_reads, batch_transaction, ledger_repair, resume
 from connector.delta.format import Delta as DeltaFormat
-from connector.ledger import DeltaLedger
+from connector.ledger import LEDGER_COLUMNS, DeltaLedger
 from connector.once import STEP
+from connector.resume import TAKEN
 from connector.table import Table
 from connector.table_format import Checked
 from tests.model.actors import Actor, current, point
@@ -131,16 +132,45 @@ class World:
         self._seen_out = 0
         self.checkpoint = Checkpoint(f"q{next(self._queries)}")
         self.saved: Checkpoint | None = None
-        self.store = MemoryStore()
-        self._open()
-        with self.local.channel() as channel:
-            for queue in (*queues, "out", "dead"):
-                channel.queue_declare(queue, arguments=queue_arguments if queue in queues else None)
+        self.resume_from: str | None = None  # what the operator says
+        self.forgotten = 0  # the newest batch that was decided, and is in no ledger any more
+        self._directories = itertools.count(1)
+        self._queue_arguments = queue_arguments
+        self._make()
 
     # -- the engine ------------------------------------------------------------------------------------------
+    def _make(self) -> None:
+        """A new data directory."""
+        self.store = MemoryStore()
+        self.identity = f"model {next(self._directories)}"
+        self._open()
+        with self.local.channel() as channel:
+            for queue in (*self.queues, "out", "dead"):
+                channel.queue_declare(
+                    queue, arguments=self._queue_arguments if queue in self.queues else None
+                )
+
+    def lose_engine(self) -> None:
+        """The data directory is lost. What producers had sent, they send again, and an operator says so."""
+        self.kill_all()
+        written = {row[3] for row in self.delta.rows("lake/ledger")}
+        for sequence in [each for each, entry in self.entries.items() if entry.token not in written]:
+            del self.entries[sequence], self.batches[sequence]
+            self.forgotten = max(self.forgotten, sequence)
+        self.acked |= {queue: max(self.acked[queue], self._reached(queue)) for queue in self.queues}
+        self.person, self.resume_from, self._seen_out = True, self.identity, 0
+        self._make()
+        with self.local.channel() as channel:
+            channel.tx_select()
+            for queue in self.queues:
+                for name in self.produced[queue]:
+                    channel.publish(name.encode(), routing_key=queue)
+            channel.tx_commit()
+        self.history.append("data directory lost, messages sent again")
+
     def _open(self) -> None:
         self.local = LocalBroker(self.store, clock=self._clock, upkeep=False)
-        self.engine = EmbeddedEngine(self.local, identity="model")
+        self.engine = EmbeddedEngine(self.local, identity=self.identity)
 
     def _clock(self) -> int:
         self._now += 1_000
@@ -187,6 +217,10 @@ class World:
         self.actors.append(actor)
         self.drivers[actor] = driver
         return actor
+
+    def session(self) -> Any:
+        """Of the program that starts the query; a Connect server runs it elsewhere."""
+        return None if self.sink == "connect" else Session(self)
 
     def start_mirror(self) -> Actor:
         """The thread or the listener that writes the Delta ledger behind the batches."""
@@ -342,8 +376,9 @@ class World:
                 acked <= max(self.acked[queue], self.first_offset[queue]),
                 f"S5: {queue} is acked up to {acked}, Spark committed {self.acked[queue]}",
             )
-        last = max(self.entries, default=0)
-        for table, commits in self.delta.tables.items():
+        last = max((*self.entries, self.forgotten), default=0)
+        for table, every in self.delta.tables.items():
+            commits = [commit for commit in every if not commit.app.startswith(TAKEN)]
             versions = [commit.version for commit in commits]
             require(
                 all(version <= last for version in versions),
@@ -577,6 +612,14 @@ class World:
         self.local.close()
 
 
+def _newest_rows(world: World) -> list[dict[str, Any]]:
+    """The rows of the newest batch of each log in the ledger."""
+    names = [column.split()[0] for column in LEDGER_COLUMNS.split(", ")]
+    rows = [dict(zip(names, row, strict=True)) for row in world.delta.rows("lake/ledger")]
+    newest = {row["log"]: row for row in sorted(rows, key=lambda row: int(row["sequence"]))}
+    return [{**row, "committed_at_us": int(row["committed_at"].timestamp() * 1e6)} for row in newest.values()]
+
+
 class _Gate:
     """What ``connect`` answers in every process of the model: the wire of the world in hand."""
 
@@ -644,6 +687,14 @@ def world(**options: Any) -> Iterator[World]:
             "held_tokens",
             lambda _tables, _spark, table, _entries: {row[3] for row in _current[-1].delta.rows(table)},
         )
+        patch.setattr(
+            connector.delta.log,
+            "stored_versions",
+            lambda _spark, table, prefix: _current[-1].delta.versions(table.name, prefix),
+        )
+        patch.setattr(resume, "newest_rows", lambda *_: _newest_rows(_current[-1]))
+        patch.setattr(connector.foreach_batch, "active_session", lambda: _current[-1].session())
+        patch.setattr(DeltaLedger, "_add_columns", lambda *_: None)  # no older version has written it
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
         # nobody else writes the ledger of the model

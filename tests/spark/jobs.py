@@ -296,6 +296,7 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         persist=pipeline.get("persist", False),
         lineage=pipeline.get("lineage"),
         settings=pipeline.get("settings") or None,
+        resume_from=pipeline.get("resume_from"),
     )
     called = user_code.CALLS[pipeline["call"]](each, pipeline)
     writer = (

@@ -95,6 +95,7 @@ class Pipeline:
     ledger: str | None = None
     ledger_sync: bool = False
     on_new_checkpoint: str = "fail"
+    resume_from: str | None = None
     persist: bool = False
     batches: int | None = None
     lineage: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -386,3 +387,30 @@ def test_columns_with_dots_and_backquotes_reach_a_function_after_the_decision(ri
 
     run(rig, fn, after_commit={"f": lambda rows, _sequence: got.append((rows.columns, rows.collect()))})
     assert got == [(["a.b", "c`d", "e"], [("a", 1, 2)])]
+
+
+def test_a_batch_that_several_operations_read_is_counted_once_with_persist_auto(rig: Any) -> None:
+    """And ``ledger="auto"`` is beside the checkpoint."""
+    rig.declare("in", "out")
+    for body in "abcd":
+        rig.publish("in", body)
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        for _ in range(3):
+            tx.publish(batch.select("body"), queue="out")
+
+    each = transactional(
+        fn, url=rig.broker.url, app_id="app", persist="auto", ledger="auto", ledger_sync=True
+    )
+    stream = rig.stream("in", maxOffsetsPerTrigger=2).writeStream.foreachBatch(each)
+    stream = stream.option("checkpointLocation", rig.checkpoint())
+    query = stream.trigger(availableNow=True).start()
+    query.awaitTermination()
+    first, second = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    assert (first["numInputRows"], second["numInputRows"]) == (6, 2)
+    (source,) = second["sources"]
+    assert json.loads(source["endOffset"]) == json.loads(source["latestOffset"]) == {"in": 4}
+    assert not source["metrics"] and "Python" in source["description"], "Spark has other words now: use them"
+    rows = delta_rows(Path(f"{rig.checkpoint()}_ledger"))
+    assert sorted((row["sequence"], row["end_offset"]) for row in rows) == [(1, 2), (2, 4)]
+    assert sorted(rig.bodies("out")) == sorted("abcd" * 3)

@@ -93,9 +93,11 @@ def test_c7_each_log_goes_on_behind_its_own_newest_entry(bench: Bench) -> None:
     both = replace(entry(bench, 3, 2), ranges={bench.log("in"): (0, 2), bench.log("in2"): (0, 1)})
     assert bench.engine.resume(APP, [both, entry(bench, 4, 4, start=2)])
     bench.crash()
+    old: Vector = {"in": 4, "in2": 1}
+    assert bench.ranges(old, bench.claim(old)) == {"in": (4, 5), "in2": (1, 5)}, "the old checkpoint"
     start: Vector = {"in": START, "in2": START}
     end = bench.claim(start, on_new="resume")
-    assert bench.ranges(start, end) == {"in": (4, 5), "in2": (1, 5)}
+    assert bench.ranges(start, end) == {"in": (4, 5), "in2": (1, 5)}, "and a new one"
 
 
 def test_c7_an_end_that_a_log_has_not_reached_is_refused_and_nothing_has_changed(bench: Bench) -> None:
@@ -114,6 +116,7 @@ def test_c7_entries_that_are_none_of_the_app_are_refused(bench: Bench) -> None:
         [],
         [second, first],
         [first, replace(second, sequence=1)],
+        [replace(first, sequence=(1 << 63) - 1)],
         [replace(first, app_id="other")],
         [first, replace(second, token=first.token)],
         [replace(first, token="")],

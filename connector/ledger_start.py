@@ -1,0 +1,97 @@
+"""``startingOffsets`` as a batch of a Delta ledger: where an app was before it decided that batch.
+
+Not here: reading the table (``ledger_file.py``), going on as the same app (``resume.py``).
+Invariant: what it answers is where every batch below has been, and none from that batch on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker_core.engine import EARLIEST, Engine, Origin
+from broker_core.errors import OptionError
+from connector.ledger_file import rows
+
+COLUMNS = ("app_id", "token", "log", "start_offset", "end_offset", "sequence", "log_id")
+
+
+@dataclass(frozen=True)
+class LedgerStart:
+    """``batch``: the number of the first batch that is processed again; None: what follows the last one.
+    ``app_id``: whose; None: that of the only app in the table.
+    """
+
+    ledger: str
+    batch: int | None = None
+    app_id: str | None = None
+
+    def origin(self, engine: Engine, logs: Mapping[str, Sequence[str]]) -> Origin:
+        """``logs``: of each queue of the source. Raises OptionError."""
+        found = self._found(rows(self.ledger, COLUMNS))
+        own = {log for named in logs.values() for log in named}
+        offsets = {log: at for log, at in _position(found, self.batch).items() if log in own}
+        for queue in logs:
+            if not offsets.keys() & set(logs[queue]):
+                raise OptionError(
+                    f"{self._told()} has no batch of queue {queue!r}",
+                    "give startingOffsets by queue and offset",
+                )
+        ids = engine.log_ids(sorted(offsets))
+        strange = {row["log"] for row in found if row["log"] in own and row["log_id"] != ids.get(row["log"])}
+        if strange:
+            raise OptionError(
+                f"{self._told()} counts other messages of {', '.join(sorted(strange))} than this engine has",
+                "give startingOffsets by queue and offset",
+            )
+        begins = engine.available(sorted(offsets))
+        gone = {log: begins[log].start for log, at in offsets.items() if at < begins[log].start}
+        if gone:
+            raise OptionError(
+                f"{self._told()} begins before what is kept of {', '.join(sorted(gone))}, which begins at "
+                f"{', '.join(str(at) for _, at in sorted(gone.items()))}",
+                "begin at a later batch",
+            )
+        return Origin(offsets={log: offsets.get(log, EARLIEST) for log in own})
+
+    def _told(self) -> str:
+        batch = "the end" if self.batch is None else f"batch {self.batch}"
+        return f"startingOffsets at {batch} of ledger {self.ledger!r}"
+
+    def _found(self, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The rows of the app. Raises OptionError."""
+        every = list(rows)
+        apps = sorted({str(row["app_id"]) for row in every})
+        app_id = self.app_id if self.app_id is not None else apps[0] if len(apps) == 1 else None
+        if app_id is None or app_id not in apps:
+            raise OptionError(
+                f"{self._told()}: the table has batches of {', '.join(apps) or 'no app'}",
+                'name one of them: {"ledger": ..., "batch": ..., "app": ...}',
+            )
+        found = [row for row in every if row["app_id"] == app_id]
+        numbers = {row["sequence"]: row["token"] for row in found}
+        if None in numbers or any(numbers[row["sequence"]] != row["token"] for row in found):
+            raise OptionError(
+                f"{self._told()}: its batches of app {app_id!r} are not numbered, or two have one number",
+                "give startingOffsets by queue and offset",
+            )
+        if self.batch is not None and self.batch not in numbers and self.batch != max(numbers) + 1:
+            raise OptionError(
+                f"{self._told()}: the table has batches {min(numbers)} to {max(numbers)} of app {app_id!r}",
+                "give one of them, or none, to begin behind the last one",
+            )
+        return found
+
+
+def _position(found: Iterable[Mapping[str, Any]], batch: int | None) -> dict[str, int]:
+    """Where the app was in each log before it decided ``batch``."""
+    position: dict[str, int] = {}
+    for row in sorted(found, key=lambda row: int(row["sequence"])):
+        if row["log"] is None:
+            continue
+        if batch is None or int(row["sequence"]) < batch:
+            position[row["log"]] = int(row["end_offset"])
+        else:
+            position.setdefault(row["log"], int(row["start_offset"]))
+    return position

@@ -1,0 +1,137 @@
+"""The example of a declarative pipeline, run as its page says, killed in the middle, and refreshed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.progress import GUARD_S, wait_until
+from tests.spark.pipelines import ROOT, Pipeline, Served
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
+
+EXAMPLE = ROOT / "examples" / "pipeline"
+COMMAND = Path(sys.executable).with_name("spark-pipelines")
+
+
+class Example:
+    """A copy of the example, and what it reads and writes."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place / "pipeline"
+        shutil.copytree(EXAMPLE, self.place)
+        specification = self.place / "spark-pipeline.yml"
+        specification.write_text(specification.read_text().replace("/tmp/txmq-orders", str(place)))
+        self.sent: list[str] = []
+        self.broker = Served(place / "broker")
+        self.orders = Pipeline("orders-in", self.broker.url, "", "", queue="orders", out="large")
+        self.orders.declare()
+
+    def send(self, count: int) -> None:
+        """Every second one is small."""
+        bodies = [f"{number:0{3 + number % 2}d}" for number in range(len(self.sent), len(self.sent) + count)]
+        self.sent += bodies
+        self.orders.send(bodies)
+
+    def start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[bytes]:
+        page = (self.place / "README.md").read_text()
+        (line,) = [each for each in page.splitlines() if each.startswith("spark-pipelines ")]
+        options = line.split()[1:-1]
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "TXMQ_FAILPOINTS": failpoints,
+        }
+        with (self.place / "log").open("ab") as log:
+            return subprocess.Popen(
+                [str(COMMAND), *options, "run", *arguments],
+                cwd=self.place,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, *arguments: str) -> str:
+        """To its end; what it printed, with the exit code in the last line."""
+        before = len(self.log())
+        process = self.start(*arguments)
+        try:
+            code = process.wait(GUARD_S)
+        finally:
+            end(process)
+        return f"{self.log()[before:]}\nexit {code}"
+
+    def log(self) -> str:
+        return (self.place / "log").read_text() if (self.place / "log").exists() else ""
+
+    def rows(self) -> list[str]:
+        """Of the table: those of the files that the log of its sink names."""
+        table = self.place / "spark-warehouse" / "orders"
+        entries = [
+            json.loads(line)
+            for log in (table / "_spark_metadata").glob("[0-9]*")
+            for line in log.read_text().splitlines()
+            if line.startswith("{")
+        ]
+        files = {entry["path"].removeprefix("file:") for entry in entries}
+        return [row["id"] for file in sorted(files) for row in pq.ParquetFile(file).read().to_pylist()]
+
+    def require_once(self) -> None:
+        """Each message is once in the table, and the large ones are once in the queue."""
+        assert sorted(self.rows()) == sorted(self.sent)
+        assert self.orders.published() == sorted(body for body in self.sent if len(body) > 3)
+        assert self.orders.depth() == 0
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(GUARD_S)
+
+
+def stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process of the run waits at its failpoint."""
+    assert process.poll() is None, "it ended"
+    found = psutil.Process(process.pid).children(recursive=True)
+    return any(each.status() == psutil.STATUS_STOPPED for each in found if each.is_running())
+
+
+def test_each_message_is_once_in_table_and_sink_of_a_pipeline_that_is_killed_and_a_full_refresh_is_refused(
+    tmp_path: Path,
+) -> None:
+    example = Example(tmp_path)
+    try:
+        example.send(10)
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        example.require_once()
+        example.send(10)
+        # the source was asked behind the new rows: they are in the table, and not acknowledged
+        process = example.start(failpoints="connector.latest_offset.claimed@2=stop")
+        try:
+            wait_until(lambda: stopped(process), "the source waits at its failpoint")
+        finally:
+            end(process)
+        example.send(10)
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        example.require_once()
+        said = example.run("--full-refresh", "orders")
+        assert "TABLE_NOT_RESETTABLE" in said and not said.endswith("exit 0"), said[-3000:]
+        example.require_once()
+    finally:
+        example.broker.stop()
