@@ -5,11 +5,9 @@ Not here: the errors of txmq themselves (``broker_core/errors.py``).
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import Any
-
-from py4j.protocol import Py4JJavaError
-from pyspark.errors.exceptions.captured import CapturedException
 
 from broker_core.errors import cause
 
@@ -28,6 +26,8 @@ _WRAPPERS = {
     "org.sparkproject.guava.util.concurrent.UncheckedExecutionException",
 }
 _LONGEST_CHAIN = 20
+_JAVA_ERROR = ("py4j.protocol", "Py4JJavaError")
+_CAPTURED = ("pyspark.errors.exceptions.captured", "CapturedException")
 # exceptions that mean that a query was stopped, in the text of an error from Python
 INTERRUPTIONS = (
     "java.lang.InterruptedException",
@@ -39,7 +39,7 @@ INTERRUPTIONS = (
 def holds_java_trace(error: BaseException | None) -> bool:
     """Whether this error contains a Java stack trace."""
     while error is not None:
-        if isinstance(error, Py4JJavaError):
+        if _is_a(error, *_JAVA_ERROR):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -74,22 +74,28 @@ def told(error: BaseException) -> str:
     return " ".join(lines)[:1000]
 
 
-def message(error: BaseException) -> str:
+def message(error: Any) -> str:
     """The text of an error; of one from the JVM, what the Java exception says that is behind its wrappers."""
     cause_or_context = error.__cause__ or error.__context__
-    if isinstance(error, Py4JJavaError):
+    if _is_a(error, *_JAVA_ERROR):
         with suppress(Exception):  # the JVM may be gone
             text = str(_unwrapped(error.java_exception).toString())
             if _HELPER not in str(error):
                 return text
             return message(cause_or_context) if cause_or_context is not None else text
     origin = getattr(error, "_origin", None)
-    if isinstance(error, CapturedException) and origin is not None:
+    if _is_a(error, *_CAPTURED) and origin is not None:
         with suppress(Exception):
             found = _unwrapped(origin)
             if found is not origin:
                 return str(found.toString())
     return str(error).partition(_STACK)[0]
+
+
+def _is_a(error: BaseException, module: str, name: str) -> bool:
+    """Whether it is of this class. A client of Spark Connect has no classes of the JVM's errors."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found is not None and isinstance(error, found)
 
 
 def _unwrapped(exception: Any) -> Any:

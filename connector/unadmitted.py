@@ -1,7 +1,7 @@
 """The streaming reader of Spark 4.1, whose Python sources have no admission control: Spark asks for an end
 and says neither the start nor a limit.
 
-The calls of Spark 4.1 (``tests/matrix/calls.py`` compares them with the Spark that runs):
+The calls of Spark 4.1 (``tests/spark/test_unadmitted.py`` compares them with the Spark that runs):
 
 1. A query that finds a checkpoint calls ``partitions(end, end)`` with the newest end of its offset log. A
    new query does not.

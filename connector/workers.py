@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 PYTHON = "PYSPARK_PYTHON"
 DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
@@ -97,9 +98,9 @@ def _starts_spark() -> bool:
     """False in processes that Spark started itself, and where a server or a platform chooses the Python."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     chosen = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "DATABRICKS_RUNTIME_VERSION")
-    return not any(os.environ.get(name) for name in chosen) and not (
-        spec is not None and spec.name.startswith("pyspark.")
-    )
+    if any(os.environ.get(name) for name in chosen) or find_spec("py4j") is None:  # a client of Spark Connect
+        return False
+    return spec is None or not spec.name.startswith("pyspark.")
 
 
 def _jvm_runs() -> bool:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from broker_core import failpoint
@@ -28,6 +28,9 @@ from connector.delta.table_files import TableFiles
 from connector.delta.transaction import Committer, begun, last_version
 from connector.once import Once
 from connector.table import Table
+
+if TYPE_CHECKING:  # a client of Spark Connect has no py4j
+    from py4j.java_gateway import JavaObject
 
 
 class Adding:

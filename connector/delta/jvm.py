@@ -7,10 +7,12 @@ small append.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from py4j.java_gateway import GatewayClient, JavaClass
 from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:  # a client of Spark Connect has no py4j
+    from py4j.java_gateway import GatewayClient
 
 OPTION = "scala.Option"
 PATH = "org.apache.hadoop.fs.Path"
@@ -22,7 +24,7 @@ _MAPPER = "com.fasterxml.jackson.databind.ObjectMapper"
 
 def new(spark: SparkSession, name: str, *arguments: object) -> Any:
     """An object of the class. Raises Py4JError, Py4JJavaError."""
-    return JavaClass(name, _client(spark))(*arguments)
+    return _class(_client(spark), name)(*arguments)
 
 
 def call(spark: SparkSession, name: str, method: str, *arguments: object) -> Any:
@@ -54,9 +56,15 @@ def _client(spark: SparkSession) -> GatewayClient:
     return jvm._gateway_client
 
 
+def _class(client: GatewayClient, name: str) -> Any:
+    from py4j.java_gateway import JavaClass
+
+    return JavaClass(name, client)
+
+
 @lru_cache(maxsize=64)
 def _member(client: GatewayClient, name: str, member: str) -> Any:
-    return getattr(JavaClass(name, client), member)
+    return getattr(_class(client, name), member)
 
 
 @lru_cache(maxsize=8)
@@ -66,4 +74,4 @@ def _nothing(client: GatewayClient) -> Any:
 
 @lru_cache(maxsize=8)
 def _mapper(client: GatewayClient) -> Any:
-    return JavaClass(_MAPPER, client)()
+    return _class(client, _MAPPER)()

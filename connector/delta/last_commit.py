@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from connector.delta.table_files import DISK, Stamp, TableFiles
+
+if TYPE_CHECKING:  # a client of Spark Connect has no py4j
+    from py4j.java_gateway import JavaObject
 
 _KEPT = 16  # each holds a snapshot in the JVM
 

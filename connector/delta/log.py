@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from connector.delta import jvm
@@ -20,6 +19,9 @@ from connector.delta.resolve import log_at, resolve, snapshot_at
 from connector.once import OTHERS, is_step_of
 from connector.table import Table, in_sql, is_connect
 from connector.table_format import TableMark
+
+if TYPE_CHECKING:  # a client of Spark Connect has no py4j
+    from py4j.java_gateway import JavaObject
 
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000

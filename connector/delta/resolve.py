@@ -9,7 +9,6 @@ import hashlib
 import json
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -100,6 +99,8 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
 
 def log_at(spark: SparkSession, location: str) -> Any:
     """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
     try:
         return jvm.call(spark, f"{jvm.DELTA}.DeltaLog", "forTable", spark._jsparkSession, location)
     except Py4JError as error:

@@ -15,11 +15,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-from py4j.java_gateway import JavaObject
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampType
@@ -35,6 +34,9 @@ from connector.delta.table_files import TableFiles
 from connector.fit import quoted
 from connector.table import Table
 from connector.target import FILES, LOST
+
+if TYPE_CHECKING:  # a client of Spark Connect has no py4j
+    from py4j.java_gateway import JavaObject
 
 _COLUMN = "action"
 _ZONE = "zone"

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from py4j.java_gateway import JavaObject
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from connector.delta import jvm
@@ -21,6 +19,10 @@ from connector.delta.log import version_in_checksum
 from connector.delta.resolve import log_at
 from connector.delta.staged_files import StagedFiles
 from connector.once import Once
+
+if TYPE_CHECKING:  # a client of Spark Connect has no py4j
+    from py4j.java_gateway import JavaObject
+    from pyspark import SparkContext
 
 _METRICS = "org.apache.spark.sql.execution.metric.SQLMetrics"
 _FIGURES = ("numFiles", "numOutputRows", "numOutputBytes")

@@ -1,0 +1,79 @@
+"""A client of Spark Connect as a platform gives it to a notebook: no JVM, no py4j, nothing in its environment.
+
+``python -m tests.spark.connect_client REMOTE URL FOLDER`` runs a stream with every operation of a batch on a table and
+prints, as JSON, what the server then reads. Its session takes no settings once it is there.
+
+Not here: the server (``test_connect_client.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def refuse(_conf: Any, key: str, *_value: Any) -> Any:
+    raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] Configuration {key} is not available")
+
+
+def operations(folder: str) -> Any:
+    def each(batch: Any, tx: Any) -> None:
+        rows = batch.selectExpr("CAST(body AS STRING) AS body", "1 AS n")
+        tx.publish(rows.select("body"), queue="out")
+        tx.append(rows, f"{folder}/added")
+        tx.merge(
+            rows, f"{folder}/merged", "t.body = s.body", update={"n": "t.n + s.n"}, insert=True, keys=["body"]
+        )
+        tx.overwrite(rows.where("body = 'd'"), f"{folder}/merged", "body = 'd'")
+        tx.delete(rows.where("body = 'c'"), f"{folder}/merged", "t.body = s.body")
+
+    return each
+
+
+def main(remote: str, url: str, folder: str) -> None:
+    for name in ("py4j", "pyspark.core"):  # what pyspark-client does not have
+        sys.modules[name] = None  # type: ignore[assignment]
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.conf import RuntimeConf
+
+    import txmq
+
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    for table in ("added", "merged"):
+        spark.createDataFrame([], "body string, n int").write.format("delta").save(f"{folder}/{table}")
+    for method in ("set", "unset"):
+        setattr(RuntimeConf, method, refuse)
+    stream = (
+        spark.readStream.format("txmq")
+        .options(url=url, queue="in", appId="app", maxOffsetsPerTrigger="2")
+        .load()
+    )
+    each = txmq.transactional(operations(folder), url=url, app_id="app", ledger=f"{folder}/ledger")
+    query = stream.writeStream.foreachBatch(each).option("checkpointLocation", f"{folder}/checkpoint")
+    query.trigger(availableNow=True).start().awaitTermination()
+    native = spark.readStream.format("txmq").options(url=url, queue="out", appId="copy").load().select("body")
+    sink = native.writeStream.format("txmq").options(url=url, appId="copy", queue="copied")
+    sink.option("checkpointLocation", f"{folder}/copies").trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    rows = {
+        table: sorted(
+            [row["body"], row["n"]] for row in spark.read.format("delta").load(f"{folder}/{table}").collect()
+        )
+        for table in ("added", "merged")
+    }
+    copied = (
+        spark.read.format("txmq")
+        .options(url=url, queue="copied")
+        .load()
+        .selectExpr("CAST(body AS STRING) AS b")
+    )
+    rows["copied"] = sorted(row["b"] for row in copied.collect())
+    rows["batches"] = spark.read.format("delta").load(f"{folder}/ledger").count()
+    print(json.dumps(rows))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
