@@ -14,6 +14,7 @@ from broker_core import failpoint
 from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
 from connector import after_commit, foreach_batch, staging
 from connector.foreach_batch import BatchTransaction, transactional
+from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import delta_rows, delta_transactions
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -38,7 +39,7 @@ def run(
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", rig.checkpoint(checkpoint))
     )
-    writer.trigger(availableNow=True).start().awaitTermination()
+    to_the_end(writer)
     each.flush(60)
 
 
