@@ -31,7 +31,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 EXTRAS = "avro,connect,fast,json-schema,kafka,protobuf"
 TEST_PACKAGES = ("hatchling", "hypothesis", "pandas", "pika", "psycopg", "pytest", "pytest-xdist", "trustme")
 JOBS: dict[str, tuple[str, ...]] = {
-    "source": ("tests/spark/test_source.py",),
+    "source": ("tests/spark/test_source.py", "tests/spark/test_unadmitted.py"),
     "sink": ("tests/spark/test_sink.py",),
     "foreachBatch with tables": ("tests/spark/test_foreach_batch.py", "tests/spark/test_merge.py"),
     "crash table": ("tests/crash/test_spark_crash.py",),
@@ -256,7 +256,7 @@ def main() -> int:
     print(text)
     if given.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}")
+        PAGE.write_text(f"{before}{BEGIN}{text}\n{END}{rest.partition(END)[2]}")
     return 0 if all(well for _, well in rows) else 1
 
 

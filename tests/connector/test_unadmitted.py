@@ -1,6 +1,6 @@
 """The streaming reader of Spark 4.1 on a broker in memory: the start is what Spark named or was told last.
 
-Not here: the calls of a real Spark 4.1 (``tests/matrix``), every order of crashes (``tests/model``).
+Not here: the calls of a real Spark 4.1 (``tests/spark/test_unadmitted.py``), every order of crashes (``tests/model``).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
 from connector import after_commit, foreach_batch, staging
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.progress import GUARD_S
+from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import delta_rows, delta_transactions
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -40,7 +41,7 @@ def run(
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", rig.checkpoint(checkpoint))
     )
-    writer.trigger(availableNow=True).start().awaitTermination()
+    to_the_end(writer)
     each.flush(GUARD_S)
 
 

@@ -14,6 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.functions import col, expr
 
 from broker_core.properties import Properties
+from tests.spark.jobs import to_the_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -27,7 +28,7 @@ def forward(rig: Any, columns: list[str] | None = None, **options: Any) -> None:
     target = {name: value for name, value in options.items() if name != "maxOffsetsPerTrigger"} or {
         "queue": "out"
     }
-    rig.sink(rows, **target).trigger(availableNow=True).start().awaitTermination()
+    to_the_end(rig.sink(rows, **target))
 
 
 def test_every_message_arrives_once_and_is_consumed_over_restarts_from_the_checkpoint(rig: Any) -> None:
@@ -43,7 +44,7 @@ def test_a_batch_that_is_replayed_because_sparks_commit_log_lost_it_is_answered_
     rig.declare("in", "out")
     for body in "ab":
         rig.publish("in", body)
-        forward(rig)  # available now: it asks once more, and so acks, before it ends
+        forward(rig)  # it asks once more, and so acks, before it ends
     commits = Path(rig.checkpoint()) / "commits"
     (commits / "1").unlink()
     (commits / ".1.crc").unlink(missing_ok=True)

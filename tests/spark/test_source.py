@@ -13,9 +13,13 @@ from broker_core.errors import ResourceLocked, cause
 from broker_core.properties import Properties
 from connector.datasource import TxmqDataSource
 from connector.schema import PROPERTIES_TYPE, read_schema
+from connector.spark_version import has_admission_control
 from tests.progress import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+ADMITTED = pytest.mark.skipif(not has_admission_control(), reason="Spark 4.1: docs/spark.md")
+UNADMITTED = pytest.mark.skipif(has_admission_control(), reason="Spark 4.1 alone")
 
 
 def bodies(rows: list[Any]) -> list[str]:
@@ -66,6 +70,7 @@ def test_include_properties_gives_the_struct_and_null_where_a_message_has_none(r
     assert (first.properties.message_id, second.properties) == (None, None)
 
 
+@ADMITTED
 def test_available_now_reads_what_is_there_under_the_limit_and_ends(rig: Any) -> None:
     rig.declare("q")
     for number in range(6):
@@ -74,6 +79,7 @@ def test_available_now_reads_what_is_there_under_the_limit_and_ends(rig: Any) ->
     assert [bodies(batch) for batch in batches] == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
+@ADMITTED
 def test_trigger_once_reads_all_in_one_batch_whatever_the_limit(rig: Any) -> None:
     rig.declare("q")
     for number in range(3):
@@ -81,6 +87,16 @@ def test_trigger_once_reads_all_in_one_batch_whatever_the_limit(rig: Any) -> Non
     assert [bodies(batch) for batch in rig.collect(rig.stream("q", maxOffsetsPerTrigger=1), once=True)] == [
         ["0", "1", "2"]
     ]
+
+
+@UNADMITTED
+@pytest.mark.parametrize("trigger", ["availableNow", "once"])
+def test_on_spark_4_1_available_now_and_once_are_one_batch_under_the_limit(rig: Any, trigger: str) -> None:
+    rig.declare("q")
+    for number in range(3):
+        rig.publish("q", str(number))
+    runs = [rig.collect(rig.stream("q", maxOffsetsPerTrigger=2), **{trigger: True}) for _ in range(3)]
+    assert [[bodies(batch) for batch in batches] for batches in runs] == [[["0", "1"]], [["2"]], []]
 
 
 def test_a_limit_never_splits_a_transaction(rig: Any) -> None:
@@ -227,6 +243,7 @@ def test_a_finished_micro_batch_is_gone_when_the_query_starts_again(rig: Any) ->
     assert "a" not in rig.bodies("q")
 
 
+@ADMITTED
 def test_progress_reports_the_latest_offsets(rig: Any) -> None:
     rig.declare("q")
     rig.publish("q", "a", "b")
