@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "commit": 39,
     "confirm": 37,
-    "publish": 12,
+    "publish": 13,
     "login": 34,
     "channel": 26,
     "batch": 44,
