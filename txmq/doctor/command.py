@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     broker.add_argument("--data", metavar="DIR", help="check this data directory, there or to be made")
     broker.add_argument("--url", help="check that this broker answers: txmq://host:port or kafka://host:9092")
     parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
-    parser.set_defaults(vhost=None)
+    parser.set_defaults(vhost=None, timeout=0.0)
     login_arguments(parser)
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help=f"check that `txmq serve` can use it; default {DEFAULT_LISTEN}"

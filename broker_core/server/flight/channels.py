@@ -155,7 +155,7 @@ class Channels:
             return self._held[channel_id].opened_us
 
     def _channel(self, channel_id: str, caller: Caller, now: int) -> LocalChannel:
-        user, vhost = _who(caller)
+        user, vhost = caller.identity.user, caller.state.vhost
         holder = Holder(channel_id, "flight", user, caller.address, "", vhost, now)
         return self._broker.channel(vhost=vhost, user=user, rights=caller.rights, holder=holder)
 
