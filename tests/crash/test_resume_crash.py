@@ -139,6 +139,7 @@ def _require_rows_once(outcome: Outcome, app: str) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.soak  # three minutes; tests/spark/test_resume.py kills between the same steps, and the row below has the other engine
 @pytest.mark.parametrize("app", KILLED)
 def test_row_20_on_kafka_an_app_whose_topic_was_deleted_goes_on_behind_its_ledger_each_message_once(
     on_kafka: Outcome, app: str
@@ -170,6 +171,7 @@ def test_row_20_a_batch_that_its_table_has_and_the_ledger_not_is_an_error_and_no
     assert sorted(row["body"] for row in embedded.pipelines["marked"].table("first")) == MESSAGES
 
 
+@pytest.mark.soak
 def test_row_20_on_kafka_a_batch_that_its_table_has_and_the_ledger_not_is_an_error(on_kafka: Outcome) -> None:
     assert "the ledger ends with batch 1: its rows would come twice" in str(on_kafka.last["marked"])
     pipeline = on_kafka.pipelines["marked"]
