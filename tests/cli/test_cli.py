@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker_core import endpoint, errors
-from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.errors import LineageConflict
 from broker_core.launcher import Broker
@@ -54,18 +52,6 @@ def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("txmq: [TXMQ_")
     return captured.err
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.open(tmp_path / "data") as opened:
-        yield opened
-
-
-@pytest.fixture
-def url(broker: Broker) -> Iterator[str]:
-    yield broker.url
-    BrokerClient(broker.url).close()
 
 
 def test_help_names_every_command() -> None:

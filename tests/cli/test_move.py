@@ -6,29 +6,14 @@ Not here: a mover or a broker that is killed (``tests/server/test_move_kill.py``
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
 from broker_core.properties import Properties
 from tests.progress import wait_until
 from txmq import cli, move
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.open(tmp_path / "data") as opened:
-        yield opened
-
-
-@pytest.fixture
-def url(broker: Broker) -> Iterator[str]:
-    yield broker.url
-    BrokerClient(broker.url).close()
 
 
 def _moved(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> Any:

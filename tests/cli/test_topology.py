@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ import pytest
 from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
 from txmq import cli
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.open(tmp_path / "data") as opened:
-        yield opened
 
 
 @pytest.fixture
