@@ -65,7 +65,7 @@ quick-tests:
 
 soak: .venv/ready
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
-	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/test_history.py tests/kafka/test_sink_history.py $(ARGS)
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/journal/test_history.py tests/kafka/sink/test_sink_history.py $(ARGS)
 
 # Environments of minutes and gigabytes, under .venv/matrix.
 matrix: .venv/ready

@@ -27,24 +27,24 @@ import pyarrow as pa
 from broker_core import endpoint, failpoint
 from broker_core.address import DEFAULT_PORT, VHOST, bracketed, parse_listen
 from broker_core.admin import QueueInfo
-from broker_core.broker.outcomes import Kept
-from broker_core.broker.transaction import Limits
+from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.transaction import Limits
 from broker_core.endpoint import Endpoint
 from broker_core.engine import PreparedInfo
 from broker_core.errors import StoreFailed
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.holder import open_store
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.takeover import open_store
 from broker_core.printable import LineFormatter
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.alarm import Alarm
-from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors

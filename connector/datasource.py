@@ -18,9 +18,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector import spark_version
 from connector.options import READ, absolute_data, check_known, read_options, write_options
-from connector.schema import check_publish_columns, check_read_schema, read_schema
+from connector.stream import spark_version
+from connector.stream.schema import check_publish_columns, check_read_schema, read_schema
 
 
 class TxmqDataSource(DataSource):
@@ -123,7 +123,7 @@ class TxmqDataSource(DataSource):
         return spark_version.stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from connector.source import TxmqBatchReader
+        from connector.stream.source import TxmqBatchReader
 
         options = read_options(self.options, "batch read")
         check_read_schema(schema, include_properties=options.include_properties)
@@ -131,14 +131,14 @@ class TxmqDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """``overwrite`` means output mode complete: every micro-batch publishes the whole result."""
-        from connector.sink import TxmqStreamWriter
+        from connector.stream.sink import TxmqStreamWriter
 
         options = write_options(self.options, "stream write")
         check_publish_columns(schema)
         return TxmqStreamWriter(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from connector.sink import TxmqBatchWriter
+        from connector.stream.sink import TxmqBatchWriter
 
         options = write_options(self.options, "batch write")
         if overwrite:

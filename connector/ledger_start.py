@@ -1,6 +1,6 @@
 """``startingOffsets`` as a batch of a Delta ledger: where an app was before it decided that batch.
 
-Not here: reading the table (``ledger_file.py``), going on as the same app (``resume.py``).
+Not here: reading the table (``ledger_file.py``), going on as the same app (``ledger/resume.py``).
 Invariant: what it answers is where every batch below has been, and none from that batch on.
 """
 

@@ -221,7 +221,7 @@ def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
         )
     try:
         return option.parse(value)
-    except parsers.Wrong as wrong:
+    except parsers.InvalidOption as wrong:
         raise OptionError(f"option {option.name!r} has the wrong value {shown}; allowed: {wrong}") from None
 
 
@@ -230,7 +230,7 @@ def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
     if "data" in raw:
         try:
             raw["data"] = parsers.directory(raw["data"])
-        except parsers.Wrong:
+        except parsers.InvalidOption:
             pass  # refused later, with the other options
     return raw
 

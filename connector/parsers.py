@@ -22,7 +22,7 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?")
 _UNIT_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-class Wrong(ValueError):
+class InvalidOption(ValueError):
     """A value is not allowed; the text lists the allowed ones."""
 
 
@@ -32,13 +32,13 @@ def text(value: str) -> str:
 
 def name(value: str) -> str:
     if not value.strip():
-        raise Wrong("a text that is not empty")
+        raise InvalidOption("a text that is not empty")
     return value.strip()
 
 
 def url(value: str) -> str:
     if not _URL.fullmatch(value.strip()):
-        raise Wrong(
+        raise InvalidOption(
             "txmq://[user:password@]host:port[/vhost], txmqs:// for TLS, or kafka://host:port,host:port"
         )
     return value.strip()
@@ -46,9 +46,9 @@ def url(value: str) -> str:
 
 def directory(value: str) -> str:
     if not value.strip():
-        raise Wrong("the path of a data directory")
+        raise InvalidOption("the path of a data directory")
     if "://" in value:
-        raise Wrong(
+        raise InvalidOption(
             "the path of a data directory on this machine; the address of a broker goes into option 'url'"
         )
     return os.path.abspath(os.path.expanduser(value.strip()))
@@ -57,21 +57,21 @@ def directory(value: str) -> str:
 def names(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
-        raise Wrong("a queue, or several separated by commas")
+        raise InvalidOption("a queue, or several separated by commas")
     if len(set(names)) != len(names):
-        raise Wrong("each queue once")
+        raise InvalidOption("each queue once")
     return names
 
 
 def boolean(value: str) -> bool:
     if value.strip().lower() not in ("true", "false"):
-        raise Wrong("true, false")
+        raise InvalidOption("true, false")
     return value.strip().lower() == "true"
 
 
 def positive(value: str) -> int:
     if not re.fullmatch(r"\d{1,18}", value.strip()) or int(value) == 0:
-        raise Wrong("a whole number above 0")
+        raise InvalidOption("a whole number above 0")
     return int(value)
 
 
@@ -79,21 +79,21 @@ def size_bytes(value: str) -> int:
     found = _SIZE.fullmatch(value.strip().lower())
     size_bytes = int(found[1]) * _UNIT_BYTES[found[2]] if found else 0
     if not 0 < size_bytes < 1 << 63:
-        raise Wrong("a number of bytes above 0, such as 1048576, 512k, 10m, 1g")
+        raise InvalidOption("a number of bytes above 0, such as 1048576, 512k, 10m, 1g")
     return size_bytes
 
 
 def duration_s(value: str) -> float:
     found = _DURATION.fullmatch(value.strip().lower())
     if not found or int(found[1]) == 0:
-        raise Wrong("a duration above 0, such as 500ms, 30s, 15m, 2h; without a unit, milliseconds")
+        raise InvalidOption("a duration above 0, such as 500ms, 30s, 15m, 2h; without a unit, milliseconds")
     return int(found[1]) * _UNIT_S[found[2] or "ms"]
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value.strip().lower() not in allowed:
-            raise Wrong(", ".join(allowed))
+            raise InvalidOption(", ".join(allowed))
         return value.strip().lower()
 
     return parse
@@ -132,7 +132,7 @@ def offsets(value: str) -> str | dict[str, int]:
         return text.lower()
     offsets = _json_offsets(text)
     if offsets is None:
-        raise Wrong(
+        raise InvalidOption(
             'earliest, latest, or JSON from queue to offset such as {"orders": 1200} (-2 earliest, -1 latest)'
         )
     return offsets
@@ -150,7 +150,7 @@ def starting_offsets(value: str) -> str | dict[str, int] | LedgerStart:
     numbered = batch is None or (isinstance(batch, int) and not isinstance(batch, bool) and batch > 0)
     named = app_id is None or (isinstance(app_id, str) and app_id)
     if found or not ledger or not numbered or not named:
-        raise Wrong('{"ledger": PATH, "batch": N, "app": APP}; batch and app may be left out')
+        raise InvalidOption('{"ledger": PATH, "batch": N, "app": APP}; batch and app may be left out')
     return LedgerStart(ledger, batch, app_id)
 
 
@@ -162,7 +162,9 @@ def timestamp_us(value: str) -> int:
     try:
         moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
     except ValueError:
-        raise Wrong("milliseconds since the epoch, or ISO 8601 such as 2013-01-01T05:00:00Z") from None
+        raise InvalidOption(
+            "milliseconds since the epoch, or ISO 8601 such as 2013-01-01T05:00:00Z"
+        ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     return int(moment.timestamp() * 1_000_000)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from broker_core import failpoint
 from broker_core.node.local import LocalBroker
-from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import Peer

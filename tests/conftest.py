@@ -171,7 +171,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Kafka of this process, one node; tests make topics of their own."""
-    from tests.kafka.real_node import real_cluster
+    from tests.kafka.bench.real_node import real_cluster
 
     with real_cluster(tmp_path_factory.mktemp("kafka"), heap="512m") as started:
         yield f"kafka://{started.bootstrap}"

@@ -24,8 +24,8 @@ from tests.fork_server import PLACE, listen, place
 OF_TXMQ = (
     "txmq.cli",
     "broker_core.launcher",
-    "broker_core.server.amqp.rate_limit",
-    "broker_core.server.amqp.trace",
+    "broker_core.server.amqp.handlers.rate_limit",
+    "broker_core.server.amqp.handlers.trace",
 )
 OF_SPARK = (
     "pyspark.worker",
@@ -38,8 +38,8 @@ OF_SPARK = (
     "pyspark.sql.worker.python_streaming_sink_runner",
     "pyspark.sql.worker.write_into_data_source",
     "connector.datasource",
-    "connector.sink",
-    "connector.source",
+    "connector.stream.sink",
+    "connector.stream.source",
     "broker_core.kafka.engine",
 )
 _starting = threading.Lock()

@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker.block import NotLoaded
-from broker_core.broker.change import InboxRow
 from broker_core.broker.queue import Queue
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.change import InboxRow
 from broker_core.errors import CorruptSegment
 from broker_core.node.committer import Committer
+from broker_core.node.loaded_blocks import NOTHING, Loaded
 from broker_core.node.node import Node
-from broker_core.node.shelf import NOTHING, Loaded
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 

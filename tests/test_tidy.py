@@ -27,12 +27,12 @@ LEDGER = "the rules C1, C4, C5 and C6 over the same entries"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
-    "broker_core.broker.topology": (621, STATE),
+    "broker_core.broker.topology.topology": (621, STATE),
     "broker_core.client.broker": (502, ENTRY),
     "broker_core.node.channel": (502, ENTRY),
     "broker_core.node.engine": (563, ENTRY),
     "broker_core.micro_batch.ledger": (502, LEDGER),
-    "broker_core.store.salvage": (549, "one pass over a damaged directory"),
+    "broker_core.store.salvage.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (265, ENTRY),
@@ -41,17 +41,20 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (327, ENTRY),
-    "broker_core.broker.exchange.Exchange": (277, "bindings, caches of routes, and who relies on them"),
+    "broker_core.broker.routing.exchange.Exchange": (
+        277,
+        "bindings, caches of routes, and who relies on them",
+    ),
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
-    "broker_core.broker.topology.Topology": (539, STATE),
-    "connector.batch_transaction.BatchTransaction": (251, "one method for each operation of ``tx``"),
-    "connector.foreach_batch.Transactional": (251, "what a user asks of a pipeline, and its parts"),
+    "broker_core.broker.topology.topology.Topology": (539, STATE),
+    "connector.batch.batch_transaction.BatchTransaction": (251, "one method for each operation of ``tx``"),
+    "connector.batch.foreach_batch.Transactional": (251, "what a user asks of a pipeline, and its parts"),
     "broker_core.client.broker.BrokerClient": (369, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
-    "broker_core.kafka.source.Source": (255, ENTRY),
-    "broker_core.kafka.sink.Sink": (278, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (366, "the rules S2 to S6 over the same records"),
+    "broker_core.kafka.source.source.Source": (255, ENTRY),
+    "broker_core.kafka.sink.sink.KafkaSink": (280, ENTRY),
+    "broker_core.micro_batch.claims.claim.Claims": (375, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (459, LEDGER),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
         410,
@@ -65,18 +68,27 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         450,
         "the commit, its recovery and its parts are one order of steps",
     ),
-    "broker_core.store.salvage._Salvage": (350, "one pass over a damaged directory"),
+    "broker_core.store.salvage.salvage._Salvage": (350, "one pass over a damaged directory"),
     "broker_core.store.segment.Segments": (261, "files, their open ends and their blocks are one state"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
     "broker_core.broker.channel.Channel": (16, "what a channel of AMQP holds between commands"),
-    "broker_core.broker.exchange.Exchange": (18, "what exchange.declare asks for, and who depends on it"),
+    "broker_core.broker.routing.exchange.Exchange": (
+        18,
+        "what exchange.declare asks for, and who depends on it",
+    ),
     "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
-    "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
-    "broker_core.broker.topology.Topology": (17, "the names of one virtual host, and its limits"),
-    "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
-    "connector.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
+    "broker_core.broker.queue.consumer.Consumer": (
+        16,
+        "what basic.consume asks for, and what dispatch counts",
+    ),
+    "broker_core.broker.topology.topology.Topology": (17, "the names of one virtual host, and its limits"),
+    "broker_core.broker.transaction.transaction.Transaction": (
+        16,
+        "what a commit needs to know, in one place",
+    ),
+    "connector.batch.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
     "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
@@ -247,3 +259,22 @@ def test_a_public_name_of_a_package_has_one_owner() -> None:
         if not node.name.startswith("_"):
             owners.setdefault((name.rsplit(".", 2)[0], node.name), []).append(name)
     assert [names for names in owners.values() if len(names) > 1] == []
+
+
+# -- rooms ---------------------------------------------------------------------------------------------------
+FOLDER_FILES = 15
+
+
+def test_a_folder_has_few_files() -> None:
+    """A reader finds a thing by the name of its folder."""
+    found: dict[str, int] = {}
+    for module in sources():
+        if path_of(module).name != "__init__.py":
+            folder = module.rpartition(".")[0]
+            found[folder] = found.get(folder, 0) + 1
+    assert {folder: files for folder, files in found.items() if files > FOLDER_FILES} == {}
+
+
+def test_a_folder_says_what_it_has() -> None:
+    folders = {module.rpartition(".")[0] for module in sources() if "." in module}
+    assert [folder for folder in sorted(folders) if not ast.get_docstring(sources()[folder])] == []

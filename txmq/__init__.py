@@ -51,29 +51,29 @@ from broker_core.errors import (
     Unroutable,
     cause,
 )
-from broker_core.message import Delivery, Message
-from broker_core.properties import Properties
+from broker_core.message.message import Delivery, Message
+from broker_core.message.properties import Properties
 
 if TYPE_CHECKING:
     from broker_core.launcher import Broker
+    from connector.batch.foreach_batch import transactional
     from connector.conf import recommended_conf
-    from connector.decoded import Decoded, decode
-    from connector.encoded import encode
-    from connector.foreach_batch import transactional
-    from connector.listener import mirror_offsets
-    from connector.registry import SchemaRegistry
-    from connector.when import When
+    from connector.ledger.listener import mirror_offsets
+    from connector.tables.when import When
+    from connector.typed.decode import Decoded, decode
+    from connector.typed.encode import encode
+    from connector.typed.registry.client import SchemaRegistry
 
 _LAZY = {
     "Broker": "broker_core.launcher",
-    "SchemaRegistry": "connector.registry",
-    "When": "connector.when",
-    "Decoded": "connector.decoded",
-    "decode": "connector.decoded",
-    "encode": "connector.encoded",
-    "mirror_offsets": "connector.listener",
+    "SchemaRegistry": "connector.typed.registry.client",
+    "When": "connector.tables.when",
+    "Decoded": "connector.typed.decode",
+    "decode": "connector.typed.decode",
+    "encode": "connector.typed.encode",
+    "mirror_offsets": "connector.ledger.listener",
     "recommended_conf": "connector.conf",
-    "transactional": "connector.foreach_batch",
+    "transactional": "connector.batch.foreach_batch",
 }
 
 

@@ -1,7 +1,7 @@
 """``txmq users`` and ``txmq permissions``: who may use the broker, and for what.
 
-Not here: the rules (``broker_core/broker/users.py``). A password is read from the terminal, from standard
-input or from a file, never from an argument: others see the arguments of a process.
+Not here: the rules (``broker_core/broker/access/users.py``). A password is read from the terminal, from
+standard input or from a file, never from an argument: others see the arguments of a process.
 """
 
 from __future__ import annotations

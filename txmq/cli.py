@@ -26,7 +26,7 @@ from broker_core.errors import (
     TxmqError,
     UnknownTransaction,
 )
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 from txmq import accounts, channels, move, topology, vhosts
 from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
@@ -368,7 +368,7 @@ def _setup(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from broker_core.store.verify import verify  # reads the files directly
+    from broker_core.store.salvage.verify import verify  # reads the files directly
 
     found = verify(options.directory)
     if options.json:
@@ -387,7 +387,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _salvage(options: argparse.Namespace) -> int:
-    from broker_core.store.salvage import salvage  # reads the files directly
+    from broker_core.store.salvage.salvage import salvage  # reads the files directly
 
     found = salvage(options.directory, options.to)
     if options.json:

@@ -1,6 +1,7 @@
 """The limits of ``txmq serve``: what users, connections and pipelines may take.
 
-Not here: where they are checked (``server/quotas.py``, ``broker/transaction.py``, ``micro_batch/branch.py``).
+Not here: where they are checked (``server/quotas.py``, ``broker/transaction/transaction.py``,
+``micro_batch/branch.py``).
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from broker_core.errors import OptionError
-from broker_core.message import MAX_BODY_BYTES
+from broker_core.message.message import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
-    from broker_core.broker.transaction import Limits
+    from broker_core.broker.transaction.transaction import Limits
     from broker_core.server.amqp.options import AmqpOptions
     from broker_core.server.quotas import Most, QuotaLimits
 
@@ -105,7 +106,7 @@ def count(text: str) -> int:
 
 
 def transactions(options: argparse.Namespace) -> Limits:
-    from broker_core.broker.transaction import Limits
+    from broker_core.broker.transaction.transaction import Limits
 
     given = {
         "messages": options.transaction_messages,

@@ -1,6 +1,6 @@
 """``txmq move``: messages of a queue go to another queue, or dead letters back to where they died first.
 
-Not here: how a message becomes a dead letter (``broker_core/broker/dead_letter.py``).
+Not here: how a message becomes a dead letter (``broker_core/broker/message/dead_letter.py``).
 
 Invariant: a message leaves its queue in the transaction that publishes it, so it is in one of both, whoever
 dies when. Messages that stay are not touched, so they are neither redelivered nor counted as delivered.
@@ -19,8 +19,8 @@ import pyarrow as pa
 from broker_core import failpoint
 from broker_core.client.broker import BrokerClient
 from broker_core.errors import OptionError, RemoteProtocolError
-from broker_core.field_table import Reader
-from broker_core.properties import raw_headers, rewrite_of
+from broker_core.message.field_table import FieldReader
+from broker_core.message.properties import raw_headers, rewrite_of
 from txmq.address import client_at
 from txmq.limits import count
 from txmq.output import confirm, done
@@ -148,7 +148,7 @@ def without_deaths(properties: bytes) -> bytes:
 
 
 def _text(headers: Mapping[str, bytes], name: str) -> str:
-    value = Reader(headers[name]).value(0) if name in headers else ""
+    value = FieldReader(headers[name]).value(0) if name in headers else ""
     return value if isinstance(value, str) else ""
 
 

@@ -82,12 +82,12 @@ def _add_tls(serve: argparse.ArgumentParser) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    from broker_core.broker.outcomes import Kept
+    from broker_core.broker.transaction.outcomes import Kept
     from broker_core.launcher import serve as serve_until_signal
     from broker_core.server.access.users_file import read_users
-    from broker_core.server.amqp.handler import Handler
-    from broker_core.server.amqp.rate_limit import PublishRateLimit
-    from broker_core.server.amqp.trace import Tracer
+    from broker_core.server.amqp.handlers.handler import Handler
+    from broker_core.server.amqp.handlers.rate_limit import PublishRateLimit
+    from broker_core.server.amqp.handlers.trace import Tracer
 
     handlers: list[Handler] = []
     if options.trace:

@@ -1,6 +1,6 @@
 """``txmq queues``, ``exchanges``, ``bindings``, ``declare``, ``bind``, ``unbind``, ``purge`` and ``delete``.
 
-Not here: the rules (``broker_core/broker/topology.py``).
+Not here: the rules (``broker_core/broker/topology/topology.py``).
 Invariant: what drops messages or a name is done only with ``--yes``, or after a person has read what it drops
 and said yes.
 """

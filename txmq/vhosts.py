@@ -1,6 +1,6 @@
 """``txmq vhosts``: the virtual hosts of a broker.
 
-Not here: the rules (``broker_core/broker/virtual_hosts.py``).
+Not here: the rules (``broker_core/broker/topology/virtual_hosts.py``).
 """
 
 from __future__ import annotations

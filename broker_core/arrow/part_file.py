@@ -31,7 +31,7 @@ from broker_core import failpoint
 from broker_core.arrow.outside import read_message
 from broker_core.checks import Unsigned
 from broker_core.errors import DiskFull, StoreFailed
-from broker_core.message import MESSAGE_SCHEMA
+from broker_core.message.message import MESSAGE_SCHEMA
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
 # bytes written since the last sync: enough to make the cost of a disk flush small

@@ -17,7 +17,7 @@ import xxhash
 from broker_core.arrow.outside import require_valid
 from broker_core.engine import BranchHeader
 from broker_core.errors import OptionError, TransactionTooLarge
-from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
+from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 
 PART_ROWS = 65_536
 PART_BYTES = 8 * 1024 * 1024
@@ -59,7 +59,7 @@ def parts(
 def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
     """Checks the number and the rows of a part, and that Arrow can read it. Raises OptionError.
 
-    Rows of messages are checked as messages (``broker/content.py``).
+    Rows of messages are checked as messages (``broker/message/content.py``).
     """
     if part < 0 or batch.num_rows > MAX_PART_ROWS:
         raise OptionError(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.ids import NO_QUEUE, BlockId, CommitSequence, QueueId
-from broker_core.message import READ_SCHEMA, TIMESTAMP, Location
+from broker_core.message.message import READ_SCHEMA, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive
 

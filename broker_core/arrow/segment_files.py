@@ -14,7 +14,7 @@ from collections import OrderedDict
 import pyarrow as pa
 import xxhash
 
-from broker_core.message import Location
+from broker_core.message.message import Location
 
 KEPT_FILES = 16
 

@@ -1,8 +1,8 @@
 """Arguments of queues, exchanges and bindings: their names and values, and when two declarations are
 equivalent.
 
-Not here: acting on them (``overflow.py``, ``expiry.py``, ``dispatch.py``, ``topology.py``). Texts are
-RabbitMQ's, followed by our advice.
+Not here: acting on them (``message/overflow.py``, ``message/expiry.py``, ``message/dispatch.py``,
+``topology/topology.py``). Texts are RabbitMQ's, followed by our advice.
 Invariant: no queue and no exchange has an argument whose name starts with ``x-`` and that has no effect,
 except those that only choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names belong
 to the client and are kept as they are.
@@ -17,7 +17,7 @@ from math import isfinite
 from typing import Any
 
 from broker_core.errors import AccessRefused, OptionError, PreconditionFailed
-from broker_core.field_table import Timestamp
+from broker_core.message.field_table import Timestamp
 
 MAX_TEXT_BYTES = 255
 MAX_TIME_MS = 315_360_000_000  # ten years, RabbitMQ's limit

@@ -18,25 +18,25 @@ from typing import Any, TypeVar
 import numpy as np
 
 from broker_core.address import VHOST
-from broker_core.broker.agenda import Agenda
-from broker_core.broker.block import Blocks, ReadBlock
-from broker_core.broker.change import Change
-from broker_core.broker.commit import Transactions
-from broker_core.broker.dispatch import Dispatch
-from broker_core.broker.expiry import Expiry
-from broker_core.broker.host_room import HostRoom
-from broker_core.broker.messages import Messages
-from broker_core.broker.numbers import Numbers
-from broker_core.broker.overflow import Overflow
+from broker_core.broker.access.users import Users
+from broker_core.broker.commit import Commits
+from broker_core.broker.message.dispatch import Dispatch
+from broker_core.broker.message.expiry import Expiry
+from broker_core.broker.message.messages import Messages
+from broker_core.broker.message.overflow import Overflow
+from broker_core.broker.message.settlement import Settlement
+from broker_core.broker.message.stored import Stored
+from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.prepared import Prepared
 from broker_core.broker.queue import Queue
-from broker_core.broker.records import Record, RunRecord
+from broker_core.broker.queue.agenda import Agenda
 from broker_core.broker.repair import Repaired
-from broker_core.broker.settlement import Settlement
-from broker_core.broker.stored import Stored
-from broker_core.broker.transaction_names import TransactionNames
-from broker_core.broker.users import Users
-from broker_core.broker.virtual_hosts import VirtualHosts
+from broker_core.broker.state.block import Blocks, ReadBlock
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.records import Record, RunRecord
+from broker_core.broker.topology.virtual_hosts import VirtualHosts
+from broker_core.broker.transaction.names import TransactionNames
 from broker_core.ids import BlockId
 
 R = TypeVar("R", bound=Record)
@@ -80,11 +80,13 @@ class BrokerState:
         self.stored = stored = Stored(hosts, numbers, blocks, overflow, messages, agenda)
         self.expiry = Expiry(hosts.registry, blocks, messages, overflow, agenda)
         self.settlement = settlement = Settlement(blocks, messages, overflow, agenda)
-        host_room = HostRoom(hosts)
-        self.transactions = transactions = Transactions(
-            numbers, blocks, names, overflow, messages, stored, settlement, hosts, host_room
+        vhost_message_limit = VhostMessageLimit(hosts)
+        self.transactions = transactions = Commits(
+            numbers, blocks, names, overflow, messages, stored, settlement, hosts, vhost_message_limit
         )
-        self.prepared = Prepared(blocks, names, overflow, settlement, transactions, hosts, host_room)
+        self.prepared = Prepared(
+            blocks, names, overflow, settlement, transactions, hosts, vhost_message_limit
+        )
         self.dispatch = Dispatch(hosts.registry, blocks, self.expiry, agenda)
         self.loaded = Loaded()
 

@@ -19,19 +19,19 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from broker_core.broker.block import EXPIRATION, NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.consumer import Cancelled, Consumer, Send
-from broker_core.broker.consumer import Unacked as Unacked
-from broker_core.broker.content import check_expiration
-from broker_core.broker.dispatch import with_delivery_count
-from broker_core.broker.exchange import Queues
+from broker_core.broker.message.content import check_expiration
+from broker_core.broker.message.dispatch import with_delivery_count
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
+from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
+from broker_core.broker.queue.consumer import Unacked as Unacked
+from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.state.block import EXPIRATION, NotLoaded
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.ids import BlockId
-from broker_core.message import Delivery, Message
+from broker_core.message.message import Delivery, Message
 
 _consumer_of: Callable[[Unacked], Consumer | None] = attrgetter("consumer")
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own

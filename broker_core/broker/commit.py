@@ -10,23 +10,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_core.broker.block import Blocks
-from broker_core.broker.change import Change
-from broker_core.broker.dying import Dying
-from broker_core.broker.host_room import HostRoom
-from broker_core.broker.messages import Messages
-from broker_core.broker.numbers import Numbers
-from broker_core.broker.overflow import Overflow
-from broker_core.broker.records import OutcomeRecord
-from broker_core.broker.settlement import Settlement
-from broker_core.broker.spilled import Spilled
-from broker_core.broker.stored import Stored
-from broker_core.broker.transaction import State, Transaction
-from broker_core.broker.transaction_key import name_of
-from broker_core.broker.transaction_names import TransactionNames
-from broker_core.broker.virtual_hosts import VirtualHosts
+from broker_core.broker.message.messages import Messages
+from broker_core.broker.message.overflow import Overflow
+from broker_core.broker.message.removals import Removals
+from broker_core.broker.message.settlement import Settlement
+from broker_core.broker.message.stored import Stored
+from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
+from broker_core.broker.state.block import Blocks
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.records import OutcomeRecord
+from broker_core.broker.topology.virtual_hosts import VirtualHosts
+from broker_core.broker.transaction.key import name_of
+from broker_core.broker.transaction.names import TransactionNames
+from broker_core.broker.transaction.spilled import Spilled
+from broker_core.broker.transaction.transaction import State, Transaction
 from broker_core.ids import CommitSequence
-from broker_core.message import Message
+from broker_core.message.message import Message
 
 _UNUSED = CommitSequence(1)  # for rows that become messages, which have none
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
@@ -47,7 +47,7 @@ class Committed(NamedTuple):
     dropped: int = 0
 
 
-class Transactions:
+class Commits:
     def __init__(
         self,
         numbers: Numbers,
@@ -58,7 +58,7 @@ class Transactions:
         stored: Stored,
         settlement: Settlement,
         hosts: VirtualHosts,
-        host_room: HostRoom,
+        vhost_message_limit: VhostMessageLimit,
     ) -> None:
         self._undo = blocks.undo
         self._numbers = numbers
@@ -69,7 +69,7 @@ class Transactions:
         self._stored = stored
         self._settlement = settlement
         self._hosts = hosts
-        self._host_room = host_room
+        self._vhost_message_limit = vhost_message_limit
 
     def commit(self, change: Change, transaction: Transaction, now: int) -> Committed:
         """Adds the whole transaction to one change (decision 1).
@@ -85,9 +85,9 @@ class Transactions:
                 self._overflow.check(transaction.incoming)
             if self._hosts.limited:
                 if transaction.atomic:
-                    self._host_room.check(transaction)
+                    self._vhost_message_limit.check(transaction)
                 else:
-                    publishes = self._host_room.admit(transaction, rejected)
+                    publishes = self._vhost_message_limit.admit(transaction, rejected)
             if xid and not transaction.decided:
                 self._names.check_new(xid)
         if settles:
@@ -105,7 +105,7 @@ class Transactions:
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
-            dying = Dying()
+            dying = Removals()
             returned += self._messages.enqueue(
                 change, publishes, now, dying, transaction.atomic, rejected, transaction.connection
             )

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import ROUTE, InboxRow, routes_of
-from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.queue import Queue
-from broker_core.broker.records import (
+from broker_core.broker.repair import Info, repair
+from broker_core.broker.routing.exchange import EXCHANGE_TYPES
+from broker_core.broker.state.block import ReadBlock
+from broker_core.broker.state.change import ROUTE, InboxRow, routes_of
+from broker_core.broker.state.records import (
     AppUserRecord,
     AttemptRecord,
     BindingRecord,
@@ -47,9 +48,8 @@ from broker_core.broker.records import (
     VhostRecord,
     WriteUserRecord,
 )
-from broker_core.broker.repair import Info, repair
-from broker_core.broker.topology import Topology
-from broker_core.broker.transaction_key import name_of
+from broker_core.broker.topology.topology import Topology
+from broker_core.broker.transaction.key import name_of
 from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId, CommitSequence, QueueId
 

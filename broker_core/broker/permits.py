@@ -27,13 +27,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.block import Blocks
-from broker_core.broker.carbon_copy import Copies, carbon_copies, copies_of_rows
-from broker_core.broker.content import check_rows, check_user_ids
-from broker_core.broker.exchange import EXCHANGE_TYPES
-from broker_core.broker.rights import Kind, Rights
-from broker_core.broker.topology import Topology
-from broker_core.broker.transaction import Transaction
+from broker_core.broker.access.rights import Kind, Rights
+from broker_core.broker.message.content import check_rows, check_user_ids
+from broker_core.broker.routing.carbon_copy import Copies, carbon_copies, copies_of_rows
+from broker_core.broker.routing.exchange import EXCHANGE_TYPES
+from broker_core.broker.state.block import Blocks
+from broker_core.broker.topology.topology import Topology
+from broker_core.broker.transaction.transaction import Transaction
 
 
 def publish(

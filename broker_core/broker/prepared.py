@@ -10,18 +10,18 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from broker_core.address import VHOST
-from broker_core.broker.block import Blocks
-from broker_core.broker.change import Change
-from broker_core.broker.commit import Committed, Transactions
-from broker_core.broker.host_room import HostRoom
-from broker_core.broker.overflow import Overflow
+from broker_core.broker.commit import Commits, Committed
+from broker_core.broker.message.overflow import Overflow
+from broker_core.broker.message.settlement import Settlement
+from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.queue import Queue
-from broker_core.broker.records import OutcomeRecord, PreparedRecord
-from broker_core.broker.settlement import Settlement
-from broker_core.broker.transaction import State, Transaction
-from broker_core.broker.transaction_key import disowned_key, is_owned, name_of, user_of
-from broker_core.broker.transaction_names import TransactionNames
-from broker_core.broker.virtual_hosts import VirtualHosts
+from broker_core.broker.state.block import Blocks
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
+from broker_core.broker.topology.virtual_hosts import VirtualHosts
+from broker_core.broker.transaction.key import disowned_key, is_owned, name_of, user_of
+from broker_core.broker.transaction.names import TransactionNames
+from broker_core.broker.transaction.transaction import State, Transaction
 from broker_core.errors import PreconditionFailed, TransactionState
 from broker_core.ids import NO_SEQUENCE, QueueId
 
@@ -35,9 +35,9 @@ class Prepared:
         names: TransactionNames,
         overflow: Overflow,
         settlement: Settlement,
-        transactions: Transactions,
+        transactions: Commits,
         hosts: VirtualHosts,
-        host_room: HostRoom,
+        vhost_message_limit: VhostMessageLimit,
     ) -> None:
         self._undo = blocks.undo
         self._blocks = blocks
@@ -46,7 +46,7 @@ class Prepared:
         self._settlement = settlement
         self._transactions = transactions
         self._hosts = hosts
-        self._host_room = host_room
+        self._vhost_message_limit = vhost_message_limit
         self.by_key = names.prepared
         self.vhosts = names.prepared_in
         self.since_us: dict[str, int] = {}  # by key: when it was prepared, in microseconds since the epoch
@@ -80,7 +80,7 @@ class Prepared:
             )
         self._overflow.check(transaction.incoming)
         if self._hosts.limited:
-            self._host_room.check(transaction)
+            self._vhost_message_limit.check(transaction)
         self._settlement.check_readable(transaction.settles)
         self._transactions.become(transaction, State.PREPARED)
         for spilled in transaction.spilled:

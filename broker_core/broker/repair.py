@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from broker_core.address import VHOST
-from broker_core.broker.change import ROUTE, Drop, InboxRow, routes_of
 from broker_core.broker.queue.interval import IntervalSet
-from broker_core.broker.records import (
+from broker_core.broker.state.change import ROUTE, Drop, InboxRow, routes_of
+from broker_core.broker.state.records import (
     AttemptRecord,
     BindingRecord,
     ClaimRecord,
@@ -40,8 +40,8 @@ from broker_core.broker.records import (
     RunRecord,
     VhostRecord,
 )
-from broker_core.broker.topology import PREDECLARED
-from broker_core.broker.transaction_key import name_of
+from broker_core.broker.topology.topology import PREDECLARED
+from broker_core.broker.transaction.key import name_of
 from broker_core.ids import BlockId, QueueId
 
 R = TypeVar("R", bound=Record)

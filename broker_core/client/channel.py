@@ -20,8 +20,8 @@ from broker_core import errors
 from broker_core.checks import check_call, checked_calls
 from broker_core.client.connection import Connection
 from broker_core.flight import contract
-from broker_core.message import Delivery, Message
-from broker_core.properties import Properties
+from broker_core.message.message import Delivery, Message
+from broker_core.message.properties import Properties
 
 KEEPALIVE_S = 20.0
 PUBLISHES = 1_000  # of a transaction, sent together

@@ -47,7 +47,7 @@ from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import PART_BYTES
 from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import BranchHeader, Engine, ReadTicket
-from broker_core.message import MAX_BODY_BYTES
+from broker_core.message.message import MAX_BODY_BYTES
 
 VERSION = 5  # of this contract; a client refuses a broker of another one
 

@@ -1,6 +1,6 @@
 """The operator's port on Kafka: topics as queues, exchanges and bindings, and messages by hand.
 
-Not here: what is routed (``topology.py``), how a batch write is committed (``writes.py``).
+Not here: what is routed (``topics/routing.py``), how a batch write is committed (``sink/batch_writes.py``).
 Invariant: no argument is ignored. What Kafka does not have is refused, with the name of what it has instead.
 """
 
@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from broker_core import errors
 from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
-from broker_core.broker.change import Change
-from broker_core.broker.listing import binding_rows, bindings, exchange_rows
-from broker_core.broker.topology import Topology as Rules
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
+from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader
-from broker_core.kafka import engine, names, setup, topics
+from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.port import EARLIEST, LATEST, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Log
+from broker_core.kafka.topics import setup, topics
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
 _INTERNAL = "__"  # how Kafka's own topics begin

@@ -1,6 +1,6 @@
 """The engine of the connector on Apache Kafka: source and sink over one client.
 
-Not here: what its methods do (``source.py``, ``sink.py``), and the operator's port.
+Not here: what its methods do (``source/source.py``, ``sink/sink.py``), and the operator's port.
 Invariant: nothing connects before the first call. A process has its own memory of journals and decisions,
 also after a fork; the engine pickles by its arguments.
 """
@@ -35,14 +35,14 @@ from broker_core.engine import (
     Vector,
 )
 from broker_core.errors import ConnectionFailed, OptionError
-from broker_core.kafka.client import Client
-from broker_core.kafka.journal_facts import JournalFacts
-from broker_core.kafka.port import Wire
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.cluster.wire import SocketWire
+from broker_core.kafka.journal.journal_facts import JournalFacts
+from broker_core.kafka.protocol.port import Wire
 from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
-from broker_core.kafka.sink import Sink
-from broker_core.kafka.source import Source
-from broker_core.kafka.topology import Topology
-from broker_core.kafka.wire import SocketWire
+from broker_core.kafka.sink.sink import KafkaSink
+from broker_core.kafka.source.source import Source
+from broker_core.kafka.topics.routing import ClusterTopology
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -78,7 +78,7 @@ class _Parts(NamedTuple):
     pid: int
     client: Client
     source: Source
-    sink: Sink
+    sink: KafkaSink
 
 
 @checked_calls()
@@ -151,7 +151,7 @@ class KafkaEngine:
         def facts(app_id: str) -> JournalFacts:
             return JournalFacts(client, app_id, source.journal(app_id), source)
 
-        sink = Sink(client, facts, codec=self._settings.codec)
+        sink = KafkaSink(client, facts, codec=self._settings.codec)
         return _Parts(os.getpid(), client, source, sink)
 
     @property
@@ -165,7 +165,7 @@ class KafkaEngine:
         return ",".join(map(str, self._settings.bootstrap))
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> ClusterTopology:
         """Exchanges and bindings, for the operator's port."""
         return self._sink.topology
 
@@ -174,7 +174,7 @@ class KafkaEngine:
         return self._here().source
 
     @property
-    def _sink(self) -> Sink:
+    def _sink(self) -> KafkaSink:
         return self._here().sink
 
     def identity(self, app_id: str = "") -> str:

@@ -1,6 +1,6 @@
 """What is said of an app whose topic is gone.
 
-Not here: finding it out (``rights.py``, ``journal.py``, ``source.py``).
+Not here: finding it out (``cluster/acls.py``, ``journal/journal.py``, ``source/source.py``).
 """
 
 from __future__ import annotations

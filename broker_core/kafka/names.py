@@ -1,6 +1,6 @@
 """The names of topics: those of queues, those of txmq itself, and logs as text.
 
-Not here: what the topics hold (``topics.py``).
+Not here: what the topics hold (``topics/topics.py``).
 Invariant: two apps never share a topic, also where Kafka takes ``.`` and ``_`` for equal; the topics of txmq
 begin with RESERVED, and no queue does.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from broker_core.errors import OptionError
-from broker_core.kafka.port import Log
+from broker_core.kafka.protocol.port import Log
 
 RESERVED = "_txmq"
 OURS = f"{RESERVED}."

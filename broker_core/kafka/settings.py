@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from broker_core.errors import OptionError
-from broker_core.kafka import connection
-from broker_core.kafka.cluster import RECONNECT_S
-from broker_core.kafka.compression import Codec
-from broker_core.kafka.port import Endpoint
-from broker_core.kafka.sasl import MECHANISMS, Login
+from broker_core.kafka.cluster import connection
+from broker_core.kafka.cluster.cluster import RECONNECT_S
+from broker_core.kafka.protocol.port import NodeAddress
+from broker_core.kafka.protocol.sasl import MECHANISMS, SaslLogin
+from broker_core.kafka.record.compression import Codec
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ _ADVICE = {
 class KafkaSettings:
     """What the settings mean. Times in the unit of their names."""
 
-    bootstrap: tuple[Endpoint, ...]
+    bootstrap: tuple[NodeAddress, ...]
     connection: connection.Settings = field(repr=False)
     reconnect_s: float = RECONNECT_S
     codec: Codec = Codec.NONE
@@ -82,7 +82,7 @@ def parse_settings(url: str, settings: Mapping[str, Any] | None = None) -> Kafka
     return found
 
 
-def parse_url(url: str) -> tuple[Endpoint, ...]:
+def parse_url(url: str) -> tuple[NodeAddress, ...]:
     """Returns the nodes of ``kafka://host:port,host:port``. Raises OptionError."""
     text = url[len(SCHEME) :].removesuffix("/") if url.lower().startswith(SCHEME) else ""
     found = [_ENDPOINT.fullmatch(part) for part in text.split(",")]
@@ -102,7 +102,7 @@ def parse_url(url: str) -> tuple[Endpoint, ...]:
             f"option 'url' is {url!r}, which names no nodes of Kafka",
             f"write kafka://host:{DEFAULT_PORT}, or several nodes with commas between",
         )
-    return tuple(Endpoint(each[1] or each[2], int(each[3] or DEFAULT_PORT)) for each in found if each)
+    return tuple(NodeAddress(each[1] or each[2], int(each[3] or DEFAULT_PORT)) for each in found if each)
 
 
 def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,11 +177,11 @@ def _loaded(name: str, load: Callable[[], T]) -> T:
         raise OptionError(f"{PREFIX}{name} cannot be used: {error}", "give a readable PEM file") from None
 
 
-def _login(take: _Settings) -> Login:
+def _login(take: _Settings) -> SaslLogin:
     mechanism = take.choice("sasl.mechanism", MECHANISMS, "PLAIN")
     if mechanism == "OAUTHBEARER":
         raise OptionError(
             f"{PREFIX}sasl.mechanism OAUTHBEARER needs a function that gives tokens, and a setting is a text",
             "use SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN",
         )
-    return Login(mechanism, take.text("sasl.username"), take.text("sasl.password"))
+    return SaslLogin(mechanism, take.text("sasl.username"), take.text("sasl.password"))

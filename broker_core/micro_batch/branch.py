@@ -21,13 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.arrow.parts import branch_checksum
-from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.records import AttemptRecord, PartRecord
-from broker_core.broker.routing import Selection, selected_rows
-from broker_core.broker.transaction import Staged, StagedTransaction
-from broker_core.broker.undo import Undo
+from broker_core.broker.routing.routing import Selection, selected_rows
+from broker_core.broker.state.block import ReadBlock
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import AttemptRecord, PartRecord
+from broker_core.broker.state.undo import Undo
+from broker_core.broker.transaction.transaction import Staged, StagedTransaction
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
 from broker_core.ids import QueueId

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from broker_core.broker.block import NotLoaded, ReadBlock, together
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
+from broker_core.broker.state.block import NotLoaded, ReadBlock, together
 from broker_core.engine import EARLIEST, LATEST, Limit, Origin
 from broker_core.errors import OptionError
 

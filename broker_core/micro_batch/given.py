@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.carbon_copy import Copies
+from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.ids import BlockId
 
 

@@ -13,14 +13,14 @@ from itertools import islice
 from typing import Any
 
 from broker_core.address import VHOST
-from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord
+from broker_core.broker.state.undo import Undo
 from broker_core.engine import OnNewCheckpoint
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.canonical import canonical
-from broker_core.micro_batch.reads import unread
-from broker_core.micro_batch.sink import Sink
+from broker_core.micro_batch.claims.reads import unread
+from broker_core.micro_batch.sink import RecordSink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 KEPT_ENTRIES = 1000
@@ -158,7 +158,7 @@ class Ledger:
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(
         self,
-        sink: Sink,
+        sink: RecordSink,
         app_id: str,
         query_id: str,
         batch_id: int,
@@ -344,12 +344,12 @@ class Ledger:
                     f"once more with a new one and onNewCheckpoint=resume"
                 )
 
-    def decide(self, sink: Sink, entry: LedgerRecord) -> None:
+    def decide(self, sink: RecordSink, entry: LedgerRecord) -> None:
         self._keep(entry)
         sink.put(entry)
         self._prune(sink, entry.app_id)
 
-    def _prune(self, sink: Sink, app_id: str) -> None:
+    def _prune(self, sink: RecordSink, app_id: str) -> None:
         """Keeps the newest ``KEPT_ENTRIES``, and those needed for the start of a log's next range, an apply,
         or a mirror in use.
         """
@@ -389,7 +389,7 @@ class Ledger:
         """Returns how many entries are not applied, and how many are not mirrored."""
         return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
 
-    def mark_applied(self, sink: Sink, app_id: str, sequence: int) -> LedgerRecord | None:
+    def mark_applied(self, sink: RecordSink, app_id: str, sequence: int) -> LedgerRecord | None:
         """Returns the entry that was marked; None if it was marked before or does not exist."""
         entry = self._entries.get(app_id, {}).get(sequence)
         if entry is None or entry.applied:
@@ -397,7 +397,7 @@ class Ledger:
         self._replace(sink, replace(entry, applied=True))
         return entry
 
-    def skip(self, sink: Sink, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
+    def skip(self, sink: RecordSink, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
         """Marks branches as skipped; returns those not skipped before. Raises UnknownTransaction."""
         entry = self._entries.get(app_id, {}).get(sequence)
         named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
@@ -419,7 +419,7 @@ class Ledger:
 
     def note(
         self,
-        sink: Sink,
+        sink: RecordSink,
         app_id: str,
         sequence: int,
         branches: Set[str],
@@ -461,13 +461,13 @@ class Ledger:
             raise _nothing_waits(app_id, sequence)
         return entry, named
 
-    def mark_mirrored(self, sink: Sink, app_id: str, sequence: int) -> None:
+    def mark_mirrored(self, sink: RecordSink, app_id: str, sequence: int) -> None:
         for number in sorted(self._unmirrored.get(app_id, ())):
             if number > sequence:
                 break
             self._replace(sink, replace(self._entries[app_id][number], mirrored=True))
 
-    def _replace(self, sink: Sink, entry: LedgerRecord) -> None:
+    def _replace(self, sink: RecordSink, entry: LedgerRecord) -> None:
         self._keep(entry)
         sink.put(entry)
 
@@ -481,7 +481,7 @@ class Ledger:
         else:
             numbers.discard(entry.sequence)
 
-    def release(self, sink: Sink, log: str, commit_sequence: CommitSequence) -> None:
+    def release(self, sink: RecordSink, log: str, commit_sequence: CommitSequence) -> None:
         """Forgets the end of a released queue: its next range may start anywhere."""
         record = ReleaseRecord(log, commit_sequence, self._vhost)
         self._keep_release(record)

@@ -18,12 +18,12 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed
-from broker_core.broker.actor import OWNER, Actor
-from broker_core.broker.block import ReadBlock
+from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.ownership import release
-from broker_core.broker.records import (
+from broker_core.broker.routing.routing import Routed
+from broker_core.broker.state.block import ReadBlock
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import (
     AttemptRecord,
     ClaimRecord,
     LedgerRecord,
@@ -35,9 +35,9 @@ from broker_core.broker.records import (
     ReleaseNoteRecord,
     ReleaseRecord,
 )
-from broker_core.broker.routing import Routed
-from broker_core.broker.transaction import Consumed, StagedTransaction
-from broker_core.broker.transaction_key import write_key
+from broker_core.broker.topology.ownership import release
+from broker_core.broker.transaction.key import write_key
+from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
 from broker_core.engine import (
     REFUSED_ROWS,
     BranchHeader,
@@ -54,13 +54,13 @@ from broker_core.errors import (
 )
 from broker_core.ids import NO_BLOCK
 from broker_core.micro_batch.branch import Asked, Branches, attempt_of, taken
-from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.given import Given
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.queue_logs import QueueLogs
-from broker_core.micro_batch.releases import Release, require_idle
 from broker_core.micro_batch.staged_rights import StagedRights
 
 OnUnroutable = Literal["fail", "drop"]

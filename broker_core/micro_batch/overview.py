@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from broker_core.broker.broker import BrokerState
 from broker_core.engine import AppInfo, AttemptInfo
+from broker_core.micro_batch.claims.releases import Releases
 from broker_core.micro_batch.micro_batch import MicroBatches
-from broker_core.micro_batch.releases import Releases
 
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:

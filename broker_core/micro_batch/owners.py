@@ -4,7 +4,8 @@ The user who first claims or opens it owns an app, whoever that is: the administ
 the owner of the data directory ("") too. An app of an older catalog, or of a deleted user, may have no owner;
 only an administrator may use it, and becomes its owner with the next claim or open.
 
-Not here: permissions on queues and exchanges (``broker/rights.py``), and which call needs what (the doors).
+Not here: permissions on queues and exchanges (``broker/access/rights.py``), and which call needs what (the
+doors).
 Invariant: asking takes nothing. Ids are no secrets: who knows a query, batch, token or branch of another
 owner's app can neither change nor use it.
 """
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker_core.broker.actor import Actor
+from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.users import ADMINISTRATOR
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.users import ADMINISTRATOR
+from broker_core.broker.state.change import Change
 from broker_core.engine import BranchHeader
 from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed
 from broker_core.micro_batch.branch import Branches
-from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.staged_room import whose
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker_core.broker.records import LedgerRecord
+from broker_core.broker.state.records import LedgerRecord
 from broker_core.engine import BranchKind, LedgerEntry, ToApply
 from broker_core.micro_batch.canonical import canonical
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.ownership import own, require_ownable
 from broker_core.broker.queue import Queue
+from broker_core.broker.state.block import ReadBlock
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.ownership import own, require_ownable
 from broker_core.engine import Limit, Origin
 from broker_core.micro_batch import extent
-from broker_core.micro_batch.logs import Claimed
+from broker_core.micro_batch.claims.logs import Claimed
 
 
 class QueueLogs:
-    """Implements :class:`broker_core.micro_batch.logs.Logs` for one change of the broker."""
+    """Implements :class:`broker_core.micro_batch.claims.logs.Logs` for one change of the broker."""
 
     def __init__(self, state: BrokerState, change: Change, read_block: ReadBlock, now_us: int) -> None:
         self._state = state

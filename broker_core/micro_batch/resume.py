@@ -1,6 +1,6 @@
 """An app goes on behind what a copy of its ledger says, where the engine has no ledger of it (C7). Pure.
 
-Not here: the copy, and whether it is whole (``connector/resume.py``).
+Not here: the copy, and whether it is whole (``connector/ledger/resume.py``).
 Invariant: of an app that has decided something here, nothing changes. Ends are taken before entries: what has
 entries has ends.
 """
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker_core.address import VHOST
-from broker_core.broker.records import LedgerRecord, LineageRecord, OriginRecord
+from broker_core.broker.state.records import LedgerRecord, LineageRecord, OriginRecord
 from broker_core.engine import LedgerEntry, Origin
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.ids import CommitSequence
 from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.claims.logs import Logs
+from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.logs import Logs
-from broker_core.micro_batch.origins import Origins
-from broker_core.micro_batch.sink import Sink
+from broker_core.micro_batch.sink import RecordSink
 
 LARGEST = 1 << 62  # a sequence goes on from it
 
@@ -55,7 +55,12 @@ def newest_of_each_log(app_id: str, entries: Sequence[LedgerEntry]) -> list[Ledg
 
 
 def take_ends(
-    origins: Origins, logs: Logs, sink: Sink, app_id: str, entries: Sequence[LedgerEntry], vhost: str = VHOST
+    origins: Origins,
+    logs: Logs,
+    sink: RecordSink,
+    app_id: str,
+    entries: Sequence[LedgerEntry],
+    vhost: str = VHOST,
 ) -> None:
     """The app has consumed its logs up to the ends of ``entries``: a source that resumes goes on there.
 
@@ -91,7 +96,7 @@ def take_ends(
 
 def take_entries(
     ledger: Ledger,
-    sink: Sink,
+    sink: RecordSink,
     entries: Sequence[LedgerEntry],
     commit_sequence: CommitSequence | None = None,
     vhost: str = VHOST,

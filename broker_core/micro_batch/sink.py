@@ -1,17 +1,17 @@
 """The sink of records: where the rules of a micro-batch put what must be durable.
 
-The embedded broker collects it in the change of a commit (``broker/change.py``), a Kafka engine in a record
-batch. Nothing is durable before the sink's owner has written it; ``Undo`` takes back what is not.
+The embedded broker collects it in the change of a commit (``broker/state/change.py``), a Kafka engine in a
+record batch. Nothing is durable before the sink's owner has written it; ``Undo`` takes back what is not.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from broker_core.broker.records import Record
+from broker_core.broker.state.records import Record
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     def put(self, record: Record) -> None:
         """Writes ``record`` in place of the one with the same key."""
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker_core.broker import permits
-from broker_core.broker.block import NotLoaded, ReadBlock, together
+from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.content import check_user_id
-from broker_core.broker.records import PartRecord
-from broker_core.broker.rights import Rights
+from broker_core.broker.message.content import check_user_id
+from broker_core.broker.state.block import NotLoaded, ReadBlock, together
+from broker_core.broker.state.records import PartRecord
 from broker_core.micro_batch.branch import Branches, inline_rows
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.undo import Undo
 from broker_core.errors import NotAllowed, TransactionTooLarge
 
 

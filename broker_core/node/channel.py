@@ -12,27 +12,27 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from broker_core.address import VHOST
+from broker_core.broker.access.rights import Rights
 from broker_core.broker.arguments import check_reserved, check_text
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.carbon_copy import has_copies
-from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import Committed
-from broker_core.broker.content import check_properties
+from broker_core.broker.message.content import check_properties
 from broker_core.broker.permits import publish_again
 from broker_core.broker.queue import Queue
-from broker_core.broker.rights import Rights
-from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
+from broker_core.broker.routing.carbon_copy import has_copies
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.checks import check_call, checked_calls
 from broker_core.errors import OptionError, StoreFailed, TxmqError
-from broker_core.message import Delivery, Message
-from broker_core.node.burial import is_worth_it
+from broker_core.message.message import Delivery, Message
+from broker_core.message.properties import Properties
 from broker_core.node.committer import Work
+from broker_core.node.dead_letter_batch import is_worth_it
+from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.holders import Holder
 from broker_core.node.node import Node
-from broker_core.node.shield import uninterrupted
-from broker_core.properties import Properties
 
 T = TypeVar("T")
 GET_MESSAGES = 1_000  # of one ``get_at``

@@ -2,7 +2,7 @@
 and commits for all waiting threads.
 
 Not here: what a work does (``broker/``), how a change becomes durable (``store/``), which blocks a work can
-read (``shelf.py``). There is no committer thread, so a single commit never waits for another thread.
+read (``loaded_blocks.py``). There is no committer thread, so a single commit never waits for another thread.
 
 A commit, in this order:
 1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
@@ -15,8 +15,8 @@ A commit, in this order:
 
 A waiting thread is the leader from the moment that ``leads`` is set until its group is done. If it leaves
 before, because of an exception from outside, it passes the lead to another thread. In the main thread signal
-handlers wait until :meth:`Committer.run` is over (``shield.py``), so Ctrl-C does not interrupt a commit or
-stop the broker.
+handlers wait until :meth:`Committer.run` is over (``deferred_signals.py``), so Ctrl-C does not interrupt a
+commit or stop the broker.
 
 Invariant: no caller is answered and no change is visible before it is durable. When a work is ``done``, the
 earlier works of its origin are. While callers wait, one of them is the leader. Nothing is read from the disk
@@ -35,12 +35,12 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from broker_core import failpoint
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.change import Change
 from broker_core.errors import InternalFault, StoreFailed, TxmqError
-from broker_core.node.shelf import NOTHING, Loaded, Shelf
-from broker_core.node.shield import uninterrupted
+from broker_core.node.deferred_signals import uninterrupted
+from broker_core.node.loaded_blocks import NOTHING, Loaded, LoadedBlocks
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
@@ -51,7 +51,7 @@ Work = Callable[[BrokerState, Change, int], T]
 _MAX_GROUP = 1024  # works in one commit
 
 
-class Gate(Protocol):
+class Waiter(Protocol):
     """Opens when there is an answer, when the caller becomes the leader, or when it must load blocks."""
 
     def release(self) -> None: ...
@@ -76,7 +76,7 @@ class Waiting:
         self.error: BaseException | None = None
         self.done = False
         self.leads = False
-        self.gate: Gate | None = None
+        self.gate: Waiter | None = None
 
 
 class HeldUp(dict[object, deque[Waiting]]):
@@ -144,7 +144,7 @@ class Committer:
         self,
         state: BrokerState,
         store: Store,
-        shelf: Shelf,
+        shelf: LoadedBlocks,
         clock: Callable[[], int],
         published: Callable[[], None],
     ) -> None:
@@ -208,7 +208,7 @@ class Committer:
             waiting.loaded = waiting.loaded or {}
             self.shelf.load(missing, waiting.loaded, self.look)
 
-    def submit(self, group: list[Waiting], gate: Callable[[Waiting], Gate]) -> bool:
+    def submit(self, group: list[Waiting], gate: Callable[[Waiting], Waiter]) -> bool:
         """Commits a group of one thread, which must not wait for others. Returns True when all of it is done,
         or must load blocks, or is held up by a work of the same origin that must: give that a gate.
 
@@ -388,7 +388,7 @@ def _nothing(_state: BrokerState, _change: Change, _now: int) -> None:
     """A work without effect, to wait for its turn."""
 
 
-def _open(gate: Gate) -> bool:
+def _open(gate: Waiter) -> bool:
     """Opens a gate; False if the waiting thread has ended (the event loop of a closed server)."""
     try:
         gate.release()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
+from broker_core.broker.state.change import Change
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss
 from broker_core.ids import BlockId
 from broker_core.node.committer import Committer

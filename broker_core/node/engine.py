@@ -23,11 +23,11 @@ from broker_core.address import VHOST
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
-from broker_core.broker.actor import OWNER, Actor
+from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.carbon_copy import Copies
-from broker_core.broker.change import Change
 from broker_core.broker.permits import entering_rows
+from broker_core.broker.routing.carbon_copy import Copies
+from broker_core.broker.state.change import Change
 from broker_core.checks import checked_calls
 from broker_core.engine import (
     AppInfo,
@@ -65,10 +65,10 @@ from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work
+from broker_core.node.deferred_signals import uninterrupted
+from broker_core.node.loaded_blocks import addresses, stamps
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
-from broker_core.node.shelf import addresses, stamps
-from broker_core.node.shield import uninterrupted
 from broker_core.store.port import BlockInfo
 
 T = TypeVar("T")

@@ -10,14 +10,14 @@ from functools import partial
 
 from broker_core.address import VHOST
 from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, QueueInfo
-from broker_core.broker.actor import OWNER, Actor
+from broker_core.broker.access.actor import OWNER, Actor
+from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
 from broker_core.broker.decision import Decided, Decision, decide
-from broker_core.broker.listing import binding_rows, bindings, exchange_rows
-from broker_core.broker.rights import Rights
-from broker_core.broker.transaction import Limits
-from broker_core.broker.transaction_key import name_of, user_of
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
+from broker_core.broker.transaction.key import name_of, user_of
+from broker_core.broker.transaction.transaction import Limits
 from broker_core.checks import checked
 from broker_core.engine import PreparedInfo
 from broker_core.errors import UnknownTransaction

@@ -22,26 +22,26 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from broker_core.broker.block import ReadBlock
+from broker_core.broker.access.users import Users
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
 from broker_core.broker.load import load
-from broker_core.broker.outcomes import Kept
-from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Run
-from broker_core.broker.spilled import spill
-from broker_core.broker.transaction import Limits, Transaction, to_rows
-from broker_core.broker.users import Users
+from broker_core.broker.state.block import ReadBlock
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.publish import Publish
+from broker_core.broker.transaction.spilled import spill
+from broker_core.broker.transaction.transaction import Limits, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.ids import BlockId
-from broker_core.node.burial import Burial, bury, forget
+from broker_core.message.properties import TRANSIENT, delivery_mode
 from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.committer import Committer, Look, Work
+from broker_core.node.dead_letter_batch import DeadLetterBatch, bury, forget
+from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.holders import HeldChannels
-from broker_core.node.shelf import Part, Shelf
-from broker_core.node.shield import uninterrupted
+from broker_core.node.loaded_blocks import LoadedBlocks, Part
 from broker_core.node.upkeep import Upkeep
-from broker_core.properties import TRANSIENT, delivery_mode
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, Store
 
@@ -78,7 +78,7 @@ class Node:
         self._ids = ids
         self.limits = limits or Limits()
         try:
-            shelf = Shelf(store)
+            shelf = LoadedBlocks(store)
             self.state = load(store.load(), new_block_id=store.new_block_id, read=shelf.get)
             self.state.names.identity = identity or uuid.uuid4().hex
             self._write_repairs()
@@ -201,13 +201,13 @@ class Node:
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             self.spill(transaction)
 
-    def bury(self, transaction: Transaction) -> Burial:
+    def bury(self, transaction: Transaction) -> DeadLetterBatch:
         """Before its commit, if ``burial.is_worth_it``, in a thread that may wait: writes dead letters.
         ``apply`` the result, or ``discard_burial``.
         """
         return bury(transaction, self.state, self.committer, self.append, self.clock())
 
-    def discard_burial(self, burial: Burial) -> None:
+    def discard_burial(self, burial: DeadLetterBatch) -> None:
         forget(burial, self.committer)
 
     def discard(self, block_ids: list[BlockId]) -> None:

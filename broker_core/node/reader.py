@@ -1,8 +1,8 @@
 """Reading ranges of queues: a plan lists where the rows are, then they are read block by block.
 
-Not here: who may read which range (``micro_batch/claim.py``), how a piece becomes rows (``arrow/rows.py``),
-and how a client on the broker's host reads the files itself (``client/broker.py``): the bytes at a place in a
-segment never change, so a valid place stays valid.
+Not here: who may read which range (``micro_batch/claims/claim.py``), how a piece becomes rows
+(``arrow/rows.py``), and how a client on the broker's host reads the files itself (``client/broker.py``): the
+bytes at a place in a segment never change, so a valid place stays valid.
 
 Invariant: no reader gets a row whose bytes were removed. Bytes may be removed once no queue needs their row;
 a row that is not needed is never needed again. So the bytes read are valid if the queue still needs their
@@ -19,7 +19,7 @@ from broker_core.arrow.rows import Piece, ReadPlan, assemble
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.interval import IntervalSet
-from broker_core.broker.records import ClaimRecord
+from broker_core.broker.state.records import ClaimRecord
 from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.node.local import LocalBroker
 

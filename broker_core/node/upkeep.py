@@ -16,12 +16,12 @@ from collections.abc import Callable
 from functools import partial
 
 from broker_core import failpoint
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
-from broker_core.broker.topology import Topology
-from broker_core.broker.transaction import to_rows
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.topology import Topology
+from broker_core.broker.transaction.transaction import to_rows
 from broker_core.errors import (
     CorruptCatalog,
     CorruptSegment,

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction import Settle, Transaction
+from broker_core.broker.transaction.transaction import Settle, Transaction
 from broker_core.errors import ResourceShortage, StoreFailed
 from broker_core.node.committer import Waiting, Work
 from broker_core.node.local import LocalBroker

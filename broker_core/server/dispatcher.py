@@ -1,8 +1,9 @@
 """The deliveries of one event loop: what became visible or free goes to consumers.
 
-Not here: which consumer gets a message (``broker/dispatch.py``), commits (``commit_queue.py``). A queue whose
-next messages are on disk is left out until a thread beside the loop has loaded them. One that fails for
-another reason than damage, for instance because no file can be opened, is tried again after ``AGAIN_S``.
+Not here: which consumer gets a message (``broker/message/dispatch.py``), commits (``commit_queue.py``). A
+queue whose next messages are on disk is left out until a thread beside the loop has loaded them. One that
+fails for another reason than damage, for instance because no file can be opened, is tried again after
+``AGAIN_S``.
 
 Invariant: everything here runs in the thread of the loop. What was loaded, or why it could not be, is for one
 dispatch of its queue: no error outlives it.
@@ -16,15 +17,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.consumer import Consumer
-from broker_core.broker.dispatch import Dispatched
+from broker_core.broker.message.dispatch import Dispatched
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction import Settle
+from broker_core.broker.queue.consumer import Consumer
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.transaction import Settle
+from broker_core.node.loaded_blocks import NOTHING, Loaded
 from broker_core.node.local import LocalBroker
-from broker_core.node.shelf import NOTHING, Loaded
 
 logger = logging.getLogger("txmq.amqp")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker_core.errors import OptionError
-from broker_core.server.amqp.listeners import parse_listener
+from broker_core.server.amqp.listen.listeners import parse_listener
 from broker_core.server.tls import TlsOptions
 
 LOOPBACK = "127.0.0.1"

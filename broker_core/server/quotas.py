@@ -1,8 +1,9 @@
 """How much of a broker its users may take, together and each: connections, channels, calls of Flight, and
 parts that are being staged.
 
-Not here: the limits of one connection (``amqp/options.py``), of one transaction (``broker/transaction.py``),
-and of what is staged (``micro_batch/branch.py``). Texts of refusals are RabbitMQ's where it has them.
+Not here: the limits of one connection (``amqp/options.py``), of one transaction
+(``broker/transaction/transaction.py``), and of what is staged (``micro_batch/branch.py``). Texts of refusals
+are RabbitMQ's where it has them.
 
 Invariant: what was let in is never ended for a limit. Who is refused has changed nothing.
 """

@@ -1,6 +1,6 @@
 """The certificates of the broker: files in PEM, read at the start and again when they change.
 
-Not here: listening with them (``amqp/listeners.py``, ``flight/listener.py``), and clients' side
+Not here: listening with them (``amqp/listen/listeners.py``, ``flight/listener.py``), and clients' side
 (``client/tls.py``).
 Invariant: files that cannot be used never replace those that are in use.
 """

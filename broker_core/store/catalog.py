@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from broker_core import failpoint
 from broker_core.address import VHOST
-from broker_core.broker.change import ANY, InboxRow
-from broker_core.broker.records import RECORDS, Record
+from broker_core.broker.state.change import ANY, InboxRow
+from broker_core.broker.state.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
 from broker_core.ids import BlockId
 from broker_core.store.codec import (

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from broker_core import ids
-from broker_core.broker.change import ANY, Change, Drop, InboxRow
-from broker_core.broker.records import RECORDS, Record
+from broker_core.broker.state.change import ANY, Change, Drop, InboxRow
+from broker_core.broker.state.records import RECORDS, Record
 from broker_core.errors import OptionError
-from broker_core.message import MERGED_SCHEMA
+from broker_core.message.message import MERGED_SCHEMA
 
 Value = int | str | bytes
 Row = tuple[Value, ...]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
-from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.state.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
 from broker_core.ids import BlockId, CommitSequence
 from broker_core.store import catalog as catalog_file

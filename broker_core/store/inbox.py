@@ -24,7 +24,7 @@ from typing import Any
 
 import xxhash
 
-from broker_core.broker.change import InboxRow
+from broker_core.broker.state.change import InboxRow
 from broker_core.store.codec import to_signed
 
 ROW_BITS = 20

@@ -17,8 +17,8 @@ import pyarrow as pa
 import xxhash
 
 from broker_core import failpoint
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import Record
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import Record
 from broker_core.errors import DataLoss, StoreFailed
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.store.codec import (

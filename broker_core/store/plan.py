@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.state.change import Change, InboxRow
 from broker_core.ids import NO_SEQUENCE, BlockId
 from broker_core.store.inbox import MAX_ROWS
 from broker_core.store.segment import Place

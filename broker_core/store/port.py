@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import Record
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import Record
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
-from broker_core.message import Location as Location
+from broker_core.message.message import Location as Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from broker_core.arrow.part_file import END_MARK as END_MARK
 from broker_core.arrow.part_file import PartFile, unwritable
 from broker_core.errors import CorruptSegment, DataLoss, OptionError, ResourceShortage
 from broker_core.ids import BlockId
-from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
+from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path
 from broker_core.store.failure import PASSING, passing

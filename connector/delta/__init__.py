@@ -1,1 +1,1 @@
-"""Delta: the port of ``connector/table_format.py`` on Delta's log, writer and MERGE."""
+"""Delta: the port of ``connector/tables/table_format.py`` on Delta's log, writer and MERGE."""

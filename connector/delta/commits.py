@@ -1,6 +1,6 @@
 """A commit that a Delta table takes once: it carries (txnAppId, txnVersion), and its batch as userMetadata.
 
-Not here: what is written (``append.py``, ``adding.py``, ``changing.py``).
+Not here: what is written (``before/append_rows.py``, ``after/add_files.py``, ``after/make_change.py``).
 Invariant: Delta skips a write whose version is not above the stored one of that app, so a repeated one
 changes nothing. The same rule could silently drop the rows of another batch. So the txnAppId contains the id
 of the data directory, the commit carries the token of the batch, and after each write the log must contain
@@ -18,9 +18,9 @@ from pyspark.sql.readwriter import DataFrameWriter
 
 from broker_core.errors import LineageConflict
 from connector.delta import log
-from connector.once import Once
-from connector.table import Table, is_path
-from connector.target import UNAPPLIED
+from connector.tables.commit_id import CommitId
+from connector.tables.table import Table, is_path
+from connector.tables.target import UNAPPLIED
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def retried(write: Callable[[], T]) -> T:
     raise AssertionError("unreachable")
 
 
-def settings(once: Once) -> dict[str, str]:
+def settings(once: CommitId) -> dict[str, str]:
     """The settings of a session in which every write is the commit of ``once``."""
     return {
         f"{_WRITE}.txnAppId": once.txn_app_id,
@@ -61,7 +61,7 @@ def settings(once: Once) -> dict[str, str]:
     }
 
 
-def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Once) -> None:
+def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: CommitId) -> None:
     """Write the commit of ``once`` with Spark's writer."""
     writer = writer.option("txnAppId", once.txn_app_id).option("txnVersion", str(once.sequence))
     writer = writer.option("userMetadata", once.metadata)
@@ -75,7 +75,7 @@ def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Once)
         spark.conf.unset(_USER_METADATA)
 
 
-def remembered(spark: SparkSession, table: Table, once: Once) -> bool:
+def remembered(spark: SparkSession, table: Table, once: CommitId) -> bool:
     """Whether an existing table that forgets txnVersions has the commit of this batch; False for others.
     Raises LineageConflict if that is unknown.
     """
@@ -92,14 +92,14 @@ def remembered(spark: SparkSession, table: Table, once: Once) -> bool:
     return known
 
 
-def has(spark: SparkSession, table: Table, once: Once, *, fresh: bool = True) -> bool:
+def has(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool = True) -> bool:
     """Whether an existing table has the commit of this batch. ``fresh``: also one of another process."""
     known = log.held(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
     decided_at_ms = once.decided_at_us // 1000
     return bool(known) or (known is None and log.stored_at_ms(spark, table, once.txn_app_id) >= decided_at_ms)
 
 
-def require_held(spark: SparkSession, table: Table, once: Once) -> None:
+def require_held(spark: SparkSession, table: Table, once: CommitId) -> None:
     """Raises LineageConflict unless the table has the commit of this batch."""
     if has(spark, table, once, fresh=False):
         return

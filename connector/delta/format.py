@@ -13,32 +13,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import LedgerEntry, ToApply
-from connector.delta import (
-    append,
-    appends,
-    changes,
-    changing,
-    commits,
-    hidden,
-    isolated,
-    log,
-    resolve,
-    sql_context,
-    staged_files,
-)
-from connector.delta.adding import Adding
+from connector.delta import commits, isolated, log, resolve, sql_context
+from connector.delta.after import make_change
+from connector.delta.after.add_files import Adding
+from connector.delta.before import append_files, hidden, staged_files
+from connector.delta.before import append_rows as append
+from connector.delta.before import check_change as changes
+from connector.delta.before.fit import Fit
+from connector.delta.before.merge_values import asserted
+from connector.delta.before.staged_files import StagedFiles
 from connector.delta.last_commit import LastCommits
 from connector.delta.loose_files import LooseFiles
-from connector.delta.merge_values import asserted
-from connector.delta.staged_files import StagedFiles
 from connector.delta.table_files import TableFiles
-from connector.fit import Fit
-from connector.merge import Merge
-from connector.once import Once
-from connector.overwrite import Overwrite
-from connector.table import Table, in_sql
-from connector.table_format import Attempt, Checked, HiddenFiles, Loose, TableMark
-from connector.target import FILES
+from connector.tables.commit_id import CommitId
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table import Table, in_sql
+from connector.tables.table_format import Attempt, Checked, HiddenFiles, Loose, TableMark
+from connector.tables.target import FILES
 
 
 class Delta:
@@ -87,8 +79,8 @@ class Delta:
         partition_by: Sequence[str],
     ) -> Checked:
         found = append.check_append(spark, table, schema, options, partition_by)
-        why = appends.why_rows(spark, table, schema, options)
-        evaluates = bool(why) or appends.evaluates(table)
+        why = append_files.why_rows(spark, table, schema, options)
+        evaluates = bool(why) or append_files.evaluates(table)
         return Checked(lambda rows: append.fitted(rows, found), why, evaluates)
 
     def settled(
@@ -135,14 +127,14 @@ class Delta:
     ) -> AbstractContextManager[SparkSession]:
         return isolated.decided(spark, context)
 
-    def has(self, spark: SparkSession, table: Table, once: Once) -> bool:
+    def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         return table.exists and commits.has(spark, table, once)
 
     def append(
         self,
         rows: DataFrame,
         table: Table,
-        once: Once,
+        once: CommitId,
         options: Mapping[str, str] | None = None,
         partition_by: Sequence[str] = (),
     ) -> None:
@@ -154,7 +146,7 @@ class Delta:
         table: Table,
         parts: Sequence[tuple[ToApply, Iterable[pa.RecordBatch]]],
         rows: DataFrame | None,
-        once: Once,
+        once: CommitId,
         options: Mapping[str, str],
     ) -> None:
         staged = [
@@ -182,10 +174,10 @@ class Delta:
         table: Table,
         change: Merge | Overwrite,
         rows: Callable[[SparkSession], DataFrame],
-        once: Once,
+        once: CommitId,
         context: Mapping[str, Any] | None = None,
     ) -> None:
-        changing.change(spark, table, change, rows, once, context)
+        make_change.change(spark, table, change, rows, once, context)
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def loose(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> Loose:

@@ -5,7 +5,7 @@ carry it too, and be skipped: so they are set in a session that nobody else has.
 meant when it was decided: the context is that of the decision, and there are no temporary functions, views
 and variables, which another process does not have.
 
-Not here: the settings (``changing.py``), the context (``sql_context.py``).
+Not here: the settings (``after/make_change.py``), the context (``sql_context.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from connector.delta import jvm, sql_context
-from connector.table import is_connect
+from connector.tables.table import is_connect
 
 _SESSION = "org.apache.spark.sql.classic.SparkSession"
 

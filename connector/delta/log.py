@@ -1,7 +1,7 @@
 """The log of a Delta table: its commits and their userMetadata.
 
-Not here: writing (``append.py``). In classic sessions the log is read through Delta's classes, which takes a
-few milliseconds; on Spark Connect it is read with SQL.
+Not here: writing (``before/append_rows.py``). In classic sessions the log is read through Delta's classes,
+which takes a few milliseconds; on Spark Connect it is read with SQL.
 
 Invariant: ``held`` returns True or False only if the log proves it, otherwise None.
 """
@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
-from connector.once import OTHERS, is_step_of
-from connector.table import Table, in_sql, is_connect
-from connector.table_format import TableMark
+from connector.tables.commit_id import OTHERS, is_step_of
+from connector.tables.table import Table, in_sql, is_connect
+from connector.tables.table_format import TableMark
 
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject

@@ -1,6 +1,6 @@
 """The rows of staged files without Spark, for an operator who takes them out of a pipeline.
 
-Not here: appending them (``adding.py``).
+Not here: appending them (``after/add_files.py``).
 Invariant: the columns have the names and types of the rows that were appended, whatever names the table gives
 them in its files.
 """
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
-from connector.delta.staged_files import StagedFiles, physical
+from connector.delta.before.staged_files import StagedFiles, physical
 from connector.delta.table_files import TableFiles
 
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")

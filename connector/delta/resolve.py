@@ -1,6 +1,6 @@
 """Finds a Delta table and its log.
 
-Not here: what a spelling means (``connector/table.py``), reading the log (``log.py``).
+Not here: what a spelling means (``connector/tables/table.py``), reading the log (``log.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from broker_core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.last_commit import LastCommits
-from connector.table import (
+from connector.errors import first_line
+from connector.tables.table import (
     Table,
     in_sql,
     is_connect,
@@ -25,7 +26,6 @@ from connector.table import (
     quoted,
     without_high_water_marks,
 )
-from connector.trace import first_line
 
 _FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
 _SESSION_CATALOG = "spark_catalog"

@@ -5,7 +5,7 @@ how a query runs; the time zone and ANSI also if nobody has set them. Of Delta's
 ``_DELTA``. And the current catalog and database, which say where a function is.
 
 Not here: temporary functions, views and variables, which cannot be stored. A text with one of them is refused
-(``changes.py``).
+(``before/check_change.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from connector.delta import jvm
-from connector.table import is_connect
+from connector.tables.table import is_connect
 
 _VIEWS = "org.apache.spark.sql.execution.command.ViewHelper$"
 _ALWAYS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")

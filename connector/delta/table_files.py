@@ -1,6 +1,6 @@
 """The files of a table's directory, beside Delta: durable, copied, missing, deleted.
 
-Not here: which files and when (``hidden.py``).
+Not here: which files and when (``before/hidden.py``).
 Invariant: every path is relative to the directory of the table. Each operation may be repeated. A copy has
 its name only when it is whole: another driver may have committed that name.
 """

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, Method, encode_content, encode_method
 from broker_core.amqp.v0_9_1.methods import BasicAck, BasicPublish
-from broker_core.field_table import Timestamp
-from broker_core.properties import NAMES, Properties
+from broker_core.message.field_table import Timestamp
+from broker_core.message.properties import NAMES, Properties
 
 SHORT = st.text(max_size=40).filter(
     lambda text: len(text.encode("utf-8", "surrogatepass")) <= 120 and text.isprintable()

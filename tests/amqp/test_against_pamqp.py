@@ -23,8 +23,8 @@ from broker_core.amqp.v0_9_1 import (
     encode_method,
 )
 from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicPublish
-from broker_core.field_table import Timestamp
-from broker_core.properties import NAMES, Properties
+from broker_core.message.field_table import Timestamp
+from broker_core.message.properties import NAMES, Properties
 from tests.amqp.strategies import BODY, CHANNEL, FRAME_MAX, METHOD, PROPERTIES, as_pamqp, chunked, method_of
 
 # pamqp warns of basic.recover-async, which the specification deprecates and clients still send

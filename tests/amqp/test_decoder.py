@@ -39,7 +39,7 @@ from broker_core.errors import (
     ResourceExhausted,
     UnexpectedFrame,
 )
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 
 PERSISTENT = Properties(delivery_mode=2).encode()
 PUBLISH = BasicPublish("e", "k")

@@ -22,7 +22,7 @@ from broker_core.amqp.v0_9_1 import (
     encode_get_ok,
     encode_method,
     encode_nack,
-    remembered,
+    method_cache,
 )
 from broker_core.amqp.v0_9_1.methods import (
     BasicAck,
@@ -32,9 +32,9 @@ from broker_core.amqp.v0_9_1.methods import (
     BasicPublish,
     TxCommit,
 )
-from broker_core.amqp.v0_9_1.repeated import MOST_CHANNELS
+from broker_core.amqp.v0_9_1.publish_template import MOST_CHANNELS
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
-from broker_core.properties import Properties, check
+from broker_core.message.properties import Properties, check
 from tests.amqp.strategies import (
     BODY,
     CHANNEL,
@@ -127,8 +127,8 @@ def test_any_single_octet_changed_in_ordinary_frames_has_the_same_outcome_on_the
             0xFF,
         }:
             changed = stream[:at] + bytes((other,)) + stream[at + 1 :]
-            remembered.METHODS_SEEN.clear()
-            remembered.SOUND_PROPERTIES.clear()
+            method_cache.METHODS_SEEN.clear()
+            method_cache.SOUND_PROPERTIES.clear()
             fast, plain, again = (
                 kind(max_body_bytes=max_body_bytes, handshake=False)
                 for kind in (Decoder, PlainDecoder, Decoder)

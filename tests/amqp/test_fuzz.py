@@ -22,7 +22,7 @@ from broker_core.amqp.v0_9_1 import (
 )
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionOpen, ConnectionStartOk, QueueDeclare
 from broker_core.errors import ConnectionException
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 from tests.amqp.strategies import STREAM, chunked
 
 FRAME_MAX = 4096

@@ -1,7 +1,7 @@
 """What a command costs: it grows with what the command itself names and moves, and not with what others have
 declared (``tests/steps.py`` counts).
 
-Not here: what a pattern of a permission costs (``test_users.py``), rows of Arrow (``test_staging.py``).
+Not here: what a pattern of a permission costs (``test_users.py``), rows of Arrow (``tests/server/flight/test_staging.py``).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker import refusals
-from broker_core.broker.carbon_copy import carbon_copies
-from broker_core.broker.change import Change
-from broker_core.broker.header_index import MATCHES
-from broker_core.broker.records import BindingRecord
-from broker_core.broker.topic_patterns import TopicPatterns
-from broker_core.broker.topology import Topology
+from broker_core.broker.routing.carbon_copy import carbon_copies
+from broker_core.broker.routing.header_index import MATCHES
+from broker_core.broker.routing.topic_patterns import TopicPatterns
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import BindingRecord
+from broker_core.broker.topology import refusals
+from broker_core.broker.topology.topology import Topology
 from broker_core.engine import Engine, ReadTicket
 from broker_core.errors import PreconditionFailed
 from broker_core.flight import contract
+from broker_core.message.properties import Properties
 from broker_core.node import channel as channel_module
 from broker_core.node.channel import LocalChannel
-from broker_core.properties import Properties
 from tests.broker.conftest import Node
 from tests.steps import steps
 

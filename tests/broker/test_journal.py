@@ -12,17 +12,17 @@ import pytest
 
 from broker_core import errors
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.publish import Publish
-from broker_core.broker.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
+from broker_core.broker.transaction.publish import Publish
 from broker_core.engine import BranchHeader
-from broker_core.message import Message
+from broker_core.message.message import Message
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 from tests.reading import fetched
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from broker_core import errors
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import PreparedRecord
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import PreparedRecord
+from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.node.node import SPILL_ROWS
-from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store

@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_core import errors
-from broker_core.broker.change import ROUTE, Change, Drop, InboxRow
 from broker_core.broker.load import load
-from broker_core.broker.records import (
+from broker_core.broker.repair import Repaired, repair
+from broker_core.broker.state.change import ROUTE, Change, Drop, InboxRow
+from broker_core.broker.state.records import (
     AttemptRecord,
     BindingRecord,
     DeliveryRecord,
@@ -31,12 +32,11 @@ from broker_core.broker.records import (
     Record,
     RunRecord,
 )
-from broker_core.broker.repair import Repaired, repair
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import BlockInfo, StoreImage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 
 GONE = 77  # a block, or a queue, that does not exist
 
@@ -183,7 +183,7 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
 
 def _without_publishes(image: StoreImage) -> StoreImage:
     """An Arrow stream without rows in the prepared transaction."""
-    from broker_core.broker.transaction import _to_ipc
+    from broker_core.broker.transaction.transaction import _to_ipc
 
     empty = _to_ipc([])
     image.records = [

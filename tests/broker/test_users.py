@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core.broker.change import Change
-from broker_core.broker.permission import check_pattern, matches
-from broker_core.broker.records import PermissionRecord, TopicPermissionRecord, UserRecord
-from broker_core.broker.rights import KEPT, Rights
-from broker_core.broker.undo import Undo
-from broker_core.broker.users import Users
+from broker_core.broker.access.permission import check_pattern, matches
+from broker_core.broker.access.rights import KEPT, Rights
+from broker_core.broker.access.users import Users
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import PermissionRecord, TopicPermissionRecord, UserRecord
+from broker_core.broker.state.undo import Undo
 from broker_core.errors import AccessRefused, OptionError
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore

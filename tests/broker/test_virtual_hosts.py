@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.address import VHOST
-from broker_core.broker.change import Change
-from broker_core.broker.records import (
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import (
     BindingRecord,
     ExchangeRecord,
     OutcomeRecord,
@@ -24,9 +24,9 @@ from broker_core.broker.records import (
     QueueRecord,
     RunRecord,
 )
-from broker_core.broker.topology import PREDECLARED, Topology
+from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.engine import BranchHeader, Limit, Origin, ReadTicket
-from broker_core.message import MESSAGE_SCHEMA
+from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node import upkeep
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker_core.launcher import Broker
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 from tests.progress import wait_until
 from txmq import cli, move
 

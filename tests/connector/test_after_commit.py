@@ -11,7 +11,7 @@ import pytest
 
 from broker_core.engine import LedgerEntry
 from broker_core.errors import OptionError
-from connector.after_commit import call, check_functions, token
+from connector.batch.after_commit import call, check_functions, token
 
 ENTRY = LedgerEntry(
     app_id="app",

@@ -14,11 +14,11 @@ import pytest
 
 from broker_core.engine import EARLIEST, START, Limit
 from broker_core.errors import OptionError
-from broker_core.kafka.port import Log
+from broker_core.kafka.protocol.port import Log
 from connector.ledger_file import rows
 from connector.ledger_start import COLUMNS, LedgerStart
 from connector.options import read_options
-from tests.kafka.engine_bench import KafkaBench
+from tests.kafka.bench.engine_bench import KafkaBench
 from txmq.cli import main
 
 APP = "shop"

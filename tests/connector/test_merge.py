@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from broker_core.errors import OptionError
-from connector.merge import Merge
-from connector.steps import Steps
-from connector.when import When
+from connector.batch.steps import Steps
+from connector.tables.merge import Merge
+from connector.tables.when import When
 
 
 def plain(merge: Merge) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from broker_core.errors import OptionError
-from connector.operations import Operations, log
+from connector.batch.operations import Operations, log
 
 
 @pytest.fixture

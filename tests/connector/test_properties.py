@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
-from broker_core.field_table import Timestamp, decode_table, encode_table
-from broker_core.properties import NAMES, Properties, delivery_mode, expiration
+from broker_core.message.field_table import Timestamp, decode_table, encode_table
+from broker_core.message.properties import NAMES, Properties, delivery_mode, expiration
 
 SHORT = st.text(max_size=60).filter(lambda text: len(text.encode()) <= 255)
 SCALAR = st.one_of(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_core.errors import OptionError
-from connector.table import Table, is_path, name_parts, path_of, plain_location, quoted
+from connector.tables.table import Table, is_path, name_parts, path_of, plain_location, quoted
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from broker_core.errors import LineageConflict, OptionError
-from connector import reader_lock, source
 from connector.options import Address, read_options
-from connector.unadmitted import WRAPPER, UnadmittedReader
-from tests.connector.test_stream_reader import Here
+from connector.stream import reader_lock, source
+from connector.stream.unadmitted import WRAPPER, UnadmittedReader
+from tests.connector.stream.test_stream_reader import Here
 from tests.engine.bench import APP, Bench
 
 START = {"in": "start"}

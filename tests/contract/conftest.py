@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kafka.real_node import RealNode, real_node
+from tests.kafka.bench.real_node import RealNode, real_node
 
 
 @pytest.fixture(scope="session")

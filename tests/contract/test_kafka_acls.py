@@ -1,7 +1,7 @@
 """The rights that ``txmq setup`` prints, on a real node with an authorizer: with them everything works, and
 without any one of them a call says so, and nothing is lost.
 
-Not here: what is printed (``tests/kafka/test_setup.py``).
+Not here: what is printed (``tests/kafka/topics/test_setup.py``).
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.kafka import names, setup, topics
+from broker_core.kafka import names
 from broker_core.kafka.admin import KafkaAdmin
-from broker_core.kafka.encode import encode
+from broker_core.kafka.cluster.acls import CLUSTER, DESCRIBE, TRANSACTIONAL_ID
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.port import Endpoint, Log
-from broker_core.kafka.rights import CLUSTER, DESCRIBE, TRANSACTIONAL_ID
-from broker_core.kafka.setup import DRIVER, EXECUTOR, NEEDED, OPERATOR, OPTIONAL, Queue, Use
-from tests.kafka.real_node import real_cluster
+from broker_core.kafka.protocol.port import Log, NodeAddress
+from broker_core.kafka.record.encode import encode
+from broker_core.kafka.topics import setup, topics
+from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, NEEDED, OPERATOR, OPTIONAL, QueueUse, Use
+from tests.kafka.bench.real_node import real_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +62,8 @@ _tokens = itertools.count()
 
 @dataclass(frozen=True)
 class Node:
-    plain: Endpoint  # where everybody may do everything
-    sasl: Endpoint
+    plain: NodeAddress  # where everybody may do everything
+    sasl: NodeAddress
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("kafka")
     with real_cluster(folder, doors={"SASL": "SASL_PLAINTEXT"}, settings=settings, heap="512m") as started:
         ports = started.nodes[0].ports
-        yield Node(Endpoint("127.0.0.1", ports[PLAIN]), Endpoint("127.0.0.1", ports["SASL"]))
+        yield Node(NodeAddress("127.0.0.1", ports[PLAIN]), NodeAddress("127.0.0.1", ports["SASL"]))
 
 
 # -- rights --------------------------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ def test_with_the_rights_that_are_printed_everything_works(pipeline: Pipeline) -
 
 CASES = [
     (use, operation)
-    for use in setup.uses(["shop"], [Queue(FROM, published=False), Queue(TO, read=False)])
+    for use in setup.uses(["shop"], [QueueUse(FROM, published=False), QueueUse(TO, read=False)])
     if not use.optional
     for operation in use.right.operations
 ]

@@ -1,8 +1,8 @@
 """What the product relies on in Kafka: one suite over FakeKafka and over a real node, through the same
 client.
 
-Not here: what a client does when nodes fail (``tests/kafka/test_client.py``), which only FakeKafka can show
-at will.
+Not here: what a client does when nodes fail (``tests/kafka/cluster/test_client.py``), which only FakeKafka
+can show at will.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
-from broker_core.kafka.client import Client
-from broker_core.kafka.compression import Codec
-from broker_core.kafka.connection import Settings
-from broker_core.kafka.decode import decode
-from broker_core.kafka.encode import encode, encode_headers, stamp
-from broker_core.kafka.port import EARLIEST, LATEST, Endpoint, Features, Isolation, Log, Producer
-from broker_core.kafka.sasl import MECHANISMS, Login
-from broker_core.kafka.wire import SocketWire
-from tests.kafka.batches import checked_again
-from tests.kafka.fake_kafka import FakeKafka
-from tests.kafka.real_node import PASSWORD, USER, RealNode
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.cluster.connection import Settings
+from broker_core.kafka.cluster.wire import SocketWire
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Features, Isolation, Log, NodeAddress, Producer
+from broker_core.kafka.protocol.sasl import MECHANISMS, SaslLogin
+from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.decode import decode
+from broker_core.kafka.record.encode import encode, encode_headers, stamp
+from tests.kafka.bench.batches import checked_again
+from tests.kafka.bench.fake_kafka import FakeKafka
+from tests.kafka.bench.real_node import PASSWORD, USER, RealNode
 
 WAIT_S = 120.0
 EVERYTHING = 1 << 62
@@ -459,7 +459,7 @@ def token() -> str:
     return ".".join([*parts, ""])
 
 
-def opened(node: Endpoint, settings: Settings) -> tuple[Client, SocketWire]:
+def opened(node: NodeAddress, settings: Settings) -> tuple[Client, SocketWire]:
     wire = SocketWire(settings)
     return Client(wire, [node], reconnect_s=1.0), wire
 
@@ -473,7 +473,7 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
         tokens.append(token())
         return tokens[-1]
 
-    client, wire = opened(real.sasl, Settings(login=Login(mechanism, USER, PASSWORD, fresh)))
+    client, wire = opened(real.sasl, Settings(login=SaslLogin(mechanism, USER, PASSWORD, fresh)))
     # a node closes a connection that goes on after its session, so one connection is enough only if it logs
     # in again
     client.transaction_version()
@@ -494,7 +494,7 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_wrong_password_is_refused_and_not_shown(real: RealNode, mechanism: str) -> None:
-    login = Login(mechanism, USER, "hunter2", lambda: "hunter2")
+    login = SaslLogin(mechanism, USER, "hunter2", lambda: "hunter2")
     client, _ = opened(real.sasl, Settings(login=login))
     with pytest.raises(
         errors.AccessRefused, match=f"by {mechanism}: Kafka answers SASL_AUTHENTICATION_FAILED"

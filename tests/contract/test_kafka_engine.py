@@ -25,19 +25,20 @@ from kafka import KafkaProducer
 
 from broker_core import errors
 from broker_core.engine import START, BranchHeader, LedgerEntry, Limit, Origin, ReadTicket, Vector
-from broker_core.kafka import history, names
-from broker_core.kafka.client import Client
-from broker_core.kafka.connection import Settings
-from broker_core.kafka.encode import encode, stamp
+from broker_core.kafka import names
+from broker_core.kafka.cluster.backoff import Time
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.cluster.connection import Settings
+from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.patience import Time
-from broker_core.kafka.port import EARLIEST, LATEST, Log
-from broker_core.kafka.sasl import Login
-from broker_core.kafka.wire import SocketWire
-from broker_core.message import READ_SCHEMA
-from broker_core.micro_batch import claim as claims_module
-from broker_core.properties import Properties
-from tests.kafka.real_node import PASSWORD, USER, RealNode
+from broker_core.kafka.journal import history
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Log
+from broker_core.kafka.protocol.sasl import SaslLogin
+from broker_core.kafka.record.encode import encode, stamp
+from broker_core.message.message import READ_SCHEMA
+from broker_core.message.properties import Properties
+from broker_core.micro_batch.claims import claim as claims_module
+from tests.kafka.bench.real_node import PASSWORD, USER, RealNode
 
 pytestmark = pytest.mark.slow
 
@@ -272,7 +273,7 @@ def test_a_wrong_password_is_refused_at_once(bench: Bench) -> None:
     def sleep(_: float) -> None:
         raise AssertionError("it is asked again")
 
-    settings = Settings(login=Login("SCRAM-SHA-512", USER, "wrong"))
+    settings = Settings(login=SaslLogin("SCRAM-SHA-512", USER, "wrong"))
     client = Client(SocketWire(settings), [bench.node.sasl], time=Time(sleep=sleep))
     for ask in (client.topics, lambda: client.topic("orders"), lambda: client.fence("t")):
         with pytest.raises(errors.AccessRefused, match="correct the mechanism, the user and the password"):
@@ -312,7 +313,7 @@ def test_settings_with_a_login_and_with_tls(bench: Bench) -> None:
 
 def worker_command(bench: Bench, queue: str, rounds: int, answers: Path) -> list[str]:
     arguments = [bench.url, bench.app, queue, str(rounds), str(answers)]
-    return [sys.executable, "-m", "tests.kafka.claim_worker", *arguments]
+    return [sys.executable, "-m", "tests.kafka.bench.claim_worker", *arguments]
 
 
 def test_processes_that_race_and_are_killed_get_one_end_for_each_start(bench: Bench, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Decided micro-batches on a real Kafka: what other clients read of them, and how long a decision takes.
 
-Not here: faults at will (``tests/kafka/test_sink_faults.py``).
+Not here: faults at will (``tests/kafka/sink/test_sink_faults.py``).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from broker_core import errors, failpoint
-from broker_core.broker.change import Change
-from broker_core.broker.topology import Topology as Rules
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.kafka.client import Client
-from broker_core.kafka.compression import Codec
-from broker_core.kafka.connection import Settings
-from broker_core.kafka.decisions import Decisions
-from broker_core.kafka.port import LATEST, Endpoint, Isolation, Log
-from broker_core.kafka.published import BATCH_BYTES
-from broker_core.kafka.sink import Sink
-from broker_core.kafka.wire import SocketWire
-from broker_core.properties import Properties
-from tests.kafka.real_node import RealNode
-from tests.kafka.sink_bench import Journal, View, rows
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.cluster.connection import Settings
+from broker_core.kafka.cluster.wire import SocketWire
+from broker_core.kafka.protocol.port import LATEST, Isolation, Log, NodeAddress
+from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.sink.decisions import Decisions
+from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
+from broker_core.kafka.sink.sink import KafkaSink
+from broker_core.message.properties import Properties
+from tests.kafka.bench.real_node import RealNode
+from tests.kafka.bench.sink_bench import Journal, View, rows
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ _names = itertools.count()
 
 @dataclass
 class Bench:
-    node: Endpoint
+    node: NodeAddress
     version: int
     app: str
     queue: str
@@ -53,10 +53,12 @@ class Bench:
             client._levels = {"transaction.version": self.version}
         return client
 
-    def sink(self, codec: Codec = Codec.NONE) -> Sink:
-        return Sink(self.client(), lambda _: View(self.journal), codec=codec)
+    def sink(self, codec: Codec = Codec.NONE) -> KafkaSink:
+        return KafkaSink(self.client(), lambda _: View(self.journal), codec=codec)
 
-    def stage(self, sink: Sink, token: str, batch: int, bodies: list[bytes], task: int = 0) -> StagedBranch:
+    def stage(
+        self, sink: KafkaSink, token: str, batch: int, bodies: list[bytes], task: int = 0
+    ) -> StagedBranch:
         header = BranchHeader(
             token,
             f"{token}-{task}",
@@ -254,7 +256,7 @@ def test_a_transaction_that_kafka_aborts_for_its_age_is_decided_once(
 
 
 def test_rows_for_a_table_wait_in_the_stage_topic_until_they_are_applied(bench: Bench) -> None:
-    sink = Sink(bench.client(), lambda _: View(bench.journal), clean_every_bytes=0)
+    sink = KafkaSink(bench.client(), lambda _: View(bench.journal), clean_every_bytes=0)
     token = sink.open_batch(bench.app, QUERY, 0, "fail").token
     header = BranchHeader(token, "b", "append", {"table": "t"}, bench.app, QUERY, 0)
     branch = sink.stage(header, [rows(*[b"%d" % number for number in range(ROWS)])])

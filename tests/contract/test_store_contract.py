@@ -16,8 +16,8 @@ import pytest
 import xxhash
 
 from broker_core import failpoint, ids
-from broker_core.broker.change import Change, Drop, InboxRow
-from broker_core.broker.records import (
+from broker_core.broker.state.change import Change, Drop, InboxRow
+from broker_core.broker.state.records import (
     RECORDS,
     BindingRecord,
     HoleRecord,
@@ -29,7 +29,7 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.errors import DataLoss, OptionError, StoreFailed
-from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
+from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 

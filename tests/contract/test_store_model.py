@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_core import errors
-from broker_core.broker.change import Change, Drop, InboxRow
-from broker_core.broker.records import (
+from broker_core.broker.state.change import Change, Drop, InboxRow
+from broker_core.broker.state.records import (
     BindingRecord,
     HoleRecord,
     OutcomeRecord,
@@ -21,10 +21,10 @@ from broker_core.broker.records import (
     Record,
     RunRecord,
 )
-from broker_core.message import MESSAGE_SCHEMA
+from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 from tests.contract.test_store_contract import messages
 
 keys = st.integers(0, 3)

@@ -21,10 +21,10 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.arrow.part_file import PartWriter
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import HoleRecord, PartRecord, RunRecord
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import HoleRecord, PartRecord, RunRecord
 from broker_core.errors import DiskFull, StoreError
-from broker_core.message import MESSAGE_SCHEMA
+from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.port import BlockInfo, Store, StoreImage
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 from tests.amqp_peer import Closed, Peer, content, contents, encoded, peer
 from tests.amqp_server import AmqpServed, NotReady, serving
 from tests.crash import amqp_reader, amqp_relay

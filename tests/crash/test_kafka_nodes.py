@@ -26,12 +26,12 @@ import pytest
 from bench.kafka_server import PLAIN, Cluster, Node
 from broker_core import errors
 from broker_core.engine import START, Limit, Origin, Vector
-from broker_core.kafka.encode import encode
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.port import Log
+from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.record.encode import encode
 from tests.crash.test_store_crash import small_file_system
-from tests.kafka import batch_worker
-from tests.kafka.real_node import real_cluster
+from tests.kafka.bench import batch_worker
+from tests.kafka.bench.real_node import real_cluster
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.soak]
 
@@ -78,7 +78,7 @@ class Workers:
 
     def start(self, number: int) -> None:
         name = f"worker-{number}.{self.lives[number]}"
-        command = [sys.executable, "-m", "tests.kafka.batch_worker", self.url, APP, FROM, TO]
+        command = [sys.executable, "-m", "tests.kafka.bench.batch_worker", self.url, APP, FROM, TO]
         with (self.folder / f"{name}.log").open("wb") as out:
             self.processes[number] = subprocess.Popen(
                 [*command, str(self.folder), f"{name}.answers"],

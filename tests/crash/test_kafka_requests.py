@@ -3,7 +3,8 @@
 The driver goes on, or dies with the node and is started again. Each row is published once and appended once, and
 the next batch goes through. ``make test`` kills one node at the requests after which an answer that was lost
 matters most; the soak kills at every request, one node and one of three.
-Not here: faults without a process (``tests/kafka/test_sink_faults.py``), kills by chance (``test_kafka_nodes.py``).
+Not here: faults without a process (``tests/kafka/sink/test_sink_faults.py``), kills by chance
+(``test_kafka_nodes.py``).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from bench.kafka_server import Cluster
 from broker_core import errors
 from broker_core.engine import START, BranchHeader, BranchKind, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import names
-from broker_core.kafka.encode import encode
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.port import LATEST, Log
-from tests.kafka import batch_worker
+from broker_core.kafka.protocol.port import LATEST, Log
+from broker_core.kafka.record.encode import encode
+from tests.kafka.bench import batch_worker
+from tests.kafka.bench.real_node import real_cluster
 from tests.kafka.kills import DriverKilled, Kills, Moment
-from tests.kafka.real_node import real_cluster
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 

@@ -24,7 +24,7 @@ from broker_core.errors import StoreError
 from broker_core.store.catalog import Catalog
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 from tests.crash import store_workload
 from tests.crash.store_workload import ROLL_BYTES, State, contents, step
 from tests.forked import Forked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.records import LedgerRecord
+from broker_core.broker.state.records import LedgerRecord
 from broker_core.engine import START
 from broker_core.errors import (
     BatchDecided,

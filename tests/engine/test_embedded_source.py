@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.records import ReadRecord
+from broker_core.broker.state.records import ReadRecord
 from broker_core.engine import START, Limit, ReadTicket, Vector
 from broker_core.errors import (
     ResourceLocked,
 )
-from broker_core.micro_batch import claim as claim_rules
+from broker_core.micro_batch.claims import claim as claim_rules
 from tests.engine.bench import APP, Bench
 
 

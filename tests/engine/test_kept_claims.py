@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.records import ClaimRecord, ReadRecord
+from broker_core.broker.state.records import ClaimRecord, ReadRecord
 from broker_core.engine import START, Vector
 from broker_core.errors import LineageConflict
-from broker_core.micro_batch import claim as claim_rules
+from broker_core.micro_batch.claims import claim as claim_rules
 from tests.engine.bench import APP, Bench
 
 IDLE: Vector = {"in2": START}

@@ -20,7 +20,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from bench.kafka_server import resolve
 from broker_core.engine import BranchHeader, Engine
 from broker_core.engines import connect
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 from tests.spark.kafka_pipelines import hosts, make_topics
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.kafka.client import Client
-from tests.kafka.fake_kafka import FakeKafka
+from broker_core.kafka.cluster.client import Client
+from tests.kafka.bench.fake_kafka import FakeKafka
 
 
 @pytest.fixture

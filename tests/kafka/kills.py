@@ -17,9 +17,9 @@ from kafka.errors import KafkaError
 
 from bench.kafka_server import PLAIN, START_S, Cluster, Node
 from broker_core.kafka import names
-from broker_core.kafka.port import Endpoint, Log, Pending, Request, Unanswered
+from broker_core.kafka.cluster.wire import SocketWire
+from broker_core.kafka.protocol.port import Log, NodeAddress, Pending, Request, Unanswered
 from broker_core.kafka.settings import KafkaSettings
-from broker_core.kafka.wire import SocketWire
 
 A = TypeVar("A")
 _OF_LOGS = "batches", "offsets", "timestamps", "before", "logs"  # fields of requests
@@ -62,7 +62,7 @@ class Kills:
             self.seen.append(name_of(request))
             return self.killed is None and self.chosen(self.seen[-1])
 
-    def kill(self, endpoint: Endpoint) -> None:
+    def kill(self, endpoint: NodeAddress) -> None:
         (self.killed,) = (node for node in self.cluster.nodes if node.ports[PLAIN] == endpoint.port)
         self.killed.kill()
         self.down = True
@@ -88,12 +88,12 @@ class Kills:
 
 @dataclass(frozen=True)
 class _Wire:
-    """Implements :class:`broker_core.kafka.port.Wire`."""
+    """Implements :class:`broker_core.kafka.protocol.port.Wire`."""
 
     inner: SocketWire
     kills: Kills
 
-    def send(self, node: Endpoint, request: Request[A], lane: str = "") -> Pending[A]:
+    def send(self, node: NodeAddress, request: Request[A], lane: str = "") -> Pending[A]:
         if not self.kills.is_next(request):
             return self.inner.send(node, request, lane)
         pending: Pending[A] | None = None

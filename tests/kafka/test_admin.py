@@ -9,7 +9,7 @@ import pytest
 from broker_core import errors
 from broker_core.kafka.admin import KafkaAdmin
 from broker_core.kafka.engine import KafkaEngine
-from tests.kafka.fake_kafka import FakeKafka
+from tests.kafka.bench.fake_kafka import FakeKafka
 
 URL = "kafka://fake:1,fake:2,fake:3"
 

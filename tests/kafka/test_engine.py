@@ -12,10 +12,11 @@ import pytest
 
 from broker_core import errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
-from broker_core.kafka import names, port
+from broker_core.kafka import names
 from broker_core.kafka.engine import KafkaEngine, connect
-from tests.kafka.fake_kafka import UNANSWERED, FakeKafka
-from tests.kafka.source_bench import APP, SourceBench
+from broker_core.kafka.protocol import port
+from tests.kafka.bench.fake_kafka import UNANSWERED, FakeKafka
+from tests.kafka.bench.source_bench import APP, SourceBench
 
 URL = "kafka://fake:1,fake:2,fake:3"
 FROM, TO = "orders", "done"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker_core.errors import OptionError
 from broker_core.kafka import names
-from broker_core.kafka.port import Log
+from broker_core.kafka.protocol.port import Log
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=19)  # escaped, they always fit
 

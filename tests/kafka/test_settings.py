@@ -9,9 +9,9 @@ import pytest
 
 from broker_core.engines import connect, connect_admin
 from broker_core.errors import OptionError
-from broker_core.kafka.compression import Codec
-from broker_core.kafka.connection import NODES_SHARE
-from broker_core.kafka.port import Endpoint
+from broker_core.kafka.cluster.connection import NODES_SHARE
+from broker_core.kafka.protocol.port import NodeAddress
+from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.settings import parse_settings, parse_url, shown
 
 URL = "kafka://one:9092"
@@ -24,11 +24,11 @@ SASL = {
 
 def test_a_url_names_nodes() -> None:
     assert parse_url("kafka://one:9093,two,[::1]:1/") == (
-        Endpoint("one", 9093),
-        Endpoint("two", 9092),
-        Endpoint("::1", 1),
+        NodeAddress("one", 9093),
+        NodeAddress("two", 9092),
+        NodeAddress("::1", 1),
     )
-    assert parse_url("KAFKA://one") == (Endpoint("one", 9092),)
+    assert parse_url("KAFKA://one") == (NodeAddress("one", 9092),)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord, Record
+from broker_core.broker.state.records import ClaimRecord, OriginRecord, ReadRecord, Record
 from broker_core.engine import EARLIEST, LATEST, Available, Limit, Origin, Ranges, Vector
 from broker_core.errors import QueueNotFound
-from broker_core.micro_batch.claim import Claims
-from broker_core.micro_batch.logs import Claimed
+from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.logs import Claimed
 
 APP = "app"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord
+from broker_core.broker.state.undo import Undo
 from broker_core.errors import LineageConflict
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.ledger import Ledger

@@ -2,7 +2,8 @@
 
 Not here: what is right (world.py). What it does and in which order is Spark 4.2.0's: the offset log is
 written before the source hears ``commit`` of the batch before; ``initialOffset`` is asked again when batch 0
-is replayed; ``latestOffset`` when nothing was logged. Spark 4.1.1 differs as ``connector/unadmitted.py`` says.
+is replayed; ``latestOffset`` when nothing was logged. Spark 4.1.1 differs as
+``connector/stream/unadmitted.py`` says.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from connector.batch.foreach_batch import transactional
 from connector.datasource import TxmqDataSource
-from connector.foreach_batch import transactional
 from tests.model.actors import point
 from tests.model.fake_spark import Checkpoint, Frame, Session, struct_type
 

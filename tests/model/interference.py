@@ -26,7 +26,7 @@ from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, S
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from tests.amqp_peer import Peer
-from tests.server.flight_calls import Raw
+from tests.server.flight.flight_calls import Raw
 
 PASSWORD = "secret of all"
 ANN, OLGA, MALLORY = "ann", "olga", "mallory"

@@ -22,14 +22,14 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core.broker import block as block_module
+from broker_core.broker.state import block as block_module
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.errors import PreconditionFailed, ResourceLocked
+from broker_core.message.properties import Properties
 from broker_core.node import node as node_module
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
-from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 
 APP = "app"

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_core.broker import permits as rules
-from broker_core.broker import transaction_names
-from broker_core.broker.topology import Topology
-from broker_core.broker.transaction_key import transaction_key
+from broker_core.broker.topology.topology import Topology
+from broker_core.broker.transaction import names
+from broker_core.broker.transaction.key import transaction_key
 from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
@@ -200,25 +200,25 @@ CASES = (
     ),
     Case(
         "a name is no key of the broker's own",
-        _off(transaction_names, "transaction_key", _bare),
+        _off(names, "transaction_key", _bare),
         "h_write m_names h_commit_write",
         "names transactions",
     ),
     Case(
         "a name is one of its user: nobody squats it",
-        _off(transaction_names, "transaction_key", _of_all),
+        _off(names, "transaction_key", _of_all),
         "m_names h_asks h_token",
         "names transactions",
     ),
     Case(
         "a prepared transaction is decided by its user",
-        _off(transaction_names, "transaction_key", _of_all),
+        _off(names, "transaction_key", _of_all),
         "h_prepare m_commits h_decide",
         "names transactions",
     ),
     Case(
         "the same over AMQP",
-        _off(transaction_names, "transaction_key", _of_all),
+        _off(names, "transaction_key", _of_all),
         "h_prepare m_rolls_back h_decide",
         "names transactions",
     ),

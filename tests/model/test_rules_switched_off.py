@@ -16,31 +16,33 @@ from uuid import uuid4
 import pytest
 
 from broker_core import failpoint
-from broker_core.broker.change import Drop
 from broker_core.broker.queue import Queue
-from broker_core.broker.topology import Topology
+from broker_core.broker.state.change import Drop
+from broker_core.broker.topology.topology import Topology
 from broker_core.errors import BatchDecided, BatchGap, DataLoss, LineageConflict, ResourceLocked
-from broker_core.micro_batch import claim as claim_rules
 from broker_core.micro_batch.branch import Branches
-from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.claims import claim as claim_rules
+from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.origins import Origins
+from broker_core.micro_batch.claims.reads import Reads
+from broker_core.micro_batch.claims.releases import Releases
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.micro_batch import MicroBatches
-from broker_core.micro_batch.origins import Origins
-from broker_core.micro_batch.reads import Reads
-from broker_core.micro_batch.releases import Releases
 from broker_core.node.engine import EmbeddedEngine
-from connector import after_commit, apply, batch_transaction, checks, staging
-from connector.batch_reads import BatchReads
-from connector.batch_transaction import BatchTransaction
-from connector.delta.append import append
-from connector.foreach_batch import Transactional
-from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
-from connector.once import Once
-from connector.reader_lock import ReaderLock
-from connector.resume import Resume
-from connector.source import StreamReader
-from connector.table import Table
-from connector.unadmitted import UnadmittedReader
+from connector.batch import after_commit, apply, batch_transaction
+from connector.batch.batch_reads import BatchReads
+from connector.batch.batch_transaction import BatchTransaction
+from connector.batch.foreach_batch import Transactional
+from connector.delta.before.append_rows import append
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
+from connector.ledger.resume import Resume
+from connector.stream import staging
+from connector.stream.reader_lock import ReaderLock
+from connector.stream.source import StreamReader
+from connector.stream.unadmitted import UnadmittedReader
+from connector.tables import checks
+from connector.tables.commit_id import CommitId
+from connector.tables.table import Table
 from tests.model.world import Violation, World, require, world
 
 Patch = pytest.MonkeyPatch
@@ -683,7 +685,7 @@ def apply_at_the_next_start(patch: Patch) -> None:
 
 def append_at_once(patch: Patch) -> None:
     def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
-        append(rows, Table(table, table, ""), Once(tx.app_id, tx.sequence, {"token": tx._token}, 0))
+        append(rows, Table(table, table, ""), CommitId(tx.app_id, tx.sequence, {"token": tx._token}, 0))
 
     patch.setattr(BatchTransaction, "append", without)
 

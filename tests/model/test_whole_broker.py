@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from broker_core import errors
-from broker_core.broker.block import Blocks
 from broker_core.broker.channel import Channel
-from broker_core.broker.expiry import Expiry
-from broker_core.broker.messages import Messages
-from broker_core.broker.overflow import Overflow
+from broker_core.broker.message.expiry import Expiry
+from broker_core.broker.message.messages import Messages
+from broker_core.broker.message.overflow import Overflow
+from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.ready import Ready
-from broker_core.broker.settlement import Settlement
+from broker_core.broker.state.block import Blocks
 from tests import reading
 from tests.model.whole_broker import ROUTES, NothingInMemory, OnDisk, WholeBroker
 

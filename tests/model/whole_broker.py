@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_core import errors, failpoint
-from broker_core.broker.transaction_key import name_of
+from broker_core.broker.transaction.key import name_of
 from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
-from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store

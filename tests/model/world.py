@@ -24,20 +24,21 @@ import pytest
 
 from broker_core import failpoint
 from broker_core.arrow import parts
-from broker_core.broker.records import AttemptRecord, OriginRecord, PartRecord
+from broker_core.broker.state.records import AttemptRecord, OriginRecord, PartRecord
 from broker_core.engine import LedgerEntry
 from broker_core.errors import ResourceLocked, TxmqError
-from broker_core.micro_batch import claim
+from broker_core.micro_batch.claims import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
-from connector import batch_reads, batch_transaction, ledger_repair, resume
+from connector.batch import batch_reads, batch_transaction
 from connector.delta.format import Delta as DeltaFormat
-from connector.ledger import LEDGER_COLUMNS, DeltaLedger
-from connector.once import STEP
-from connector.resume import TAKEN
-from connector.table import Table
-from connector.table_format import Checked
+from connector.ledger import ledger_repair, resume
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
+from connector.ledger.resume import TAKEN
+from connector.tables.commit_id import STEP
+from connector.tables.table import Table
+from connector.tables.table_format import Checked
 from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
 from tests.model.fake_spark import (
@@ -631,27 +632,29 @@ class _Gate:
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
     import broker_core.client.broker
-    import connector.delta.changing
+    import connector.batch.foreach_batch
+    import connector.delta.after.make_change
+    import connector.delta.after.same_table
     import connector.delta.log
-    import connector.delta.same_table
-    import connector.foreach_batch
-    import connector.ledger
+    import connector.ledger.delta_ledger
     import connector.options
-    import connector.reader_lock
-    import connector.spark_version
-    import connector.staging
+    import connector.stream.reader_lock
+    import connector.stream.spark_version
+    import connector.stream.staging
 
     gate = _Gate()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker_core.client.broker, "connect", lambda *_, **__: gate)
         patch.setattr(connector.options, "connect", lambda *_, **__: gate)
         patch.setattr(
-            connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}"
+            connector.stream.reader_lock,
+            "driver",
+            lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}",
         )
-        patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
+        patch.setattr(connector.stream.reader_lock, "PATIENCE_S", 0.0)
         admitted = not options.get("unadmitted")
-        patch.setattr(connector.spark_version, "has_admission_control", lambda: admitted)
-        for module in (connector.ledger, connector.foreach_batch):
+        patch.setattr(connector.stream.spark_version, "has_admission_control", lambda: admitted)
+        for module in (connector.ledger.delta_ledger, connector.batch.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
         patch.setattr(
             DeltaFormat,
@@ -664,14 +667,14 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(DeltaFormat, "context", lambda *_: {})
         patch.setattr(DeltaFormat, "settled", lambda _self, _table, change, _context: change)
         patch.setattr(DeltaFormat, "decided", lambda _self, spark, _context: nullcontext(spark))
-        patch.setattr(connector.delta.changing, "isolated", isolated)
-        patch.setattr(connector.delta.changing, "_widened", lambda rows, _table: rows)
+        patch.setattr(connector.delta.after.make_change, "isolated", isolated)
+        patch.setattr(connector.delta.after.make_change, "_widened", lambda rows, _table: rows)
         patch.setattr(
-            connector.delta.same_table, "merge", lambda session, text, *_: session.sql(text).collect()
+            connector.delta.after.same_table, "merge", lambda session, text, *_: session.sql(text).collect()
         )
-        patch.setattr(connector.delta.same_table, "require", lambda *_: None)
-        patch.setattr(connector.delta.same_table, "require_done_on", lambda *_: None)
-        patch.setattr(connector.staging, "no_rows", lambda session, schema: Frame(session, [], schema))
+        patch.setattr(connector.delta.after.same_table, "require", lambda *_: None)
+        patch.setattr(connector.delta.after.same_table, "require_done_on", lambda *_: None)
+        patch.setattr(connector.stream.staging, "no_rows", lambda session, schema: Frame(session, [], schema))
         patch.setattr(
             connector.delta.log,
             "stored_version",
@@ -683,7 +686,7 @@ def world(**options: Any) -> Iterator[World]:
             lambda _spark, table, fresh=True: _current[-1].delta.history(table.name),
         )
         patch.setattr(
-            connector.ledger,
+            connector.ledger.delta_ledger,
             "held_tokens",
             lambda _tables, _spark, table, _entries: {row[3] for row in _current[-1].delta.rows(table)},
         )
@@ -693,7 +696,7 @@ def world(**options: Any) -> Iterator[World]:
             lambda _spark, table, prefix: _current[-1].delta.versions(table.name, prefix),
         )
         patch.setattr(resume, "newest_rows", lambda *_: _newest_rows(_current[-1]))
-        patch.setattr(connector.foreach_batch, "active_session", lambda: _current[-1].session())
+        patch.setattr(connector.batch.foreach_batch, "active_session", lambda: _current[-1].session())
         patch.setattr(DeltaLedger, "_add_columns", lambda *_: None)  # no older version has written it
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own

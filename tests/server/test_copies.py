@@ -1,7 +1,7 @@
 """CC and BCC, the same at every door: more routing keys, and no BCC in what is delivered.
 
-Not here: what a header may contain (``broker/test_carbon_copy.py``), the topic permissions that each key needs
-(``test_flight_permissions.py``), Kafka (``kafka/test_staging.py``).
+Not here: what a header may contain (``broker/routing/test_carbon_copy.py``), the topic permissions that each
+key needs (``flight/test_flight_permissions.py``), Kafka (``kafka/sink/test_staging.py``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pamqp import commands as c
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import BranchHeader, Engine
 from broker_core.launcher import Broker
-from broker_core.message import MESSAGE_SCHEMA, Message
-from broker_core.properties import Properties
-from broker_core.store.verify import verify
+from broker_core.message.message import MESSAGE_SCHEMA, Message
+from broker_core.message.properties import Properties
+from broker_core.store.salvage.verify import verify
 from tests.amqp_peer import Peer
 
 QUEUES = ("to", "cc", "bcc", "topic", "lost")

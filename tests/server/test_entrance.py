@@ -13,7 +13,7 @@ import pytest
 
 from bench.certificates import Authority
 from broker_core.node.local import LocalBroker
-from broker_core.server.amqp.entrance import Entrance
+from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.tls import TlsFiles, TlsOptions

@@ -23,8 +23,8 @@ from broker_core import errors, failpoint
 from broker_core.client import channel as client_channel
 from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
+from broker_core.message.properties import Properties
 from broker_core.node import compaction, upkeep
-from broker_core.properties import Properties
 from broker_core.server.flight import channels
 from broker_core.store.durable import DurableStore
 from tests.amqp_peer import Closed, Peer

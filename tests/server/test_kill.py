@@ -16,7 +16,7 @@ import pytest
 from broker_core import errors
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import REFUSED_ROWS, BranchHeader, StagedBranch
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 from tests.progress import GUARD_S
 from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
 

@@ -1,7 +1,8 @@
 """Each limit from outside, with sockets and processes: the refusal names it, others are served, and nothing that
 was acknowledged is lost.
 
-Not here: connections that do not log in (``test_entrance.py``), transactions (``test_open_transactions.py``).
+Not here: connections that do not log in (``test_entrance.py``), transactions
+(``commit/test_open_transactions.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
-from broker_core.message import MESSAGE_SCHEMA
+from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.server import quotas
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.flight.calls import Calls
@@ -35,7 +36,7 @@ from broker_core.server.quotas import Most, Quota, QuotaLimits
 from tests.amqp_peer import Closed, Peer, encoded, raw
 from tests.amqp_server import AmqpServed, serving
 from tests.server.conftest import eventually
-from tests.server.flight_calls import FILE, HEADER, Raw, messages, part_body
+from tests.server.flight.flight_calls import FILE, HEADER, Raw, messages, part_body
 from txmq import BrokerClient
 
 USERS = ("ann", "bob", "carl")

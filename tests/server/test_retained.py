@@ -16,11 +16,15 @@ from typing import NamedTuple
 import pytest
 
 from broker_core import errors
-from broker_core.broker import outcomes, prepared, refusals, rights, route_room
+from broker_core.broker import prepared
+from broker_core.broker.access import rights
+from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.outcomes import Kept
-from broker_core.broker.rights import Rights
+from broker_core.broker.routing import route_room
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology import refusals
+from broker_core.broker.transaction import outcomes
+from broker_core.broker.transaction.outcomes import Kept
 from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.launcher import Broker
@@ -34,7 +38,7 @@ from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import Identity
 from broker_core.server.flight import channels
 from broker_core.server.flight.caller import Caller
-from tests.server.flight_calls import HEADER, messages
+from tests.server.flight.flight_calls import HEADER, messages
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 LOW = 20  # a bound, here

@@ -1,7 +1,7 @@
 """What is staged is asked again when it is decided: rights that were taken meanwhile publish and consume nothing.
 
-Not here: what is asked when rows are staged (``test_flight_permissions.py``), and transactions of channels
-(``interop/test_permissions.py``).
+Not here: what is asked when rows are staged (``flight/test_flight_permissions.py``), and transactions of
+channels (``interop/test_permissions.py``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import pytest
 
 from broker_core import errors
 from broker_core import password as passwords
-from broker_core.broker.rights import Rights
+from broker_core.broker.access.rights import Rights
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.launcher import Broker
-from broker_core.message import MESSAGE_SCHEMA
-from broker_core.properties import Properties
+from broker_core.message.message import MESSAGE_SCHEMA
+from broker_core.message.properties import Properties
 
 PASSWORD = "secret of all"
 ANN, QUERY, APP = "ann", "11111111-2222-3333-4444-555555555555", "app"

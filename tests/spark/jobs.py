@@ -26,10 +26,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
 from broker_core.client.broker import BrokerClient
+from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.conf import recommended_conf
-from connector.decoded import decode
-from connector.foreach_batch import BatchTransaction, transactional
-from connector.spark_version import has_admission_control
+from connector.stream.spark_version import has_admission_control
+from connector.typed.decode import decode
 from tests.fork_server import fork_here
 from tests.forked import OF_SPARK
 from tests.progress import GUARD_S

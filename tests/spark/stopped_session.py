@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from broker_core.client.broker import BrokerClient
 from broker_core.errors import OptionError
-from connector.foreach_batch import BatchTransaction, Transactional, transactional
+from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.spark.jobs import session
 
 

@@ -18,10 +18,10 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, cause
-from connector.delta import rehearsal
-from connector.delta.append import check_append
+from connector.batch.foreach_batch import BatchTransaction
+from connector.delta.before import rehearsal
+from connector.delta.before.append_rows import check_append
 from connector.delta.resolve import resolve
-from connector.foreach_batch import BatchTransaction
 from tests.spark.pipelines import delta_actions, hidden_files
 from tests.spark.test_append_files import append_to, run_each, values
 from tests.spark.test_foreach_batch import run

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame
 from broker_core import failpoint
 from broker_core.engine import StagedBranch
 from broker_core.errors import NotApplied, OptionError, cause
-from connector import staging
-from connector.delta import appends
-from connector.foreach_batch import BatchTransaction, transactional
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.delta.before import append_files
+from connector.stream import staging
 from tests.spark.conftest import settings
 from tests.spark.pipelines import delta_actions, delta_rows, delta_transactions, hidden_files
 from tests.spark.test_foreach_batch import run
@@ -201,13 +201,13 @@ def test_every_kind_of_table_gets_the_rows_of_an_append_from_files(
     rig.declare("in")
     rig.publish("in", *"abcdefg")
     told: list[str] = []
-    why = appends.why_rows
+    why = append_files.why_rows
 
     def form(*table: Any) -> str:
         told.append(why(*table))
         return told[-1]
 
-    monkeypatch.setattr(appends, "why_rows", form)
+    monkeypatch.setattr(append_files, "why_rows", form)
     for name, (columns, clauses) in TABLES.items():
         rig.spark.sql(f"CREATE OR REPLACE TABLE files_{name} ({columns}) USING delta {clauses}")
     # rows that were there before, and one that is hidden in its file

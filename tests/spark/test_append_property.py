@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 
 from broker_core.errors import OptionError
-from connector.delta import staged_files
-from connector.delta.adding import Adding
-from connector.delta.append import append, check_append, fitted
-from connector.delta.appends import why_rows
+from connector.delta.after.add_files import Adding
+from connector.delta.before import staged_files
+from connector.delta.before.append_files import why_rows
+from connector.delta.before.append_rows import append, check_append, fitted
 from connector.delta.last_commit import LastCommits
 from connector.delta.resolve import resolve
 from connector.delta.table_files import TableFiles
-from connector.fit import nullable
-from connector.once import Once
-from connector.table import Table
+from connector.sql import nullable
+from connector.tables.commit_id import CommitId
+from connector.tables.table import Table
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -117,9 +117,9 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     return "appended"
 
 
-def once(sequence: int, token: str) -> Once:
+def once(sequence: int, token: str) -> CommitId:
     batch = {"app_id": "app", "sequence": sequence, "token": token, "query_id": "q", "batch_id": 0}
-    return Once("app", sequence, batch, 0)
+    return CommitId("app", sequence, batch, 0)
 
 
 def append_files(spark: SparkSession, rows: Any, found: Table, options: dict[str, str], told: str) -> None:

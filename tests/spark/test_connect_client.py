@@ -30,7 +30,7 @@ WITHOUT_PY4J = """
 import sys
 sys.modules["py4j"] = sys.modules["pyspark.core"] = None
 import txmq
-import connector.datasource, connector.tables
+import connector.datasource, connector.table_formats
 print([getattr(txmq, name).__name__ for name in ("decode", "encode", "mirror_offsets", "transactional")])
 """
 

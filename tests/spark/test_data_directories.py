@@ -15,14 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.errors import LineageConflict, cause
 from broker_core.launcher import Broker
-from connector import staging
-from connector.delta.append import append
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.delta.before.append_rows import append
 from connector.delta.resolve import resolve
-from connector.fit import nullable
-from connector.foreach_batch import BatchTransaction, transactional
-from connector.ledger import DeltaLedger
-from connector.once import Once, offsets_of, txn_app_id
+from connector.ledger.delta_ledger import DeltaLedger
 from connector.options import write_options
+from connector.sql import nullable
+from connector.stream import staging
+from connector.tables.commit_id import CommitId, offsets_of, txn_app_id
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
 
@@ -117,7 +117,7 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     rows = place.spark.createDataFrame([("x",)], "body string")
     txn = txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
-        append(rows, resolve(place.spark, str(place.table)), Once.of(decided, txn))
+        append(rows, resolve(place.spark, str(place.table)), CommitId.of(decided, txn))
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
 

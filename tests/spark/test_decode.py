@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from broker_core.errors import DecodeError, OptionError, cause
-from broker_core.field_table import Long
-from broker_core.properties import Properties
-from connector.decoded import Decoded, decode
-from connector.encoded import encode
-from connector.foreach_batch import BatchTransaction
+from broker_core.message.field_table import Long
+from broker_core.message.properties import Properties
+from connector.batch.foreach_batch import BatchTransaction
+from connector.typed.decode import Decoded, decode
+from connector.typed.encode import encode
 from tests.spark.test_foreach_batch import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]

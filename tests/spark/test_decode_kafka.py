@@ -9,9 +9,9 @@ from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.errors import OptionError, cause
-from broker_core.properties import Properties
-from connector.decoded import decode
-from connector.foreach_batch import BatchTransaction, transactional
+from broker_core.message.properties import Properties
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.typed.decode import decode
 from tests.spark.kafka_pipelines import PARTITIONS, committed, engine, hosts, make_topics, send
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker_core.errors import LineageConflict
-from connector.delta.append import append
+from connector.delta.before.append_rows import append
 from connector.delta.log import stored_version
 from connector.delta.resolve import resolve, snapshot_at
-from connector.once import Once
+from connector.tables.commit_id import CommitId
 from tests.spark.pipelines import delta_actions, delta_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -37,7 +37,9 @@ def test_a_table_that_forgets_its_transactions_takes_a_repeated_append_once(
     def appended(sequence: int) -> None:
         rows = spark.range(2).selectExpr("id").coalesce(1)
         batch = {"app_id": "app", "sequence": sequence, "token": f"t{sequence}", "query_id": "q"}
-        append(rows, resolve(spark, str(table)), Once("app", sequence, {**batch, "batch_id": sequence}, 0))
+        append(
+            rows, resolve(spark, str(table)), CommitId("app", sequence, {**batch, "batch_id": sequence}, 0)
+        )
 
     appended(1)
     spark.sql(

@@ -28,9 +28,9 @@ from broker_core.errors import (
     cause,
 )
 from broker_core.launcher import Broker
-from broker_core.message import MAX_BODY_BYTES
+from broker_core.message.message import MAX_BODY_BYTES
 from connector.datasource import TxmqDataSource
-from connector.trace import first_line, told
+from connector.errors import first_line, told
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 

@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
 from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
-from connector import after_commit, foreach_batch, staging
-from connector.foreach_batch import BatchTransaction, transactional
+from connector.batch import after_commit, foreach_batch
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.stream import staging
 from tests.progress import GUARD_S
 from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import delta_rows, delta_transactions

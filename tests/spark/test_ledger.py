@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 
 from broker_core.errors import OptionError
 from broker_core.micro_batch import ledger as ledger_rules
-from connector.foreach_batch import BatchTransaction, transactional
-from connector.ledger import DeltaLedger
-from connector.listener import mirror_offsets
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.ledger.delta_ledger import DeltaLedger
+from connector.ledger.listener import mirror_offsets
 from tests.progress import GUARD_S, wait_until
 from tests.spark.pipelines import delta_rows, delta_transactions
 

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame
 
 from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, cause
-from connector import staging
-from connector.foreach_batch import BatchTransaction, transactional
-from connector.when import When
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.stream import staging
+from connector.tables.when import When
 from tests.spark.pipelines import delta_actions, delta_transactions
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main

@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from connector.delta.format import Delta
-from connector.fit import nullable
-from connector.merge import Merge
-from connector.unique import unique
-from connector.when import Clause, When
+from connector.sql import nullable
+from connector.tables.merge import Merge
+from connector.tables.unique import unique
+from connector.tables.when import Clause, When
 from tests.spark.conftest import settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from broker_core.errors import OptionError, cause
-from connector.avro import avro_schema
-from connector.decoded import Decoded, decode
-from connector.encoded import encode
-from connector.fit import nullable
-from connector.foreach_batch import transactional
+from connector.batch.foreach_batch import transactional
+from connector.sql import nullable
+from connector.typed.avro import avro_schema
+from connector.typed.decode import Decoded, decode
+from connector.typed.encode import encode
 from tests.registry_server import RegistryServer
 from tests.spark.values import NAMES, PLAIN, Column, columns, select
 

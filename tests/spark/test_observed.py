@@ -10,9 +10,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from connector import observed
-from connector.decoded import Decoded, decode
-from connector.foreach_batch import BatchTransaction, Transactional
+from connector.batch.foreach_batch import BatchTransaction, Transactional
+from connector.reject import rejected_metrics
+from connector.typed.decode import Decoded, decode
 from tests.spark.test_decode import declare_with_dead_letters, messages_of
 from tests.spark.test_foreach_batch import run
 
@@ -110,7 +110,7 @@ def test_each_message_is_appended_or_rejected_once_also_if_it_is_not_read_again(
 
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
         for number, most in enumerate((10_000, 3)):
-            monkeypatch.setattr(observed, "_MOST", most)
+            monkeypatch.setattr(rejected_metrics, "_MOST", most)
             rows, broken = decode(batch, "id bigint not null")
             tx.append(rows, str(tmp_path / f"lake-{number}"))
             assert (tx._seen.broken(broken) is None) == (most == 3)

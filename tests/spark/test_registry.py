@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.errors import OptionError, RegistryFailed, cause
-from connector import registry as module
-from connector.decoded import decode
-from connector.encoded import encode
-from connector.foreach_batch import BatchTransaction
-from connector.registry import SchemaRegistry
-from connector.wire_format import NO_HEADER, header
-from tests.connector.test_avro import ORDER, body
+from connector.batch.foreach_batch import BatchTransaction
+from connector.typed.decode import decode
+from connector.typed.encode import encode
+from connector.typed.registry import client as module
+from connector.typed.registry.client import SchemaRegistry
+from connector.typed.registry.wire_format import NO_HEADER, header
+from tests.connector.typed.test_avro import ORDER, body
 from tests.protobuf_files import LINE, descriptor_set, file
 from tests.protobuf_files import ORDER as ORDERS
 from tests.registry_server import RegistryServer

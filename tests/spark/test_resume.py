@@ -18,16 +18,16 @@ from broker_core import failpoint
 from broker_core.engine import START, LedgerEntry, Vector
 from broker_core.errors import LineageConflict
 from broker_core.kafka import names
-from connector.checks import Checks
-from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_id
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_id
+from connector.ledger.resume import Resume
 from connector.ledger_file import rows
-from connector.once import Once, txn_app_id
-from connector.resume import Resume
-from connector.tables import table_format
+from connector.table_formats import table_format
+from connector.tables.checks import Checks
+from connector.tables.commit_id import CommitId, txn_app_id
 from tests.contract.engine.bench import APP, EngineBench
 from tests.contract.engine.test_release import follow
 from tests.engine.bench import Bench
-from tests.kafka.engine_bench import KafkaBench
+from tests.kafka.bench.engine_bench import KafkaBench
 from tests.spark.pipelines import delta_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -270,7 +270,7 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
     place = str(on_kafka.place / "table")
     table = tables.resolve(spark, place)
     entry = on_kafka.decide(1, mirror=False)
-    once = Once.of(entry, txn_app_id(APP, engine, table.location))
+    once = CommitId.of(entry, txn_app_id(APP, engine, table.location))
     tables.append(spark.createDataFrame([("row",)], "body string"), table, once)
     on_kafka.lose()
     checks = Checks(tables, APP, lambda: 2)

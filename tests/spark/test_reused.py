@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from broker_core.errors import ResourceLocked, cause
 from broker_core.launcher import Broker
-from connector.foreach_batch import BatchTransaction, Transactional, transactional
+from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.progress import wait_until
 from tests.spark.pipelines import delta_rows
 

@@ -22,7 +22,7 @@ from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions
 from connector.datasource import TxmqDataSource
-from connector.schema import read_schema
+from connector.stream.schema import read_schema
 from txmq import transactional
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.functions import col, expr
 
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 from tests.spark.jobs import to_the_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 
 from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, Unroutable, cause
-from broker_core.properties import Properties
-from connector.foreach_batch import BatchTransaction
+from broker_core.message.properties import Properties
+from connector.batch.foreach_batch import BatchTransaction
 from tests.spark.pipelines import Driver, Pipeline, delta_rows, empty_table
 from tests.spark.test_append_checks import run
 from txmq.cli import main

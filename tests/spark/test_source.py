@@ -10,10 +10,10 @@ from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.types import StructField, StructType
 
 from broker_core.errors import ResourceLocked, cause
-from broker_core.properties import Properties
+from broker_core.message.properties import Properties
 from connector.datasource import TxmqDataSource
-from connector.schema import PROPERTIES_TYPE, read_schema
-from connector.spark_version import has_admission_control
+from connector.stream.schema import PROPERTIES_TYPE, read_schema
+from connector.stream.spark_version import has_admission_control
 from tests.progress import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from broker_core.errors import OptionError
+from connector.batch.foreach_batch import BatchTransaction
 from connector.delta.resolve import resolve
-from connector.foreach_batch import BatchTransaction
 from tests.spark.pipelines import delta_rows, delta_transactions
 from tests.spark.test_foreach_batch import run
 

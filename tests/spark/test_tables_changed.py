@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
 from broker_core.errors import OptionError, cause
-from connector.foreach_batch import BatchTransaction, Transactional, transactional
+from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.spark.conftest import settings
 from tests.spark.jobs import PLANNED_ONCE
 from txmq.cli import main

@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame
 
 from broker_core import failpoint
 from broker_core.errors import OptionError, cause
-from connector import batch_transaction
-from connector.batch_reads import BatchReads
-from connector.foreach_batch import BatchTransaction, transactional
+from connector.batch import batch_transaction
+from connector.batch.batch_reads import BatchReads
+from connector.batch.foreach_batch import BatchTransaction, transactional
 from tests.spark.pipelines import delta_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]

@@ -1,5 +1,5 @@
-"""What Spark 4.1 asks of a Python source, and in which order: what ``connector/unadmitted.py`` rests on. Skipped on
-later versions (``make matrix`` runs it).
+"""What Spark 4.1 asks of a Python source, and in which order: what ``connector/stream/unadmitted.py`` rests
+on. Skipped on later versions (``make matrix`` runs it).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from connector.spark_version import has_admission_control
+from connector.stream.spark_version import has_admission_control
 
 pytestmark = [
     pytest.mark.spark,

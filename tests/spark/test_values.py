@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from broker_core.errors import OptionError, cause
-from connector.fit import quoted
-from connector.foreach_batch import BatchTransaction, transactional
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.sql import quoted
 from tests.spark.conftest import settings
 from tests.spark.values import (
     NAMES,

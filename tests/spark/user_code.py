@@ -28,7 +28,7 @@ from pyspark import InheritableThread, StorageLevel, TaskContext
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from connector.foreach_batch import BatchTransaction, transactional
+from connector.batch.foreach_batch import BatchTransaction, transactional
 from tests.progress import wait_until
 from tests.spark.shapes import OTHER
 

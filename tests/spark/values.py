@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from connector.fit import literal, quoted
+from connector.sql import literal, quoted
 
 # type -> values of it, without null; each is cast to the type
 ATOMIC: dict[str, list[str]] = {

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core import failpoint
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import (
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import (
     RECORDS,
     BindingRecord,
     ChannelCommitRecord,
@@ -33,8 +33,8 @@ from broker_core.ids import BlockId
 from broker_core.store.catalog import FORMAT, OF_HOSTS, PAGE_BYTES
 from broker_core.store.codec import encode, encode_change, guard, sql_types
 from broker_core.store.durable import DurableStore
-from broker_core.store.salvage import salvage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.salvage import salvage
+from broker_core.store.salvage.verify import verify
 
 FORMAT_1 = Path(__file__).with_name("catalog_format_1.sql")
 

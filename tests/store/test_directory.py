@@ -14,7 +14,7 @@ from broker_core.client import starter
 from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
 from broker_core.server.access.audit import Audit
 from broker_core.store.durable import DurableStore
-from broker_core.store.verify import verify
+from broker_core.store.salvage.verify import verify
 
 HOLD = """
 import sys

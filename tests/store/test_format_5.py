@@ -9,13 +9,13 @@ import pytest
 
 from broker_core import errors, failpoint
 from broker_core.address import VHOST
-from broker_core.broker.records import RECORDS
+from broker_core.broker.state.records import RECORDS
 from broker_core.engine import StagedBranch
 from broker_core.launcher import Broker
 from broker_core.store.catalog import FORMAT, OF_HOSTS, PAGE_BYTES
 from broker_core.store.durable import DurableStore
-from broker_core.store.salvage import salvage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.salvage import salvage
+from broker_core.store.salvage.verify import verify
 
 FORMAT_5 = Path(__file__).with_name("catalog_format_5.sql")
 

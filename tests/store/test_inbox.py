@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_core import failpoint
-from broker_core.broker.change import ROUTE, Change, InboxRow
-from broker_core.broker.records import ProgressRecord, QueueRecord
+from broker_core.broker.state.change import ROUTE, Change, InboxRow
+from broker_core.broker.state.records import ProgressRecord, QueueRecord
 from broker_core.errors import CorruptCatalog, StoreError
 from broker_core.store import inbox
 from broker_core.store.codec import guard
 from broker_core.store.durable import DurableStore
 from broker_core.store.inbox import GROUP_BYTES, MAX_ROWS, guarded, pack, unpack
-from broker_core.store.salvage import salvage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.salvage import salvage
+from broker_core.store.salvage.verify import verify
 
 _NUMBER = st.integers(-(2**63), 2**63 - 1)
 _TEXT = st.text("ak.é€𝄞\0", max_size=10)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from broker_core import errors
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import HoleRecord
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import HoleRecord
 from broker_core.store.catalog import log_path
 from broker_core.store.durable import DurableStore
 from broker_core.store.log import hidden_commits
-from broker_core.store.salvage import salvage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.salvage import salvage
+from broker_core.store.salvage.verify import verify
 
 COMMITS = 60
 FRAME = 24 + 1024

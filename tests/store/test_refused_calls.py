@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.change import Change
+from broker_core.broker.state.change import Change
 from broker_core.errors import ResourceShortage, StoreFailed
 from broker_core.store.durable import DurableStore
 from tests.refused_calls import PASSING

@@ -19,8 +19,8 @@ from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
-from broker_core.store.salvage import SalvageReport, salvage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.salvage import SalvageReport, salvage
+from broker_core.store.salvage.verify import verify
 from tests.reading import fetched
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
-from broker_core.store.salvage import salvage
-from broker_core.store.verify import verify
+from broker_core.store.salvage.salvage import salvage
+from broker_core.store.salvage.verify import verify
 from tests.reading import fetched
 from tests.store.test_salvage import claimed_again, flip
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
+from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.sums import (
     CHUNK_ROWS,
     NOT_READABLE,

@@ -20,10 +20,10 @@ from tests.undo.snapshot import difference, snapshot
 
 T = TypeVar("T")
 CODE = str(Path(broker_core.__file__).parent)
-UNDO = str(Path(CODE) / "broker" / "undo.py")
+UNDO = str(Path(CODE) / "broker" / "state/undo.py")
 # Exceptions inside end there: a dead letter is made of any message, and when to look at a queue again is only
 # planned.
-DEAD_LETTER = str(Path(CODE) / "broker" / "dead_letter.py")
+DEAD_LETTER = str(Path(CODE) / "broker" / "message/dead_letter.py")
 PLAN = "Expiry.plan"
 
 

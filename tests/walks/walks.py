@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from broker_core import password
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
-from broker_core.kafka.client import Client
-from broker_core.kafka.encode import encode
+from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.port import Log
+from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.record.encode import encode
 from broker_core.launcher import Broker
-from tests.kafka.fake_kafka import FakeKafka
+from tests.kafka.bench.fake_kafka import FakeKafka
 from tests.progress import GUARD_S
 from tests.walks.recorder import Recorder, Walk
 

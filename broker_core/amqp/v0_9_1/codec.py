@@ -20,7 +20,7 @@ from broker_core.errors import (
     MethodSyntaxError,
     RemoteProtocolError,
 )
-from broker_core.field_table import decode_table, encode_table
+from broker_core.message.field_table import decode_table, encode_table
 
 _IDS = struct.Struct(">HH")
 _U32 = struct.Struct(">I")

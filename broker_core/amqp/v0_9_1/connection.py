@@ -280,7 +280,7 @@ class AmqpConnection:
             self._life.end(Step.end)
         else:
             self.out.send(0, m.ConnectionClose(error.reply_code, text, *((0, 0) if refused else ids)))
-            self.out.fall_silent()
+            self.out.stop_after_current()
             self._life.go(Step.close)
         held, self._held = self._held, None
         for event in held or ():
@@ -305,10 +305,10 @@ class AmqpConnection:
     # -- out ----------------------------------------------------------------------------------------------
     def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"") -> None:
         """Send a method with its content. Raises LocalProtocolError for a value that does not fit."""
-        if not self.out.mute:
+        if not self.out.closed_for_sending:
             self.out.send(number, method, properties, body)
         elif number == 0 and self.state is ConnectionState.closing:
-            self.out.last_words(method)
+            self.out.final_frame(method)
 
     def data_to_send(self, now: float) -> bytes:
         """All that is to be sent, once."""

@@ -23,6 +23,14 @@ from broker_core.amqp.v0_9_1.events import (
     ProtocolHeader,
     Violation,
 )
+from broker_core.amqp.v0_9_1.method_cache import (
+    METHODS_SEEN,
+    SOUND_PROPERTIES,
+    are_sound,
+    check_properties,
+    publish_of,
+    remember,
+)
 from broker_core.amqp.v0_9_1.methods import (
     BasicAck,
     BasicPublish,
@@ -31,15 +39,7 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionTuneOk,
     Method,
 )
-from broker_core.amqp.v0_9_1.remembered import (
-    METHODS_SEEN,
-    SOUND_PROPERTIES,
-    are_sound,
-    check_properties,
-    publish_of,
-    remember,
-)
-from broker_core.amqp.v0_9_1.repeated import RepeatedByChannel
+from broker_core.amqp.v0_9_1.publish_template import RepeatedByChannel
 from broker_core.errors import (
     ConnectionException,
     FrameError,

@@ -53,7 +53,7 @@ class Lifecycle:
     def end(self, step: Step) -> None:
         """Send nothing more, and drop what comes."""
         self.go(step)
-        self._out.fall_silent()
+        self._out.stop_after_current()
         self.timers.limit = self.timers.heard_at + self._close_timeout_s
 
     def ignores(self, event: Event) -> bool:

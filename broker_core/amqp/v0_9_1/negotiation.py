@@ -76,7 +76,7 @@ class Negotiation:
         before = self._life.go(type(method))
         match method:
             case m.ConnectionClose() if before is ConnectionState.closing:
-                self._out.last_words(m.ConnectionCloseOk())
+                self._out.final_frame(m.ConnectionCloseOk())
             case m.ConnectionClose():
                 return CloseRequested()
             case m.ConnectionCloseOk():

@@ -1,6 +1,6 @@
 """One queue: a log of entries, which of them are settled, and which entry is next.
 
-Not here: routing and access checks (``broker/topology.py``).
+Not here: routing and access checks (``broker/topology/topology.py``).
 """
 
 from broker_core.broker.queue.queue import REPLIES as REPLIES

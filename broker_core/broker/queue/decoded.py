@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.block import Blocks, RowNumbers
-from broker_core.broker.change import InboxRow
 from broker_core.broker.queue.run import Run
+from broker_core.broker.state.block import Blocks, RowNumbers
+from broker_core.broker.state.change import InboxRow
 
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024
 
 
-class Decoded:
+class DecodedBlocks:
     __slots__ = ("_blocks", "_first", "_rows", "selected")
 
     def __init__(self, blocks: Blocks) -> None:

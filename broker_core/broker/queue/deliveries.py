@@ -1,16 +1,17 @@
 """How often each entry of a queue was returned: for a quorum queue or a queue with x-delivery-limit.
 
-Not here: what happens to an entry over the limit (``broker/dispatch.py``, ``broker/expiry.py``). Invariant:
-only unsettled entries have a count. The catalog has the counts that are not in ``changes``.
+Not here: what happens to an entry over the limit (``broker/message/dispatch.py``,
+``broker/message/expiry.py``). Invariant: only unsettled entries have a count. The catalog has the counts that
+are not in ``changes``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker_core.broker.change import Change
-from broker_core.broker.records import DeliveryRecord
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import DeliveryRecord
+from broker_core.broker.state.undo import Undo
 from broker_core.ids import QueueId
 
 

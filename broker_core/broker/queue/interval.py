@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.undo import Undo
 
 
 class IntervalSet:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
 
-from broker_core.broker.block import Block, Blocks
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.queue.decoded import Decoded
+from broker_core.broker.queue.decoded import DecodedBlocks
 from broker_core.broker.queue.run import Run
 from broker_core.broker.queue.tally import Tally
-from broker_core.broker.records import RunRecord
+from broker_core.broker.state.block import Block, Blocks
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import RunRecord
 from broker_core.errors import DataLoss
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
@@ -36,7 +36,7 @@ class Log:
         self._queue_id = queue_id
         self._name = name
         self._blocks = blocks
-        self._decoded = Decoded(blocks)
+        self._decoded = DecodedBlocks(blocks)
         self.tally = tally
         self.next_offset = 0
         self.visible_end = 0

@@ -1,10 +1,10 @@
 """A queue: its log, which entries are settled, which entry is next, and its consumers.
 
 This class has only what concerns several of these parts; for the rest, callers use the part itself. Not here:
-routing, reading of bodies, and access checks (``topology.py``, ``broker.py``). Words: see ``progress.py``
-(settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs.
+routing, reading of bodies, and access checks (``topology/topology.py``, ``broker.py``). Words: see
+``progress.py`` (settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs.
 Invariant: a run leaves memory and catalog when none of its entries is needed. Every mutator first records in
-``undo`` what it is about to write (``undo.py``).
+``undo`` what it is about to write (``state/undo.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 from broker_core.address import VHOST
 from broker_core.broker.arguments import QueueArguments
-from broker_core.broker.block import Blocks
-from broker_core.broker.change import Change
 from broker_core.broker.queue.deliveries import Deliveries
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.queue.log import Log
@@ -24,8 +22,10 @@ from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
 from broker_core.broker.queue.tally import Tally
-from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.block import Blocks
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import DeliveryRecord, HoleRecord, ProgressRecord
+from broker_core.broker.state.undo import Undo
 from broker_core.ids import QueueId
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester

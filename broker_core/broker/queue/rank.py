@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Set
 from heapq import heappop, heappush
 
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.undo import Undo
 from broker_core.errors import RemoteProtocolError
-from broker_core.properties import priority
+from broker_core.message.properties import priority
 
 
 class Ranks:

@@ -1,6 +1,6 @@
 """Which entry of a queue is next (first in, first out, or by priority), and which entries are held.
 
-Not here: which consumer gets an entry (``ring.py``, ``broker/dispatch.py``), what is settled
+Not here: which consumer gets an entry (``ring.py``, ``broker/message/dispatch.py``), what is settled
 (``progress.py``). Words: *held* is held by a channel or a prepared transaction. *ready* is not settled, held
 or claimed.
 Invariant: a ready entry is at or above the cursor, or in ``_requeued``, or (in a queue with priorities) in
@@ -17,7 +17,7 @@ from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.room import Room
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.undo import Undo
 
 
 class Ready:

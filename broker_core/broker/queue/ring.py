@@ -1,7 +1,7 @@
 """The consumers of one queue, and which of them is next.
 
-Not here: what a consumer is (``broker/consumer.py``), taking entries and sending them
-(``broker/dispatch.py``). Source: RabbitMQ's consumer priorities and single active consumer.
+Not here: what a consumer is (``broker/queue/consumer.py``), taking entries and sending them
+(``broker/message/dispatch.py``). Source: RabbitMQ's consumer priorities and single active consumer.
 Invariant: each consumer is in exactly one ring, that of its priority; a ring turns by one consumer for each
 message.
 """
@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.undo import Undo
 from broker_core.errors import AccessRefused
 
 
 class Member(Protocol):
-    """The attributes of a consumer that its queue uses (``broker/consumer.py``)."""
+    """The attributes of a consumer that its queue uses (``broker/queue/consumer.py``)."""
 
     priority: int
     exclusive: bool

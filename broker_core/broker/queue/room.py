@@ -1,7 +1,7 @@
 """How many bytes a queue holds (for x-max-length-bytes), and how much room prepared transactions have
 reserved in it.
 
-Not here: the limits (``broker/messages.py``).
+Not here: the limits (``broker/message/messages.py``).
 Invariant: ``sizes`` has each unsettled entry, ``total`` is their sum, and ``held`` and ``claimed`` are the
 sums of the held and the claimed ones. ``sizes`` is None for a queue without the limit, or not measured yet.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.undo import Undo
 
 
 class Room:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from broker_core.broker.block import Block, RowNumbers
-from broker_core.broker.records import RunRecord
+from broker_core.broker.state.block import Block, RowNumbers
+from broker_core.broker.state.records import RunRecord
 from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId, CommitSequence, QueueId
 

@@ -5,7 +5,7 @@ Invariant: ``total`` is the sum of ``Queue.kept`` of the queues that count here.
 
 from __future__ import annotations
 
-from broker_core.broker.undo import Undo
+from broker_core.broker.state.undo import Undo
 
 
 class Tally:

@@ -1,7 +1,7 @@
 """Users and permissions, as an operator changes them.
 
-Not here: the rules (``broker/users.py``), logins (``logins.py``). Passwords come as hashes: whoever sets one
-hashes it.
+Not here: the rules (``broker/access/users.py``), logins (``logins.py``). Passwords come as hashes: whoever
+sets one hashes it.
 
 Invariant: a change is durable, every door has heard of it, and it is in the audit log, when the call returns.
 The door of Flight writes its own lines, with their caller.
@@ -15,9 +15,9 @@ from typing import Any
 from broker_core import password as passwords
 from broker_core.address import VHOST
 from broker_core.admin import PermissionInfo, UserInfo
+from broker_core.broker.access.users import DEFAULT_USER
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.users import DEFAULT_USER
+from broker_core.broker.state.change import Change
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
 

@@ -1,7 +1,7 @@
 """The logins of a running broker: who a caller is.
 
-Not here: whether a password is right (``password_checks.py``), what the caller may do (``broker/rights.py``),
-who changes users (``accounts.py``).
+Not here: whether a password is right (``password_checks.py``), what the caller may do
+(``broker/access/rights.py``), who changes users (``accounts.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from concurrent.futures import Future
 import pyarrow as pa
 
 from broker_core.address import VHOST
-from broker_core.broker.rights import Rights
-from broker_core.broker.users import DEFAULT_USER, Users
+from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.users import DEFAULT_USER, Users
 from broker_core.errors import LoginRefused
 from broker_core.flight.authorization import CHALLENGE_BYTES, proof
 from broker_core.server.access.audit import Audit

@@ -1,6 +1,6 @@
 """Virtual hosts, as an operator adds, lists, limits and deletes them.
 
-Not here: the rules (``broker/virtual_hosts.py``).
+Not here: the rules (``broker/topology/virtual_hosts.py``).
 Invariant: a change is durable, and every door has heard of it, when the call returns.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from broker_core.admin import VhostInfo
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.virtual_hosts import LIMITS, NO_LIMIT
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.virtual_hosts import LIMITS, NO_LIMIT
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit

@@ -1,7 +1,8 @@
 """The socket of one AMQP connection: bytes in and out, flow control both ways, and the sweep of its timers.
 
 Not here: the protocol (``amqp/v0_9_1/connection.py``), the login (``handshake.py``), what a command does
-(``session.py``), how sessions end (``sessions.py``), handlers (``points.py``), listeners (``server.py``).
+(``session.py``), how sessions end (``sessions.py``), handlers (``handlers/points.py``), listeners
+(``server.py``).
 
 Flow control: while a client does not read, ``writable`` is False and its consumers get no messages. If
 replies still pile up, the broker stops reading from it. ``pause`` stops reading for any other reason; events
@@ -29,16 +30,16 @@ from broker_core.amqp.v0_9_1.events import (
 )
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
-from broker_core.broker.rights import Rights
+from broker_core.broker.access.rights import Rights
 from broker_core.checks import assert_never
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_alike
-from broker_core.server.amqp.entrance import Entrance
-from broker_core.server.amqp.handler import Handler, Handlers
+from broker_core.server.amqp.handlers.handler import Handler, Handlers
+from broker_core.server.amqp.handlers.points import Points
+from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.points import Points
 from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
@@ -109,9 +110,9 @@ class Connection(asyncio.Protocol):
         return self.protocol.announces(capability)
 
     @property
-    def mute(self) -> bool:
+    def closed_for_sending(self) -> bool:
         """Nothing more can be sent on a channel."""
-        return self._out.mute
+        return self._out.closed_for_sending
 
     # -- the transport ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
         self.server.loop.call_soon(self._go_on_writing)  # not here: the caller may hold the lock
 
     def _go_on_writing(self) -> None:
-        if self.writable and not self.mute:
+        if self.writable and not self.closed_for_sending:
             self.sessions.resume_deliveries()
             self.resume("output")
 
@@ -167,7 +168,7 @@ class Connection(asyncio.Protocol):
         sessions = self.sessions.by_number
         for event in events:
             if type(event) is not Command and type(event) is not Publishes:
-                self._happened(event)
+                self._on_event(event)
                 continue
             try:
                 session = sessions.get(event.channel)
@@ -181,7 +182,7 @@ class Connection(asyncio.Protocol):
             except Exception as error:
                 self.fail(event.channel, error, event.method)
         out = self._out
-        if out.mute or (out.frames and not self._unwritten):
+        if out.closed_for_sending or (out.frames and not self._unwritten):
             self.flush_later()
 
     def _other(self, command: Command) -> None:
@@ -199,7 +200,7 @@ class Connection(asyncio.Protocol):
         self.protocol.authenticated(partial(handshake.enter, self, self.server))
         self.flush_later()
 
-    def _happened(self, event: ChannelFailed | Failed | CloseRequested) -> None:
+    def _on_event(self, event: ChannelFailed | Failed | CloseRequested) -> None:
         match event:
             case ChannelFailed(number, text):
                 self._channel_failed(number, text)
@@ -273,7 +274,9 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
         session = (
-            self.sessions.by_number.get(number) if self._confirms is not None and not self.mute else None
+            self.sessions.by_number.get(number)
+            if self._confirms is not None and not self.closed_for_sending
+            else None
         )
         if session is not None:
             passed = self.points.go(session, Command(number, method, properties, body), queue)
@@ -314,7 +317,7 @@ class Connection(asyncio.Protocol):
             transport.write(data)
             if not self.writable and transport.get_write_buffer_size() > HARD_BYTES:
                 self.pause("output")
-        if self._out.mute and self.state is ConnectionState.closed:
+        if self._out.closed_for_sending and self.state is ConnectionState.closed:
             # the client ends its own half: to close both would reset what it still sends; TLS has no halves
             transport.write_eof() if transport.can_write_eof() else transport.close()
 

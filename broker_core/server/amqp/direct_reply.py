@@ -17,13 +17,13 @@ from __future__ import annotations
 import secrets
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.broker import refusals
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.consumer import Consumer
 from broker_core.broker.queue import REPLIES
+from broker_core.broker.queue.consumer import Consumer
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology import refusals
 from broker_core.errors import NotAllowed, PreconditionFailed
-from broker_core.properties import Properties, with_reply_to
+from broker_core.message.properties import Properties, with_reply_to
 from broker_core.server.amqp.session import Session
 
 NAME = REPLIES[:-1]
@@ -54,7 +54,7 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
 
     def consuming(consumer: Consumer) -> m.Method | None:
         session.replies = name
-        consumer.writable = session.connection.writable and not session.connection.mute
+        consumer.writable = session.connection.writable and not session.connection.closed_for_sending
         return None if method.nowait else m.BasicConsumeOk(tag)
 
     session.submit(method, work, consuming)

@@ -16,13 +16,13 @@ from broker_core import __version__
 from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
-from broker_core.broker.rights import Rights
+from broker_core.broker.access.rights import Rights
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited
-from broker_core.server.amqp.entrance import Entrance
+from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.quotas import Quotas

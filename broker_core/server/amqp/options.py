@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker_core.message import MAX_BODY_BYTES
+from broker_core.message.message import MAX_BODY_BYTES
 from broker_core.server.alarm import AlarmLimits
 
 

@@ -15,8 +15,8 @@ from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.rights import Rights
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas
@@ -66,7 +66,7 @@ class ClientConnection(Protocol):
     def state(self) -> ConnectionState: ...
 
     @property
-    def mute(self) -> bool:
+    def closed_for_sending(self) -> bool:
         """Nothing more can be sent on a channel."""
         ...
 

@@ -28,9 +28,9 @@ from broker_core.server.amqp import handshake
 from broker_core.server.amqp.closing import close
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
-from broker_core.server.amqp.entrance import Entrance
-from broker_core.server.amqp.handler import Handler, Handlers
-from broker_core.server.amqp.listeners import AmqpListeners
+from broker_core.server.amqp.handlers.handler import Handler, Handlers
+from broker_core.server.amqp.listen.entrance import Entrance
+from broker_core.server.amqp.listen.listeners import AmqpListeners
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas, sockets

@@ -2,7 +2,7 @@
 rest.
 
 Not here: the socket (``connection.py``), what each command does (``commands/``), what is gathered outside a
-transaction (``gathered.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
+transaction (``tick_commit.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
 
 Commands are answered in the order in which they came. Publishes and acks outside a transaction are gathered
 and committed at the end of the loop's tick; every other command waits until that is done. While a command
@@ -22,9 +22,9 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import DeliverEncoder, require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
-from broker_core.broker.consumer import Consumer, Send
+from broker_core.broker.queue.consumer import Consumer, Send
+from broker_core.broker.state.change import Change, InboxRow
 from broker_core.errors import (
     InternalFault,
     OptionError,
@@ -34,12 +34,12 @@ from broker_core.errors import (
     TransactionError,
     TxmqError,
 )
-from broker_core.message import Message
+from broker_core.message.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.backlog import Backlog
-from broker_core.server.amqp.gathered import Gathered
 from broker_core.server.amqp.holder import holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
+from broker_core.server.amqp.tick_commit import Gathered
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 
@@ -146,7 +146,7 @@ class Session:
         backlog = self._backlog
         while backlog and self._phase is Phase.ready:
             command = backlog.pop()
-            if self.connection.mute and isinstance(command.method, _HANDS_OUT):
+            if self.connection.closed_for_sending and isinstance(command.method, _HANDS_OUT):
                 continue  # its messages could not be sent
             try:
                 self.handle(command)

@@ -14,7 +14,7 @@ from functools import partial
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import ChannelClose
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
+from broker_core.broker.state.change import Change
 from broker_core.node.channel import DELETED
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session

@@ -24,13 +24,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
 from broker_core.broker.decision import Decision
-from broker_core.broker.outcomes import NAMES
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.outcomes import NAMES
 from broker_core.checks import assert_never
 from broker_core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
-from broker_core.field_table import Timestamp
-from broker_core.properties import Properties
+from broker_core.message.field_table import Timestamp
+from broker_core.message.properties import Properties
 
 NAME = "amq.transaction"
 QUEUE_PREFIX = "amq.transaction."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker_core.broker.virtual_hosts import LIMITS
+from broker_core.broker.topology.virtual_hosts import LIMITS
 from broker_core.errors import TxmqError
 from broker_core.flight import contract
 from broker_core.server.access.audit import Audit

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from broker_core.broker.actor import Actor
+from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.rights import Rights
-from broker_core.broker.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.errors import AccessRefused
 from broker_core.server.access.identity import Identity
 

@@ -41,7 +41,7 @@ from typing import Any
 
 from broker_core import errors
 from broker_core.broker import permits
-from broker_core.broker.content import check_user_id
+from broker_core.broker.message.content import check_user_id
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
 from broker_core.micro_batch.micro_batch import MicroBatches

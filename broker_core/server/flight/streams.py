@@ -14,7 +14,7 @@ import pyarrow as pa
 from broker_core import errors
 from broker_core.engine import ReadTicket
 from broker_core.flight import contract
-from broker_core.message import READ_SCHEMA
+from broker_core.message.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits

@@ -27,7 +27,7 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.message import READ_SCHEMA
+from broker_core.message.message import READ_SCHEMA
 
 APP = "alerts"
 QUEUES = ("in", "in2", "out")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.engine.bench import EngineBench
 from tests.engine.bench import Bench
-from tests.kafka.engine_bench import KafkaBench
+from tests.kafka.bench.engine_bench import KafkaBench
 
 BENCHES: dict[str, Callable[[], EngineBench]] = {"embedded": Bench, "kafka": KafkaBench}
 

@@ -19,8 +19,8 @@ from broker_core.errors import (
     UnknownTransaction,
     Unroutable,
 )
-from broker_core.micro_batch import claim as claim_rules
 from broker_core.micro_batch import ledger as ledger_rules
+from broker_core.micro_batch.claims import claim as claim_rules
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from broker_core.errors import DataLoss, OptionError
-from broker_core.properties import Properties
-from connector.dead_letters import Rejection
+from broker_core.message.properties import Properties
+from connector.reject.dead_letters import Rejection
 from tests.contract.engine.bench import APP, EngineBench
 
 COLUMNS = ("queue", "partition", "offset", "reason", "checksum")

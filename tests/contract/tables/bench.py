@@ -10,12 +10,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.fit import nullable
-from connector.merge import Merge
-from connector.once import Once, txn_app_id
-from connector.overwrite import Overwrite
-from connector.table import Table, in_sql
-from connector.table_format import Attempt, Checked, TableFormat
+from connector.sql import nullable
+from connector.tables.commit_id import CommitId, txn_app_id
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table import Table, in_sql
+from connector.tables.table_format import Attempt, Checked, TableFormat
 
 APP = "alerts"
 COLUMNS = "id STRING, n INT"
@@ -65,19 +65,21 @@ class TableBench(ABC):
     def given(self, *rows: Row) -> Callable[[SparkSession], DataFrame]:
         return lambda session: session.createDataFrame(list(rows), COLUMNS).coalesce(1)
 
-    def once(self, table: str, sequence: int, step: int = 0, token: str = "", app: str = APP) -> Once:
+    def once(self, table: str, sequence: int, step: int = 0, token: str = "", app: str = APP) -> CommitId:
         """A step of a batch that was decided now."""
         txn = txn_app_id(app, "broker", self.found(table).location, step)
         batch = {"app_id": app, "sequence": sequence, "token": token or f"t{sequence}", "txn_app_id": txn}
-        return Once(txn, sequence, {**batch, "query_id": "q", "batch_id": sequence}, int(time.time() * 1e6))
+        return CommitId(
+            txn, sequence, {**batch, "query_id": "q", "batch_id": sequence}, int(time.time() * 1e6)
+        )
 
     def attempt(self, table: str, sequence: int, token: str) -> Attempt:
         return Attempt(APP, self.once(table, sequence).txn_app_id, sequence, token)
 
-    def append(self, table: str, once: Once, *rows: Row, **more: Any) -> None:
+    def append(self, table: str, once: CommitId, *rows: Row, **more: Any) -> None:
         self.tables.append(self.given(*rows)(self.spark), self.found(table), once, **more)
 
-    def change(self, table: str, change: Merge | Overwrite, once: Once, *rows: Row) -> None:
+    def change(self, table: str, change: Merge | Overwrite, once: CommitId, *rows: Row) -> None:
         self.tables.change(self.spark, self.found(table), change, self.given(*rows), once)
 
     def check(

@@ -1,4 +1,6 @@
-"""What every table format does (``connector/table_format.py``): each commit once, checked before it is decided."""
+"""What every table format does (``connector/tables/table_format.py``): each commit once, checked before it is
+decided.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.engine import LedgerEntry, ToApply
 from broker_core.errors import LineageConflict, NotApplied, OptionError, cause
-from connector.checks import refuse_a_restarted_sequence
-from connector.fit import nullable
-from connector.merge import Merge
-from connector.once import Once
-from connector.overwrite import Overwrite
-from connector.table_format import HiddenFiles
-from connector.when import When
+from connector.sql import nullable
+from connector.tables.checks import refuse_a_restarted_sequence
+from connector.tables.commit_id import CommitId
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table_format import HiddenFiles
+from connector.tables.when import When
 from tests.contract.tables.bench import APP, TableBench
 from tests.progress import wait_until
 
@@ -35,10 +37,10 @@ def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: Tab
     """All of them again by another process, with another writer in between; and the next batch."""
     table = bench.create("lake")
 
-    def append(once: Once) -> None:
+    def append(once: CommitId) -> None:
         bench.append(table, once, ("a", 1), ("b", 2))
 
-    steps: list[Callable[[Once], None]] = [
+    steps: list[Callable[[CommitId], None]] = [
         append,
         lambda once: bench.change(table, UPSERT, once, ("a", 10), ("c", 30)),
         lambda once: bench.change(table, DELETE, once, ("b", 0)),

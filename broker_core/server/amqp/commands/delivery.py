@@ -11,14 +11,14 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import permits
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.consumer import consumer_priority
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction import Outcome, Settle
+from broker_core.broker.queue.consumer import consumer_priority
+from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.transaction import Outcome, Settle
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
-from broker_core.message import Delivery
+from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import get_outcome
 from broker_core.server.amqp.commands.registry import command
@@ -160,7 +160,7 @@ class Taken(NamedTuple):
 
 
 def _give(session: Session, method: m.BasicGet, delivery: Delivery, ready: int) -> None:
-    if session.connection.mute:
+    if session.connection.closed_for_sending:
         return  # it could not be sent; the channel requeues it when it ends
     require_header_fits(delivery.message.properties, session.connection.protocol.tuned.frame_max)
     if method.no_ack:

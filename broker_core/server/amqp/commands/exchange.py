@@ -1,4 +1,4 @@
-"""Class exchange. Not here: the rules (``broker/topology.py``).
+"""Class exchange. Not here: the rules (``broker/topology/topology.py``).
 
 Each command is a work of the committer, answered when it is durable.
 """
@@ -9,8 +9,8 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import permits
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.exchange import check_type
+from broker_core.broker.routing.exchange import check_type
+from broker_core.broker.state.change import Change
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session

@@ -1,4 +1,4 @@
-"""Class queue. Not here: the rules (``broker/topology.py``).
+"""Class queue. Not here: the rules (``broker/topology/topology.py``).
 
 Each command is a work of the committer, answered when it is durable. Commands that return counts wait for
 earlier publishes of the channel.
@@ -13,7 +13,7 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import permits
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
+from broker_core.broker.state.change import Change
 from broker_core.server.amqp import direct_reply
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command

@@ -10,15 +10,15 @@ from functools import partial
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
 from broker_core.broker.commit import Committed
 from broker_core.broker.permits import publish_again
-from broker_core.broker.transaction import Transaction
-from broker_core.node.burial import Burial, is_worth_it
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.transaction import Transaction
+from broker_core.node.dead_letter_batch import DeadLetterBatch, is_worth_it
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.gathered import commit as commit_transaction
 from broker_core.server.amqp.session import Move, Session
+from broker_core.server.amqp.tick_commit import commit as commit_transaction
 
 
 @command
@@ -56,7 +56,7 @@ def _buried(
     session: Session,
     method: m.TxCommit,
     transaction: Transaction,
-    burial: Burial | None,
+    burial: DeadLetterBatch | None,
     error: BaseException | None,
 ) -> None:
     """Its many dead letters are in segments."""

@@ -1,0 +1,1 @@
+"""Users, their permissions, and what a caller may do."""

@@ -1,0 +1,289 @@
+"""The users of the broker, their permissions and their apps. Pure; ``Change`` makes each durable.
+
+Not here: passwords (``password.py``), logins (``server/access``), what a permission means
+(``permission.py``).
+
+Invariant: ``epoch`` is another object after each change, also after one that is undone, so a cached answer
+of an older one is never taken for a current one. It changes last: whoever reads without the lock, and reads
+``epoch`` first, never takes old permissions for new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from broker_core.address import VHOST
+from broker_core.broker.access.permission import check_pattern
+from broker_core.broker.arguments import check_text
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import (
+    AppUserRecord,
+    PermissionRecord,
+    TopicPermissionRecord,
+    UserRecord,
+    WriteUserRecord,
+)
+from broker_core.broker.state.undo import Undo
+from broker_core.errors import OptionError
+
+DEFAULT_USER = "guest"  # until the first user is added
+ADMINISTRATOR, OPERATOR, MONITORING = "administrator", "operator", "monitoring"
+LOOKING = (ADMINISTRATOR, OPERATOR, MONITORING)  # who sees what all users have
+IMPERSONATOR = "impersonator"  # publishes with the user_id of another
+TAGS = (*LOOKING, IMPERSONATOR)
+
+
+class Users:
+    """``given``: users that the catalog does not keep (``--users``)."""
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self.by_name: dict[str, UserRecord] = {}
+        self.permissions: dict[tuple[str, str], PermissionRecord] = {}
+        # (user, vhost) -> exchange -> record
+        self.topics: dict[tuple[str, str], dict[str, TopicPermissionRecord]] = {}
+        self.apps: dict[tuple[str, str], str] = {}  # (vhost, app_id) -> user
+        self.apps_of: dict[str, dict[tuple[str, str], None]] = {}  # the same by user
+        self.writes: dict[tuple[str, str], str] = {}  # (vhost, token) -> user, of open batch writes
+        self.given: frozenset[str] = frozenset()
+        self.epoch: object = object()
+
+    def restore(
+        self,
+        users: Iterable[UserRecord],
+        permissions: Iterable[PermissionRecord],
+        topics: Iterable[TopicPermissionRecord],
+        apps: Iterable[AppUserRecord],
+        writes: Iterable[WriteUserRecord] = (),
+    ) -> None:
+        self.by_name = {record.name: record for record in users}
+        self.permissions = {(record.user, record.vhost): record for record in permissions}
+        for topic in topics:
+            self.topics.setdefault((topic.user, topic.vhost), {})[topic.exchange] = topic
+        for app in apps:
+            self.apps[app.vhost, app.app_id] = app.user
+            self.apps_of.setdefault(app.user, {})[app.vhost, app.app_id] = None
+        self.writes = {(record.vhost, record.token): record.user for record in writes}
+
+    def refused(self) -> Iterator[tuple[str, str, str]]:
+        """Yields (user, vhost, pattern) for the patterns of an older catalog that would be refused today.
+        They permit nothing.
+        """
+        found = [
+            (record.user, record.vhost, pattern)
+            for record in self.permissions.values()
+            for pattern in (record.configure, record.write, record.read)
+        ]
+        for topics in self.topics.values():
+            found += [
+                (each.user, each.vhost, pattern)
+                for each in topics.values()
+                for pattern in (each.write, each.read)
+            ]
+        for user, vhost, pattern in found:
+            try:
+                check_pattern(pattern)
+            except OptionError:
+                yield user, vhost, pattern
+
+    # -- who there is ----------------------------------------------------------------------------------------
+    @property
+    def default(self) -> bool:
+        """Nobody ever added a user: there is the default user, and it may do everything."""
+        return not self.by_name and not self.given
+
+    def exists(self, name: str) -> bool:
+        return name in self.by_name or name in self.given or (self.default and name == DEFAULT_USER)
+
+    def trusts(self, name: str) -> bool:
+        """Whether the user may do everything, without a record that says so: the default user, and one that
+        is only given.
+        """
+        return name not in self.by_name and self.exists(name)
+
+    def tags(self, name: str) -> frozenset[str]:
+        known = self.by_name.get(name)
+        if known is not None:
+            return frozenset(known.tags)
+        return frozenset({ADMINISTRATOR} if self.exists(name) else ())
+
+    # -- changes ---------------------------------------------------------------------------------------------
+    def add(self, change: Change, name: str, password_hash: str, tags: Iterable[str] = ()) -> None:
+        """Raises OptionError: it exists, or the name or a tag is wrong."""
+        if not name or ":" in name:
+            raise OptionError(f"{name!r} cannot be the name of a user", "give one without a colon")
+        check_text("the name of a user", name)
+        if name in self.by_name:
+            raise OptionError(f"user '{name}' already exists", "set another password with txmq users passwd")
+        self._put(change, UserRecord(name, password_hash, _tags(tags)))
+
+    def set_password(self, change: Change, name: str, password_hash: str) -> None:
+        """Raises OptionError."""
+        self._put(change, UserRecord(name, password_hash, list(self._user(name).tags)))
+
+    def set_tags(self, change: Change, name: str, tags: Iterable[str]) -> None:
+        """Raises OptionError."""
+        self._put(change, UserRecord(name, self._user(name).password_hash, _tags(tags)))
+
+    def delete(self, change: Change, name: str) -> None:
+        """Deletes a user with its permissions; its apps have no owner, and administrators alone use them.
+
+        Raises OptionError: there is no such user, or no other, because the default user would come back.
+        """
+        self._user(name)
+        if len(self.by_name) == 1 and not self.given - {name}:
+            raise OptionError(
+                f"user '{name}' is the last one, and without users the default user '{DEFAULT_USER}' would "
+                "come back",
+                "add another user first",
+            )
+        with self._changing():
+            self._undo.item(self.by_name, name)
+            del self.by_name[name]
+            change.drop(UserRecord, (name,))
+            for user, vhost in [key for key in self.permissions if key[0] == name]:
+                self._drop_permission(change, user, vhost)
+            for user, vhost in [key for key in self.topics if key[0] == name]:
+                for exchange in list(self.topics[user, vhost]):
+                    self._drop_topic(change, user, vhost, exchange)
+            for app in list(self.apps_of.get(name, ())):
+                self._disown(change, app)
+            for write in [write for write, user in self.writes.items() if user == name]:
+                self.disown_write(change, *write)
+
+    def permit(
+        self, change: Change, user: str, configure: str, write: str, read: str, vhost: str = VHOST
+    ) -> None:
+        """Raises OptionError: no such user, or no regular expression."""
+        self._user(user)
+        for pattern in (configure, write, read):
+            check_pattern(pattern)
+        with self._changing():
+            self._undo.item(self.permissions, (user, vhost))
+            record = self.permissions[user, vhost] = PermissionRecord(user, vhost, configure, write, read)
+            change.put(record)
+
+    def forbid(self, change: Change, user: str, vhost: str = VHOST) -> None:
+        """Takes the permissions. Raises OptionError: no such user."""
+        self._user(user)
+        if (user, vhost) in self.permissions:
+            with self._changing():
+                self._drop_permission(change, user, vhost)
+
+    def permit_topic(
+        self, change: Change, user: str, exchange: str, write: str, read: str, vhost: str = VHOST
+    ) -> None:
+        """Raises OptionError: no such user, or no regular expression."""
+        self._user(user)
+        check_text("the name of an exchange", exchange)
+        for pattern in (write, read):
+            check_pattern(pattern)
+        with self._changing():
+            self._undo.item(self.topics, (user, vhost))
+            topics = self.topics.setdefault((user, vhost), {})
+            self._undo.item(topics, exchange)
+            record = topics[exchange] = TopicPermissionRecord(user, vhost, exchange, write, read)
+            change.put(record)
+
+    def forbid_topic(self, change: Change, user: str, exchange: str = "", vhost: str = VHOST) -> None:
+        """Takes the topic permissions of an exchange, or of all. Raises OptionError: no such user."""
+        self._user(user)
+        for name in [exchange] if exchange else list(self.topics.get((user, vhost), ())):
+            if name in self.topics.get((user, vhost), {}):
+                with self._changing():
+                    self._drop_topic(change, user, vhost, name)
+
+    def forget_host(self, change: Change, vhost: str) -> None:
+        """A virtual host is deleted: nobody has permissions or apps there any more."""
+        with self._changing():
+            for user in [user for user, host in self.permissions if host == vhost]:
+                self._drop_permission(change, user, vhost)
+            for user in [user for user, host in self.topics if host == vhost]:
+                for exchange in list(self.topics[user, vhost]):
+                    self._drop_topic(change, user, vhost, exchange)
+            for app in [app for app in self.apps if app[0] == vhost]:
+                self._disown(change, app)
+            for write in [write for write in self.writes if write[0] == vhost]:
+                self.disown_write(change, *write)
+
+    def own_write(self, change: Change, vhost: str, token: str, user: str) -> None:
+        """The batch write belongs to ``user`` until it ends."""
+        self._undo.item(self.writes, (vhost, token))
+        self.writes[vhost, token] = user
+        change.put(WriteUserRecord(vhost, token, user))
+
+    def disown_write(self, change: Change, vhost: str, token: str) -> None:
+        """It has ended, or its user is deleted: the tasks of an administrator alone go on with it."""
+        if (vhost, token) in self.writes:
+            self._undo.item(self.writes, (vhost, token))
+            del self.writes[vhost, token]
+            change.drop(WriteUserRecord, (vhost, token))
+
+    def own_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
+        """From now on the app belongs to ``user``; "": to the owner of the data directory."""
+        if not user or self.exists(user):
+            app = (vhost, app_id)
+            if app in self.apps:
+                self._undo.leave(self.apps_of, self.apps[app], app)
+            self._undo.item(self.apps, app)
+            self.apps[app] = user
+            self._undo.enter(self.apps_of, user, app)
+            change.put(AppUserRecord(vhost, app_id, user))
+
+    def _disown(self, change: Change, app: tuple[str, str]) -> None:
+        self._undo.leave(self.apps_of, self.apps[app], app)
+        self._undo.item(self.apps, app)
+        del self.apps[app]
+        change.drop(AppUserRecord, app)
+
+    def give_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
+        """Raises OptionError: no such user."""
+        if not self.exists(user):
+            self._user(user)
+        check_text("an app id", app_id)
+        self.own_app(change, app_id, user, vhost)
+
+    def _user(self, name: str) -> UserRecord:
+        known = self.by_name.get(name)
+        if known is None:
+            if name in self.given:
+                raise OptionError(
+                    f"user '{name}' is in the users file alone, and has all permissions",
+                    "add it with txmq users add, to give it others",
+                )
+            raise OptionError(f"user '{name}' does not exist", "list the users with txmq users list")
+        return known
+
+    def _put(self, change: Change, record: UserRecord) -> None:
+        with self._changing():
+            self._undo.item(self.by_name, record.name)
+            self.by_name[record.name] = record
+            change.put(record)
+
+    def _drop_permission(self, change: Change, user: str, vhost: str) -> None:
+        self._undo.item(self.permissions, (user, vhost))
+        del self.permissions[user, vhost]
+        change.drop(PermissionRecord, (user, vhost))
+
+    def _drop_topic(self, change: Change, user: str, vhost: str, exchange: str) -> None:
+        topics = self.topics[user, vhost]
+        self._undo.item(topics, exchange)
+        del topics[exchange]
+        change.drop(TopicPermissionRecord, (user, vhost, exchange))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._undo.append((self._renew,))  # the last step of the undo
+        yield
+        self._renew()
+
+    def _renew(self) -> None:
+        self.epoch = object()
+
+
+def _tags(tags: Iterable[str]) -> list[str]:
+    wrong = sorted(set(tags) - set(TAGS))
+    if wrong:
+        raise OptionError(f"there is no tag '{wrong[0]}'", f"use {', '.join(TAGS)}")
+    return sorted(set(tags))

@@ -1,0 +1,1 @@
+"""Messages in queues: how they enter, are delivered, are settled, and leave."""

@@ -1,0 +1,268 @@
+"""Expiry: messages that are too old, or were returned too often, leave their queue in bounded steps.
+
+Pure.
+Not here: when it is called (``node/upkeep.py``, get and consume), and dead-lettering (``messages.py``).
+Invariant: messages leave only at the head of their queue, in the order in which they would be delivered; held
+or claimed ones never expire. One call does a bounded amount of work. The caller does the rest in further
+commits, so that other work is served between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
+from broker_core.broker.message.dead_letter import Reason
+from broker_core.broker.message.messages import Messages
+from broker_core.broker.message.overflow import Overflow
+from broker_core.broker.message.removals import Removals, leave, ranges
+from broker_core.broker.queue import Queue, Run
+from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.state.block import Blocks, NotLoaded, together
+from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.topology.registry import Registry
+from broker_core.errors import ResourceShortage, StoreError
+
+SLICE = 512  # messages that expire in one commit
+SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
+TOGETHER = 16  # blocks that one call asks for together
+_AT_ONCE = 0
+
+
+class Expiry:
+    def __init__(
+        self, registry: Registry, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda
+    ) -> None:
+        self._registry = registry
+        self._blocks = blocks
+        self._messages = messages
+        self._overflow = overflow
+        self._agenda = agenda
+
+    def plan(self, queue: Queue) -> None:
+        """Notes when the head of the queue expires."""
+        try:
+            offset = queue.ready.head(queue.log.visible_end)
+            deadline = self.deadline(queue, offset) if offset is not None else None
+            if offset is None or deadline is None or self._agenda.is_planned(queue, deadline):
+                return
+            if queue.arguments.dead_letters:
+                with contextlib.suppress(NotLoaded):
+                    self._messages.fetch(queue, offset)
+        except NotLoaded:
+            deadline = _AT_ONCE  # ``expire`` loads it, and plans again
+        except Exception:  # called after a commit that is durable already
+            # an unreadable message does not expire; reading it raises, and ``due`` reports other errors
+            return
+        self._agenda.plan(queue, deadline)
+
+    def due(self, now: int) -> list[Queue]:
+        """Returns queues whose head must leave now, of those that were planned for now. ``next_deadline`` is
+        the next known time to ask.
+        """
+        return self.due_of(self._agenda.take_due(now), now)
+
+    def due_of(self, queues: Iterable[Queue], now: int) -> list[Queue]:
+        """Returns those of ``queues`` whose head must leave now, or whose delivery counts are to be recorded,
+        and plans the others.
+        """
+        due: list[Queue] = []
+        for queue in queues:
+            if queue.deleted:
+                continue
+            try:
+                expired = self.head_expired(queue, now)
+            except NotLoaded:
+                expired = True  # perhaps: ``expire`` loads it
+            except StoreError:
+                expired = False
+            except Exception:
+                expired = True  # ``expire`` raises the error
+            if expired or queue.has_news or queue in self._agenda.overfull:
+                due.append(queue)
+            elif queue.marks.timed:
+                self.plan(queue)
+        return due
+
+    def deadline(self, queue: Queue, offset: int) -> int | None:
+        """Returns when an entry expires, in microseconds since the epoch; None: never. The time to live
+        starts at commit. The last answer is kept: it never changes, and the next block may be on disk.
+        """
+        known = queue.marks.deadline
+        if known is not None and known[0] == offset:
+            return known[1]
+        run, number = queue.log.locate(offset)
+        deadline = self._deadline(queue, run, number)
+        if run.block.inbox is None:
+            queue.marks.deadline = (offset, deadline)
+        return deadline
+
+    def _deadline(self, queue: Queue, run: Run, number: int) -> int | None:
+        ttl_ms = queue.arguments.ttl_ms
+        own_ms: int | None = None
+        if self._blocks.may_expire(run.block):
+            own_ms = own_time_to_live_ms(self._blocks.row(run.block.block_id, number).properties)
+        elif ttl_ms is None:
+            return None
+        times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
+        if not times_ms:
+            return None
+        committed_at = (
+            run.committed_at if run.sequence else self._blocks.row(run.block.block_id, number).committed_at
+        )
+        return committed_at + min(times_ms) * 1000
+
+    def head_expired(self, queue: Queue, now: int) -> bool:
+        """Returns whether the next message must leave instead of being delivered: it is too old, or was
+        returned too often.
+
+        Raises CorruptSegment, DataLoss if it must leave and cannot be read.
+        """
+        offset = queue.ready.head(queue.log.visible_end)
+        if offset is None:
+            return False
+        late = queue.ready.over_limit(offset)
+        if not late:
+            deadline = self.deadline(queue, offset)
+            late = deadline is not None and deadline <= now
+        if late and queue.arguments.dead_letters:
+            self._messages.fetch(queue, offset)
+        return late
+
+    def expire(
+        self, change: Change, now: int, queues: Iterable[Queue] | None = None, limit: int = SLICE
+    ) -> list[Queue]:
+        """Expires messages at the heads of queues, about ``limit`` in all. Returns the queues with more to
+        expire, the next one first.
+
+        A message that cannot be read blocks only its own queue. The queues are woken. Raises NotLoaded, for
+        several queues together, only if it could not look at any queue.
+        """
+        looked = [
+            queue
+            for queue in (list(self._registry.by_id.values()) if queues is None else queues)
+            if not queue.deleted
+        ]
+        left: list[Queue] = []
+        cut: list[Queue] = []
+        missing: list[NotLoaded] = []
+        dying = Removals()
+        room, room_bytes = limit, SLICE_BYTES
+        for queue in looked:
+            if room <= 0 or room_bytes <= 0 or len(missing) == TOGETHER:
+                left.append(queue)
+                continue
+            changed, done = queue.has_news, False
+            while not done and room > 0 and room_bytes > 0:
+                try:
+                    cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, dying)
+                except NotLoaded as wanted:
+                    missing.append(wanted)
+                    break
+                changed = changed or cost > 0
+                room -= cost
+                room_bytes -= size_bytes
+            if not done:
+                cut.append(queue)
+            if changed:
+                queue.record(change)
+            if self._agenda.was_cut(queue):
+                self._overflow.cut(change, queue, now, dying)
+        if missing and len(missing) + len(left) == len(looked):
+            raise together(missing)
+        if dying:
+            self._messages.bury(change, dying, now)
+        for queue in looked:
+            self.plan(queue)
+            if queue.consumers:
+                self._agenda.wake(queue)
+        return left + cut
+
+    def _expire_some(
+        self, queue: Queue, now: int, room: int, room_bytes: int, dying: Removals
+    ) -> tuple[int, int, bool]:
+        """Expires the next ready entries that must leave. Returns what it used of ``room`` and
+        ``room_bytes``, and whether the next entry stays.
+        """
+        entries: Sequence[int] = ()
+        try:
+            unread = self._unread(queue, now)
+            entries = queue.ready.take_next(unread or room)
+            if not entries or queue.progress.is_settled(entries[0]):
+                return 0, 0, True
+            if unread:
+                leave(queue, entries, [], "expired", dying)
+                return 1, 0, False
+            rows, reason, whole = self._late(queue, entries, now, room_bytes)
+        except NotLoaded:
+            queue.ready.untake(entries)
+            raise
+        except (StoreError, ResourceShortage):  # it stays until it can be read
+            queue.ready.untake(entries)
+            return 0, 0, True
+        late = len(rows)
+        queue.ready.untake(entries[late:])
+        if not late:
+            return 0, 0, True
+        leave(queue, entries[:late], rows, reason, dying)
+        return late, sum(len(row.body) for row in rows) if queue.arguments.dead_letters else 0, not whole
+
+    def _unread(self, queue: Queue, now: int) -> int:
+        """Returns how many entries at the head expire without being read: they are of one stored commit, and
+        are not dead-lettered.
+        """
+        ttl_ms, deliveries = queue.arguments.ttl_ms, queue.ready.deliveries
+        counted = deliveries is not None and deliveries.counts
+        if queue.arguments.dead_letters or counted or queue.ready.ranks is not None or ttl_ms is None:
+            return 0
+        head = queue.ready.head(queue.log.visible_end)
+        if head is None:
+            return 0
+        run, _ = queue.log.locate(head)
+        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self._blocks.may_expire(run.block):
+            return 0
+        return run.end - head
+
+    def _late(
+        self, queue: Queue, entries: Sequence[int], now: int, room_bytes: int
+    ) -> tuple[list[InboxRow], Reason, bool]:
+        """Returns the first of the taken entries that leave for one reason. False: the next one stays. True:
+        another call must check it.
+
+        Raises CorruptSegment, DataLoss and NotLoaded for the first entry only: entries before it may leave.
+        """
+        rows: list[InboxRow] = []
+        reason: Reason = "expired"
+        ttl_us = None if queue.arguments.ttl_ms is None else queue.arguments.ttl_ms * 1000
+        deliveries = queue.ready.deliveries
+        for start, end in ranges(entries):
+            while start < end:
+                try:
+                    found = queue.log.rows(start, end)
+                except (StoreError, ResourceShortage, NotLoaded):
+                    if not rows:
+                        raise
+                    return rows, reason, True
+                for offset, row in enumerate(found, start):
+                    why: Reason = "expired"
+                    if deliveries is not None and deliveries.over_limit(offset):
+                        why = "delivery_limit"
+                    elif not _is_late(row, ttl_us, now):
+                        return rows, reason, False
+                    if not rows:
+                        reason = why
+                    elif why != reason or room_bytes <= 0:
+                        return rows, reason, True
+                    rows.append(row)
+                    room_bytes -= len(row.body)
+                start += len(found)
+        return rows, reason, True
+
+
+def _is_late(row: InboxRow, ttl_us: int | None, now: int) -> bool:
+    if row.properties and row.properties[0] & EXPIRATION:
+        own_ms = own_time_to_live_ms(row.properties)
+        if own_ms is not None and (ttl_us is None or own_ms * 1000 < ttl_us):
+            ttl_us = own_ms * 1000
+    return ttl_us is not None and row.committed_at + ttl_us <= now

@@ -1,0 +1,176 @@
+"""Overflow of queues with a maximum length: new messages are refused, or the oldest are dropped.
+
+Not here: dead-lettering of dropped messages (``messages.py``).
+Invariant: messages of a prepared transaction count from its preparation on, so its commit is never refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from broker_core.broker.message.removals import Removals, discard
+from broker_core.broker.queue import Queue
+from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.state.block import Blocks, NotLoaded
+from broker_core.broker.state.change import Change
+from broker_core.errors import PreconditionFailed, StoreError
+
+_LIMITS = ("x-max-length", "x-max-length-bytes")
+_STEP = 256  # messages that overflow takes at once, if they are dead-lettered
+
+
+class Overflow:
+    def __init__(self, blocks: Blocks, agenda: Agenda) -> None:
+        self._undo = blocks.undo
+        self._blocks = blocks
+        self._agenda = agenda
+
+    def check(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
+        """Checks messages and bytes per queue before anything is written. Raises PreconditionFailed for a
+        full reject-publish queue.
+        """
+        for queue, (messages, size_bytes) in incoming.items():
+            if (
+                not queue.deleted
+                and queue.arguments.refuses
+                and self.would_overflow(queue, messages, size_bytes)
+            ):
+                declared = queue.arguments.declared
+                limits = " and ".join(f"{name} {declared[name]}" for name in _LIMITS if name in declared)
+                kept = (
+                    f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
+                )
+                raise PreconditionFailed(
+                    f"{queue.full_name} is full: {messages} more messages of {size_bytes} "
+                    f"bytes on {queue.droppable}{kept} "
+                    f"are over {limits}; nothing was enqueued"
+                )
+
+    def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:
+        """Returns whether these messages do not fit beside the ready ones and those of prepared
+        transactions.
+        """
+        length, total = queue.arguments.max_length, queue.arguments.max_bytes
+        if length is not None and queue.droppable + queue.room.kept + messages > length:
+            return True
+        return total is not None and self._ready_bytes(queue) + queue.room.kept_bytes + size_bytes > total
+
+    def keep_room(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
+        """Reserves room for a prepared transaction: reject-publish queues accept less from others until it is
+        decided.
+        """
+        for queue, (messages, size_bytes) in incoming.items():
+            queue.room.keep(messages, size_bytes)
+
+    def give_room_back(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
+        """Releases the room of a prepared transaction that is decided."""
+        self.keep_room(
+            {queue: (-messages, -size_bytes) for queue, (messages, size_bytes) in incoming.items()}
+        )
+
+    def measure(self, queue: Queue, start: int) -> None:
+        """Measures the body sizes of a queue that is limited in bytes, from offset ``start`` on."""
+        if queue.arguments.max_bytes is None:
+            return
+        initial = queue.room.sizes is None
+        if initial:
+            self._know_sizes(queue)
+            queue.room.begin()
+            start = queue.progress.floor
+        for first, end in queue.progress.unsettled_within(start, queue.log.next_offset):
+            for offset in range(first, end):
+                queue.room.add(offset, self._size(queue, offset))
+        if initial:
+            queue.room.measure(queue.ready.held, queue.progress.claimed)
+
+    def _know_sizes(self, queue: Queue) -> None:
+        """Raises NotLoaded for one block after the other, so that a long queue is never in memory as a
+        whole.
+        """
+        for run in queue.log.runs:
+            block = run.block
+            if (
+                block.inbox is None
+                and block.body_sizes is None
+                and queue.progress.unsettled_within(run.first, run.end)
+            ):
+                try:
+                    self._blocks.body_sizes(block.block_id)
+                except NotLoaded as missing:
+                    raise NotLoaded(missing.block_ids, prepare=partial(self._know_sizes, queue)) from None
+
+    def _size(self, queue: Queue, offset: int) -> int:
+        run, number = queue.log.locate(offset)
+        inbox = run.block.inbox
+        return (
+            len(inbox[number].body)
+            if inbox is not None
+            else int(self._blocks.body_sizes(run.block_id)[number])
+        )
+
+    def _ready_bytes(self, queue: Queue) -> int:
+        if queue.room.sizes is None:
+            self.measure(queue, queue.progress.floor)
+        return queue.room.ready_bytes
+
+    def cut(self, change: Change, queue: Queue, now: int, dying: Removals) -> None:
+        """Drops the oldest ready messages until the queue is within its limits (x-overflow drop-head).
+
+        As in RabbitMQ, messages that consumers take at once do not count. A message that cannot be read, and
+        so not be dead-lettered, stays until it is repaired, and does not count.
+        """
+        if queue.arguments.refuses:
+            return  # checked before; a message that is dead-lettered into it is never lost
+        if not self._too_much(queue, 0, 0) or (queue.consumers and queue.consumers.credit >= queue.droppable):
+            return
+        spared = self._for_consumers(queue)
+        spared_bytes = queue.room.of(spared)
+        unreadable: list[int] = []
+        dropped = one_by_one = False
+        while self._too_much(queue, len(spared) + len(unreadable), spared_bytes):
+            if queue.arguments.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
+                self._agenda.cut_later(queue, now)
+                break
+            head = queue.ready.take_next(
+                1 if one_by_one else self._excess(queue, len(spared), dying), queue.log.next_offset
+            )
+            if not head:
+                break
+            try:
+                discard(queue, head, "maxlen", dying)
+                dropped = True
+            except StoreError:
+                if len(head) > 1:
+                    queue.ready.untake(head)
+                    one_by_one = True
+                    continue
+                unreadable.append(head[0])
+                spared_bytes += queue.room.of(head)
+        queue.ready.untake(spared)
+        queue.ready.untake(unreadable)
+        if dropped:
+            queue.record(change)
+
+    def _excess(self, queue: Queue, spared: int, dying: Removals) -> int:
+        """Returns how many of the oldest messages may be dropped in one step."""
+        length = queue.arguments.max_length
+        if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
+            return 1
+        excess: int = queue.droppable - spared - length
+        return min(excess, dying.room, _STEP) if queue.arguments.dead_letters else excess
+
+    def _too_much(self, queue: Queue, spared: int, spared_bytes: int) -> bool:
+        length, total = queue.arguments.max_length, queue.arguments.max_bytes
+        if length is not None and queue.droppable - spared > length:
+            return True
+        return total is not None and self._ready_bytes(queue) - spared_bytes > total
+
+    def _for_consumers(self, queue: Queue) -> list[int]:
+        """Takes and returns the next entries that consumers have credit for."""
+        spare = queue.consumers.credit if queue.consumers else 0
+        end = queue.log.visible_end if queue.ready.ranks is not None else queue.log.next_offset
+        taken: list[int] = []
+        while len(taken) < spare and (head := queue.ready.take_next(spare - len(taken), end)):
+            taken += head
+        return taken

@@ -1,0 +1,93 @@
+"""The room that a virtual host has for messages (``max_messages``): in all its queues together.
+
+Not here: the maximum length of one queue (``overflow.py``). What is over the limit is refused as a full queue
+refuses it: a transaction as a whole, a publish outside one by itself. A message that is routed to two queues
+counts twice. A dead letter is not refused, because it would be lost, and neither is the commit of a prepared
+transaction; both count for the next check.
+Invariant: without such a limit a commit costs one look at a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from broker_core.broker.queue import Queue
+from broker_core.broker.topology.topology import Topology
+from broker_core.broker.topology.virtual_hosts import VirtualHosts
+from broker_core.broker.transaction.publish import Publish
+from broker_core.broker.transaction.transaction import Transaction
+from broker_core.errors import PreconditionFailed
+
+
+class VhostMessageLimit:
+    def __init__(self, hosts: VirtualHosts) -> None:
+        self._hosts = hosts
+
+    def check(self, transaction: Transaction) -> None:
+        """Raises PreconditionFailed for what does not fit as a whole. What it settles makes room."""
+        leaving = _by_host(self._hosts, _leaving(transaction))
+        for topology, more in _by_host(self._hosts, _arriving(self._hosts, transaction)).items():
+            held = topology.tally.total - leaving.get(topology, 0)
+            if more > topology.max_messages - held:
+                raise PreconditionFailed(
+                    f"vhost '{topology.vhost}' is full: {more} more messages on {held} are over its limit of "
+                    f"{topology.max_messages}; nothing was enqueued",
+                    "let the queues be read, or raise the limit with txmq vhosts limit",
+                )
+
+    def admit(self, transaction: Transaction, rejected: list[int]) -> list[Publish]:
+        """Returns the publishes with those that do not fit made empty; their indexes go to ``rejected``."""
+        leaving = _by_host(self._hosts, _leaving(transaction))
+        room: dict[Topology, int] = {}
+        admitted = []
+        for index, publish in enumerate(transaction.publishes):
+            arriving = _by_host(self._hosts, ((queue, 1) for queue in publish.queues))
+            for topology in arriving:
+                if topology not in room:
+                    room[topology] = topology.max_messages - topology.tally.total + leaving.get(topology, 0)
+            if all(more <= room[topology] for topology, more in arriving.items()):
+                for topology, more in arriving.items():
+                    room[topology] -= more
+                admitted.append(publish)
+            else:
+                rejected.append(index)
+                admitted.append(Publish(publish.message, (), False))
+        return admitted
+
+
+def _arriving(hosts: VirtualHosts, transaction: Transaction) -> Iterator[tuple[Queue, int]]:
+    """Yields queues with how many messages come to each."""
+    for publish in transaction.publishes:
+        for queue in publish.queues:
+            yield queue, 1
+    for spilled in transaction.spilled:
+        for queue, selection in spilled.selections:
+            yield queue, selection.rows
+    for staged in transaction.staged:
+        for queue_id, selection in staged.routes.items():
+            queue_of_id = hosts.registry.by_id.get(queue_id)
+            if queue_of_id is not None:
+                yield queue_of_id, selection.rows
+
+
+def _leaving(transaction: Transaction) -> Iterator[tuple[Queue, int]]:
+    """Yields queues with how many messages leave each for good."""
+    for queue, offset, outcome in transaction.settles:
+        if not queue.progress.is_settled(offset) and (
+            outcome == "ack" or (outcome == "reject" and not queue.arguments.dead_letters)
+        ):
+            yield queue, 1
+    for queue, start, end in transaction.consumed:
+        yield queue, end - start - sum(b - a for a, b in queue.progress.settled_within(start, end))
+
+
+def _by_host(hosts: VirtualHosts, messages: Iterable[tuple[Queue, int]]) -> dict[Topology, int]:
+    """Returns how many messages these are for each virtual host that has a limit."""
+    found: dict[Topology, int] = {}
+    for queue, more in messages:
+        if queue.deleted or queue.replies:
+            continue
+        topology = hosts.by_name[queue.vhost]
+        if topology.max_messages >= 0:
+            found[topology] = found.get(topology, 0) + more
+    return found

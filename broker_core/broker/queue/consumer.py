@@ -1,0 +1,147 @@
+"""A consumer, and the deliveries that it is sent.
+
+Not here: which of a queue's consumers is next (``queue/ring.py``), taking entries and sending them
+(``message/dispatch.py``), tags and returned credit (``channel.py``). Source: AMQP 0-9-1, 1.8.3.3
+(basic.consume).
+Invariant: a consumer has credit only within the limits of its channel and of its own prefetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from broker_core.address import VHOST
+from broker_core.broker.arguments import type_name
+from broker_core.broker.queue import Queue
+from broker_core.broker.state.change import InboxRow
+from broker_core.broker.state.undo import Undo
+from broker_core.errors import PreconditionFailed
+from broker_core.message.field_table import Timestamp
+
+
+class Holder(Protocol):
+    """The attributes of a channel that a consumer uses (``channel.py``)."""
+
+    connection: object
+    prefetch: int  # of all its consumers together; 0: no limit
+    consuming: int  # deliveries that count against it
+    last_tag: int
+    unacked: dict[int, Unacked]
+    consumers: dict[str, Consumer]
+
+    def served(self, consumer: Consumer) -> None: ...
+
+
+class Consumer:
+    """``prefetch`` 0: no limit of its own. ``writable``: the shell sets it to False while the connection
+    accepts no more data, and wakes the queue afterwards.
+
+    ``send`` gets the consumer, the first delivery tag, and the redelivered flags and the messages of
+    deliveries with consecutive tags. It sends the first, and more while the consumer is ``writable``, and
+    returns how many it has sent; 0 if it cannot, after it has made the consumer not ``writable``. The shell
+    calls ``cancelled`` when the queue is deleted (``Consumers.clear``). A cancelled consumer is not
+    ``active``.
+    """
+
+    __slots__ = (
+        "active",
+        "arguments",
+        "cancelled",
+        "channel",
+        "exclusive",
+        "limited",
+        "no_ack",
+        "no_local",
+        "parked",
+        "prefetch",
+        "priority",
+        "queue",
+        "send",
+        "tag",
+        "unacked",
+        "writable",
+    )
+
+    def __init__(
+        self,
+        channel: Holder,
+        queue: Queue,
+        tag: str,
+        send: Send,
+        cancelled: Cancelled,
+        *,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        no_local: bool = False,
+        priority: int = 0,
+        prefetch: int = 0,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.channel = channel
+        self.queue = queue
+        self.tag = tag
+        self.send = send
+        self.cancelled = cancelled
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.no_local = no_local
+        self.priority = priority
+        self.prefetch = prefetch
+        self.arguments = arguments or {}
+        self.unacked = 0
+        self.limited = True  # by the channel's prefetch
+        self.writable = True
+        self.active = True
+        self.parked = False  # dispatch found it without credit: the queue is woken when credit returns
+
+    @property
+    def credit(self) -> int:
+        """Returns how many messages it takes now: 0 or more, ``UNLIMITED`` without a limit."""
+        if not self.writable:
+            return 0
+        # it uses nothing of the channel's limit, but waits like the others when that is reached
+        if self.no_ack:
+            channel = self.channel
+            return (
+                0
+                if channel.prefetch and self.limited and channel.consuming >= channel.prefetch
+                else UNLIMITED
+            )
+        credit = self.prefetch - self.unacked if self.prefetch else UNLIMITED
+        channel = self.channel
+        if channel.prefetch:
+            credit = min(credit, channel.prefetch - channel.consuming)
+        return max(0, credit)
+
+    def end(self, undo: Undo) -> None:
+        """Ends the consumer of a deleted queue."""
+        undo.attribute(self, "active")
+        undo.item(self.channel.consumers, self.tag)
+        self.active = False
+        self.channel.consumers.pop(self.tag, None)
+
+
+class Unacked(NamedTuple):
+    """A delivery that a channel holds. ``consumer`` None: from basic.get, which uses no credit."""
+
+    queue: Queue
+    offset: int
+    consumer: Consumer | None
+
+
+Send = Callable[[Consumer, int, Sequence[bool], Sequence[InboxRow]], int]  # must not raise
+Cancelled = Callable[[Consumer], None]
+UNLIMITED = 1 << 62
+
+
+def consumer_priority(queue: str, arguments: Mapping[str, Any], vhost: str = VHOST) -> int:
+    """Returns ``x-priority`` of basic.consume. Raises PreconditionFailed."""
+    priority = arguments.get("x-priority", 0)
+    if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):
+        what = f'"expected integer, got {type_name(priority)}"'
+        raise PreconditionFailed(
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': {what}",
+            "give a whole number",
+        )
+    return priority

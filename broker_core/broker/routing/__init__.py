@@ -1,0 +1,1 @@
+"""Which queues a message goes to: exchanges, bindings and their indexes."""

@@ -1,0 +1,463 @@
+"""Exchanges and bindings: which queues a message goes to. Pure routing; nothing is enqueued here.
+
+Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate
+exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``.
+Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that they came by. A
+change empties the caches of the exchange and of those whose results came by here (``_relying``). A route that
+came by a headers exchange is not cached. A change costs what it changes, and what it removes from caches: no
+index is built again. What is deleted costs the same whatever number of bindings it has: an index may have
+entries of deleted destinations, which match nothing (``severed.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from broker_core.broker.arguments import type_name
+from broker_core.broker.queue import Queue
+from broker_core.broker.routing.carbon_copy import carbon_copies
+from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
+from broker_core.broker.routing.route_room import RouteRoom
+from broker_core.broker.routing.severed import Severed
+from broker_core.broker.routing.topic_patterns import TopicPatterns
+from broker_core.broker.state.undo import Undo
+from broker_core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
+from broker_core.ids import QueueId
+from broker_core.message.properties import Properties
+
+Queues = tuple[Queue, ...]
+BindingKey = tuple["Queue | Exchange", str, str]  # destination, routing key, arguments
+_NO_QUEUES: Queues = ()
+BINDING_BYTES, PART_BYTES = 600, 400  # of a binding, and of a word or an argument, about
+
+
+class Binding(NamedTuple):
+    destination: Queue | Exchange
+    routing_key: str
+    arguments: dict[str, Any]
+
+
+def canonical(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, sort_keys=True, default=repr) if arguments else "{}"
+
+
+def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> BindingKey:
+    return (destination, routing_key, canonical(arguments))
+
+
+class Exchange:
+    """The common part of all types. A subclass implements how its bindings match. ``undo`` is that of the
+    whole state.
+    """
+
+    type: ClassVar[str] = ""
+    matches_keys: ClassVar[bool] = True
+    matches_headers: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, Any] | None = None,
+        undo: Undo | None = None,
+    ) -> None:
+        self._undo = Undo() if undo is None else undo
+        self.name = name
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments = arguments or {}
+        self.deleted = False
+        self.cache: dict[str, Queues] = {}
+        self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
+        self.severed = Severed(self._undo)  # the same
+        self.alternate: Exchange | None = None  # receives messages that no binding here matches
+        # those with a binding or an alternate to this one, in that order
+        self.upstream: dict[Exchange, None] = {}
+        self._by_destination: dict[Destination, dict[BindingKey, Binding]] = {}
+        self._bytes: dict[Destination, int] = {}  # that the bindings take, about
+        self._downstream: set[Exchange] = set()  # those that bindings lead to
+        self._by_headers: bool | None = None  # None: not known
+        self._relying: set[Exchange] = set()  # those that keep what was found out here
+        self._relied: set[Exchange] = set()  # the other end
+
+    # -- bindings --------------------------------------------------------------------------------------------
+    @property
+    def bound(self) -> bool:
+        """Returns whether it has a binding."""
+        return bool(self._by_destination)
+
+    def bytes_of(self, destination: Destination) -> int:
+        """Returns how much memory the bindings to a destination take, about."""
+        return self._bytes.get(destination, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns how much memory its bindings take, about."""
+        return sum(self._bytes.values())
+
+    @property
+    def size(self) -> int:
+        """Returns how many bindings it has."""
+        return sum(map(len, self._by_destination.values()))
+
+    @property
+    def bindings(self) -> list[Binding]:
+        return [binding for found in self._by_destination.values() for binding in found.values()]
+
+    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+        """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
+
+    def bind(self, destination: Destination, routing_key: str, arguments: dict[str, Any]) -> bool:
+        """Adds a binding and returns whether it is new. Raises like ``check``."""
+        self.check(destination, arguments)
+        key = _key(destination, routing_key, arguments)
+        if key in self._by_destination.get(destination, ()):
+            return False
+        binding = Binding(destination, routing_key, arguments)
+        self._undo.item(self._bytes, destination)
+        self._bytes[destination] = self.bytes_of(destination) + _bytes_of(key, binding)
+        self._undo.append((self._remove, key, binding))
+        self._insert(key, binding)
+        return True
+
+    def _insert(self, key: BindingKey, binding: Binding) -> None:
+        """Also undoes an incomplete ``_remove``; ``_remove`` undoes an incomplete insert."""
+        destination = binding.destination
+        self._by_destination.setdefault(destination, {})[key] = binding
+        self._added(key, binding)
+        self._know(destination)
+        self.changed()
+
+    def _remove(self, key: BindingKey, binding: Binding) -> None:
+        destination = binding.destination
+        found = self._by_destination.get(destination, {})
+        found.pop(key, None)
+        self._removed(key, binding)
+        if not found:
+            self._forget(destination)
+        self.changed()
+
+    def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+        return _key(destination, routing_key, arguments) in self._by_destination.get(destination, ())
+
+    def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+        """Removes a binding and returns whether it existed."""
+        key = _key(destination, routing_key, arguments)
+        binding = self._by_destination.get(destination, {}).get(key)
+        if binding is None:
+            return False
+        self._undo.item(self._bytes, destination)
+        self._bytes[destination] -= _bytes_of(key, binding)
+        self._undo.append((self._insert, key, binding))
+        self._remove(key, binding)
+        return True
+
+    def unbind_all(self, destination: Destination) -> Collection[Binding]:
+        """Removes every binding of a queue or an exchange that is deleted, and returns them."""
+        gone = self._by_destination.get(destination)
+        if gone is None:
+            return ()
+        self._undo.append((self._take_back, destination, gone))
+        self.severed.add(self._removed, gone)
+        self._undo.item(self._bytes, destination)
+        self._bytes.pop(destination, None)
+        self._forget(destination)
+        self.changed()
+        return gone.values()
+
+    def _take_back(self, destination: Destination, gone: dict[BindingKey, Binding]) -> None:
+        self._by_destination[destination] = gone
+        self._know(destination)
+        self.changed()
+
+    def leave(self) -> None:
+        """The exchange is deleted: its destinations do not know it any more."""
+        self._undo.append((self._join,))
+        for destination in self._by_destination:
+            destination.upstream.pop(self, None)
+        self.changed()
+
+    def _join(self) -> None:
+        for destination in self._by_destination:
+            destination.upstream[self] = None
+        self.changed()
+
+    def divert(self, alternate: Exchange | None) -> None:
+        """Makes ``alternate`` receive messages that no binding here matches."""
+        before = self.alternate
+        self._undo.append((self._divert, before))
+        self._divert(alternate)
+
+    def _divert(self, alternate: Exchange | None) -> None:
+        before, self.alternate = self.alternate, alternate
+        if before is not None and before not in self._downstream:
+            before.upstream.pop(self, None)
+        if alternate is not None:
+            alternate.upstream[self] = None
+        self.changed()
+
+    def _know(self, destination: Destination) -> None:
+        destination.upstream[self] = None
+        if isinstance(destination, Exchange):
+            self._downstream.add(destination)
+
+    def _forget(self, destination: Destination) -> None:
+        self._by_destination.pop(destination, None)
+        if destination is not self.alternate:
+            destination.upstream.pop(self, None)
+        if isinstance(destination, Exchange):
+            self._downstream.discard(destination)
+
+    def changed(self) -> None:
+        """Drops cached routes here and in all exchanges whose routes led here."""
+        self.forget_routes()
+        for exchange in list(self._relying):
+            exchange.forget_routes()
+
+    def forget_routes(self) -> None:
+        """Drops what is cached here."""
+        self._by_headers = None
+        if self.cache:
+            self.room.leave(self)
+            self.cache = {}
+        for exchange in self._relied:
+            exchange._relying.discard(self)
+        self._relied.clear()
+
+    def _rely_on(self, seen: set[Exchange]) -> None:
+        """Something is kept that changes with any of these exchanges."""
+        if len(seen) > 1:
+            for exchange in seen - {self}:
+                self._relied.add(exchange)
+                exchange._relying.add(self)
+
+    # -- routing ---------------------------------------------------------------------------------------------
+    def route(self, routing_key: str, properties: bytes = b"") -> Queues:
+        """Returns the queues, each once, in order of queue id."""
+        found = self.cache.get(routing_key)
+        if found is None:
+            found, seen = self._reached((routing_key,), properties)
+            if not (self.matches_headers or _by_headers(seen)):
+                self.room.enter(self, len(routing_key), len(found))
+                self.cache[routing_key] = found
+                self._rely_on(seen)
+        return found
+
+    def known(self, routing_key: str) -> Queues | None:
+        """Returns a cached result of ``route``, without using the bindings. It is safe during changes of the
+        bindings.
+        """
+        return self.cache.get(routing_key)
+
+    @property
+    def by_headers(self) -> bool:
+        """Returns whether a message's headers affect its route from here."""
+        if self._by_headers is None:
+            seen: set[Exchange] = {self}
+            pending = [self]
+            while pending:
+                found = pending.pop()._next() - seen
+                seen |= found
+                pending += found
+            self._rely_on(seen)
+            self._by_headers = _by_headers(seen) or self.matches_headers
+        return self._by_headers
+
+    @property
+    def by_key(self) -> bool:
+        """Returns whether its routing key affects the route."""
+        return not self.matches_headers or bool(self._next())
+
+    def _next(self) -> set[Exchange]:
+        """Returns the exchanges that a message may go to from here."""
+        return self._downstream if self.alternate is None else self._downstream | {self.alternate}
+
+    def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
+        """Like ``route``, for a message with several keys: at each exchange a binding may match any of
+        them.
+        """
+        return self._reached(routing_keys, properties)[0]
+
+    def route_copies(self, routing_key: str, properties: bytes) -> tuple[Queues, bytes]:
+        """Like ``route``, by the keys under CC and BCC too. Returns the properties to deliver as well. Raises
+        PreconditionFailed.
+        """
+        keys, delivered = carbon_copies(properties)
+        if not keys:
+            return self.route(routing_key, properties), delivered
+        return self.route_all((routing_key, *keys), properties), delivered
+
+    def _reached(self, routing_keys: Sequence[str], properties: bytes) -> tuple[Queues, set[Exchange]]:
+        """Returns the queues, and the exchanges by which the message comes."""
+        queues: dict[QueueId, Queue] = {}
+        seen: set[Exchange] = {self}
+        pending: list[Exchange] = [self]
+        while pending:
+            exchange = pending.pop()
+            matched = [each for each in exchange._match(routing_keys[0], properties) if not each.deleted]
+            if len(routing_keys) > 1 and exchange.matches_keys:
+                for routing_key in routing_keys[1:]:
+                    matched += [each for each in exchange._match(routing_key, properties) if not each.deleted]
+            if not matched and exchange.alternate is not None:
+                matched = [exchange.alternate]
+            for destination in matched:
+                if isinstance(destination, Queue):
+                    queues[destination.queue_id] = destination
+                elif destination not in seen:
+                    seen.add(destination)
+                    pending.append(destination)
+        return tuple(queues[queue_id] for queue_id in sorted(queues)), seen
+
+    # -- what a type has of its own --------------------------------------------------------------------------
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        """Returns the destinations of matching bindings, in any order, some perhaps twice or deleted."""
+        raise NotImplementedError
+
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        """Adds a binding to an index."""
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        """Removes a binding from an index."""
+
+
+Destination = Queue | Exchange
+
+
+def _bytes_of(key: BindingKey, binding: Binding) -> int:
+    """Returns how much memory a binding takes, about: itself, its words and its arguments in an index."""
+    _, routing_key, arguments = key
+    parts = 1 + routing_key.count(".") + len(binding.arguments)
+    return BINDING_BYTES + PART_BYTES * parts + len(routing_key) + 8 * len(arguments)
+
+
+def _by_headers(seen: set[Exchange]) -> bool:
+    """Returns whether one of several exchanges looks at headers."""
+    return len(seen) > 1 and any(exchange.matches_headers for exchange in seen)
+
+
+class DefaultExchange(Exchange):
+    """The nameless exchange: every queue is bound by its own name."""
+
+    type = "direct"
+
+    def __init__(self, queues: Mapping[str, Queue]) -> None:
+        super().__init__("")
+        self._queues = queues
+
+    def route(self, routing_key: str, properties: bytes = b"") -> Queues:
+        queue = self._queues.get(routing_key)
+        return _NO_QUEUES if queue is None else (queue,)
+
+    def known(self, routing_key: str) -> Queues | None:
+        queue = self._queues.get(routing_key)
+        return _NO_QUEUES if queue is None else (queue,)
+
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        return self.route(routing_key)
+
+
+class DirectExchange(Exchange):
+    type = "direct"
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        self._index: dict[str, dict[BindingKey, Destination]] = {}
+
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        self._index.setdefault(binding.routing_key, {})[key] = binding.destination
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        found = self._index.get(binding.routing_key, {})
+        found.pop(key, None)
+        if not found:
+            self._index.pop(binding.routing_key, None)
+
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        found = self._index.get(routing_key)
+        return list(found.values()) if found else ()
+
+
+class FanoutExchange(Exchange):
+    type = "fanout"
+    matches_keys = False
+
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        return list(self._by_destination)
+
+
+class TopicExchange(Exchange):
+    """Keys are words between dots; ``*`` matches one word, ``#`` any number of words."""
+
+    type = "topic"
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        self._patterns: TopicPatterns[BindingKey, Destination] = TopicPatterns()
+
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        self._patterns.add(binding.routing_key, key, binding.destination)
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        self._patterns.remove(binding.routing_key, key)
+
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        return self._patterns.matching(routing_key)
+
+
+class HeadersExchange(Exchange):
+    """Bindings match the message's headers, by ``x-match``; the routing key is not used."""
+
+    type = "headers"
+    matches_keys = False
+    matches_headers = True
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        self._candidates: HeaderIndex[BindingKey, Destination] = HeaderIndex()
+
+    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+        match = arguments.get("x-match", "all")
+        expected = f"expected {', '.join(MATCHES[:-1])}, or {MATCHES[-1]}"
+        if not isinstance(match, str):
+            raise PreconditionFailed(
+                f"Invalid x-match field type {type_name(match)} (value {match}); expected longstr", expected
+            )
+        if match not in MATCHES:
+            raise PreconditionFailed(f'Invalid x-match field value <<"{match}">>; {expected}')
+
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        self._candidates.add(key, binding.arguments, binding.destination)
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        self._candidates.remove(key)
+
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        return self._candidates.matching(_headers(properties))
+
+
+def _headers(properties: bytes) -> Mapping[str, Any]:
+    """Returns the headers of a message; none for damaged properties, which are refused at entry."""
+    try:
+        return Properties.decode(properties).headers
+    except RemoteProtocolError:
+        return {}
+
+
+EXCHANGE_TYPES: dict[str, type[Exchange]] = {
+    kind.type: kind for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange)
+}
+
+
+def check_type(type: str) -> None:
+    """Raises CommandInvalid for an unknown type."""
+    if type not in EXCHANGE_TYPES:
+        raise CommandInvalid(
+            f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
+            f"use one of {', '.join(EXCHANGE_TYPES)}",
+        )

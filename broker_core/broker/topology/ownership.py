@@ -1,0 +1,56 @@
+"""Ownership (S6): from its first claim a Spark app owns a queue, and no channel consumes it."""
+
+from __future__ import annotations
+
+from broker_core.broker.queue import Queue
+from broker_core.broker.state.change import Change
+from broker_core.errors import PreconditionFailed, ResourceLocked
+
+
+def require_ownable(queue: Queue, app_id: str) -> None:
+    """Raises ResourceLocked if channels hold deliveries or another app owns the queue."""
+    if queue.owner == app_id:
+        return
+    if queue.owner:
+        raise ResourceLocked(
+            f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
+            f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that has finished and will "
+            "not come back"
+        )
+    if queue.consumers:
+        raise ResourceLocked(
+            f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are "
+            f"subscribed to it; cancel them first (`txmq channels --queue {queue.name}` names them), or give "
+            "the stream a queue of its own"
+        )
+    if queue.ready.held:
+        raise ResourceLocked(
+            f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold "
+            f"{len(queue.ready.held)} of its messages; let them ack or close first (`txmq channels --queue "
+            f"{queue.name}` and `txmq transactions` name them)"
+        )
+    if not queue.durable:
+        raise PreconditionFailed(
+            f"queue '{queue.name}' is not durable: a stream needs a queue that survives the broker; declare "
+            "it durable"
+        )
+    if queue.exclusive:
+        raise ResourceLocked(
+            f"queue '{queue.name}' is exclusive to a connection: app '{app_id}' cannot own it"
+        )
+
+
+def own(change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
+    """Makes the app the owner from its first claim on; it skips entries below ``start``. Raises like
+    ``require_ownable``.
+    """
+    if queue.owner != app_id:
+        require_ownable(queue, app_id)
+        queue.own(app_id, start)
+        queue.record(change)
+
+
+def release(change: Change, queue: Queue) -> None:
+    """Removes the owner of the queue. The caller decides whether this is allowed."""
+    queue.release()
+    queue.record(change)

@@ -1,0 +1,1 @@
+"""What a transaction collects, its key and name, and how it ended."""

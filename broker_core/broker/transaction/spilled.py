@@ -1,0 +1,159 @@
+"""A spilled piece of a transaction: publishes whose bytes are in a segment, and which queue gets which of its
+rows at commit.
+
+Not here: writing the segment (``node/node.py``), and when a transaction spills (``transaction.py`` counts,
+``node/node.py`` decides). A message that must not survive a restart (transient, or for a queue that is not
+durable) has its bytes in the segment too, but its share is not recorded in the catalog, so a restart does not
+find it.
+Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do not
+overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from broker_core.broker.queue import Queue
+from broker_core.broker.routing.routing import Selection, row_numbers, select
+from broker_core.broker.state.block import EXPIRATION
+from broker_core.broker.transaction.publish import Publish
+from broker_core.ids import BlockId, QueueId
+from broker_core.message.properties import TRANSIENT, delivery_mode
+
+
+class Share(NamedTuple):
+    """Rows for one queue. ``recorded``: they survive a restart."""
+
+    queue: Queue
+    selection: Selection
+    recorded: bool
+
+
+class Spilled(NamedTuple):
+    """No catalog names block ``block_id`` until the transaction is committed or prepared. Sets of rows are
+    bits, least significant first: an open transaction of millions of messages costs a few bytes for each.
+
+    ``sizes`` are body sizes, only for a queue limited in bytes; None: not known.
+    """
+
+    block_id: BlockId
+    rows: int
+    size_bytes: int
+    selections: list[tuple[Queue, Selection]]
+    expiring: bool  # some message has its own expiration
+    transient: bytes = b""  # rows that must not survive a restart; empty: none
+    mandatory: bytes = b""
+    sizes: npt.NDArray[np.uint32] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Returns the record for the catalog, as JSON."""
+        return {
+            "block": [self.block_id, self.rows, self.size_bytes, self.expiring],
+            "queues": {
+                str(queue.queue_id): [row, count, bitmap.hex()]
+                for queue, (row, count, bitmap) in self.selections
+            },
+            "transient": self.transient.hex(),
+            "mandatory": self.mandatory.hex(),
+        }
+
+    def shares(self) -> Iterator[Share]:
+        """Returns the shares of the existing queues, in order. A share is split where messages that survive a
+        restart and others meet.
+        """
+        transient = _unpacked(self.transient, self.rows) if self.transient else None
+        for queue, selection in self.selections:
+            if queue.deleted:
+                continue
+            if transient is None or not queue.written:
+                yield Share(queue, selection, queue.written)
+                continue
+            rows = row_numbers(selection)
+            flags = transient[rows]
+            for part in np.split(rows, np.flatnonzero(flags[1:] != flags[:-1]) + 1):
+                yield Share(queue, _selection(part), not transient[part[0]])
+
+    def unreached(self) -> list[int]:
+        """Returns mandatory rows whose queues have all been deleted."""
+        if not self.mandatory:
+            return []
+        lost = _unpacked(self.mandatory, self.rows)
+        for queue, selection in self.selections:
+            if not (queue.deleted or queue.replies):
+                lost[row_numbers(selection)] = False
+        return [int(row) for row in np.flatnonzero(lost)]
+
+
+def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
+    """Returns the piece for ``publishes``, which are rows of a block now."""
+    rows: dict[Queue, list[int]] = {}
+    transient: list[int] = []
+    mandatory: list[int] = []
+    expiring = False
+    for row, (message, queues, must_arrive) in enumerate(publishes):
+        for queue in queues:
+            if queue in rows:
+                rows[queue].append(row)
+            else:
+                rows[queue] = [row]
+        properties = message.properties
+        if properties:
+            expiring = expiring or bool(properties[0] & EXPIRATION)
+            if delivery_mode(properties) == TRANSIENT:
+                transient.append(row)
+        if must_arrive:
+            mandatory.append(row)
+    sizes = None
+    if any(queue.arguments.max_bytes is not None for queue in rows):
+        sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
+    count = len(publishes)
+    selections = [(queue, _selection(np.array(numbers, np.int64))) for queue, numbers in rows.items()]
+    return Spilled(
+        block_id,
+        count,
+        size_bytes,
+        selections,
+        expiring,
+        _packed(transient, count),
+        _packed(mandatory, count),
+        sizes,
+    )
+
+
+def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple[Spilled, int]:
+    """Returns what ``Spilled.record`` wrote, and how many messages are for deleted queues."""
+    block_id, rows, size_bytes, expiring = record["block"]
+    found: list[tuple[Queue, Selection]] = []
+    gone = 0
+    for queue_id, (row, count, bitmap) in record["queues"].items():
+        queue = queues.get(QueueId(int(queue_id)))
+        if queue is None:
+            gone += count
+        else:
+            found.append((queue, Selection(row, count, bytes.fromhex(bitmap))))
+    transient, mandatory = (bytes.fromhex(record.get(name, "")) for name in ("transient", "mandatory"))
+    return Spilled(block_id, rows, size_bytes, found, expiring, transient, mandatory), gone
+
+
+def _packed(rows: list[int], count: int) -> bytes:
+    if not rows:
+        return b""
+    mask = np.zeros(count, dtype=np.bool_)
+    mask[rows] = True
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+def _unpacked(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=count, bitorder="little").astype(np.bool_)
+
+
+def _selection(rows: npt.NDArray[np.int64]) -> Selection:
+    first = int(rows[0]) & ~7
+    mask = np.zeros(int(rows[-1]) + 1 - first, dtype=np.bool_)
+    mask[rows - first] = True
+    row, count, bitmap = select(mask)
+    return Selection(row + first, count, bitmap)

@@ -1,0 +1,1 @@
+"""Who is asked in a cluster, over which connection, and when again."""

@@ -1,0 +1,252 @@
+"""What a client asks of a cluster: topics, offsets, records, transactions and the positions of groups.
+
+Not here: which node is asked, and when again (``cluster.py``, ``leaders.py``); what records mean.
+Invariant: a method repeats a request only where twice is the same as once, or says so.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from broker_core.kafka.cluster import acls
+from broker_core.kafka.cluster.backoff import Backoff, Time
+from broker_core.kafka.cluster.cluster import RECONNECT_S, Cluster
+from broker_core.kafka.cluster.leaders import Leaders
+from broker_core.kafka.protocol import port
+from broker_core.kafka.protocol.codes import Code
+from broker_core.kafka.protocol.port import Isolation, Log, NodeAddress, Producer, Wire
+
+TRANSACTION_VERSION = "transaction.version"
+PRODUCE_MS = 30_000  # a leader waits so long for its replicas
+
+
+class Client:
+    """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        bootstrap: Sequence[NodeAddress],
+        *,
+        reconnect_s: float = RECONNECT_S,
+        time: Time | None = None,
+    ) -> None:
+        self._cluster = Cluster(wire, bootstrap, reconnect_s, time or Time())
+        self._leaders = Leaders(self._cluster)
+        self._levels: Mapping[str, int] | None = None
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def patience(self) -> Backoff:
+        """For what is asked again here because an answer was too early."""
+        return self._cluster.patience()
+
+    # -- the cluster -----------------------------------------------------------------------------------------
+
+    def cluster_id(self) -> str:
+        return self._cluster.metadata(()).cluster
+
+    def transaction_version(self) -> int:
+        """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""
+        if self._levels is None:
+            self._levels = self._cluster.anywhere(port.Features()).levels
+        return self._levels.get(TRANSACTION_VERSION, 0)
+
+    def topics(self) -> Mapping[str, port.TopicMetadata]:
+        """All that this user may see."""
+        return self._cluster.metadata(None).topics
+
+    def existing(self, names: Collection[str]) -> set[str]:
+        """Which of these are topics. Raises AccessRefused for one that this user may not see."""
+        request = port.Metadata(tuple(names))
+        found = self._cluster.metadata(request.topics).topics if names else {}
+        for name, each in found.items():
+            if each.code is Code.TOPIC_AUTHORIZATION_FAILED:
+                raise acls.error(request, each.code, f"topic {name}", topic=name)
+        absent = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION}
+        return {name for name, each in found.items() if each.code not in absent}
+
+    def topic(self, name: str, *, fresh: bool = False) -> port.TopicMetadata:
+        """Its partitions, as they were at most REFRESH_S ago, or as they are now. Raises QueueNotFound."""
+        return self._cluster.refresh(name) if fresh else self._cluster.topic(name)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        *,
+        replication: int = -1,
+        configs: Mapping[str, str] | None = None,
+    ) -> port.TopicMetadata:
+        """A topic whose leaders answer, which may have existed. Raises AccessRefused, KafkaError."""
+        self._cluster.administer(
+            name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS}
+        )
+        return self._leaders.ready(name, 1)
+
+    def delete_topic(self, name: str) -> None:
+        """Raises QueueNotFound, AccessRefused, KafkaError."""
+        self._cluster.administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
+        self._cluster.forget(name)
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """``partitions`` is the new number; their leaders answer. Raises KafkaError where there are as many
+        or more.
+        """
+        self._cluster.administer(name, port.GrowTopic(name, partitions), done={Code.INVALID_PARTITIONS})
+        self._leaders.ready(name, partitions)
+
+    def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
+        """The topic's settings. Raises QueueNotFound, AccessRefused."""
+        return self._cluster.about(name, port.DescribeTopic(name, keys or None)).values
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def offsets(
+        self, timestamps: Mapping[Log, int], isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> dict[Log, int]:
+        """By log: its end (LATEST), begin (EARLIEST) or the first offset from a timestamp in ms on (-1:
+        none). Raises QueueNotFound.
+        """
+        ask = self._leaders.ask(timestamps, lambda part: port.ListOffsets(part, isolation))
+        return {log: answer.offset for log, answer in ask().items()}
+
+    def fetch(
+        self,
+        offsets: Mapping[Log, int],
+        *,
+        ids: Mapping[str, uuid.UUID] | None = None,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        max_bytes: int = 8 << 20,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        lane: str = "",
+    ) -> dict[Log, port.Fetched]:
+        """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic
+        with another id).
+        """
+        return self._leaders.ask(
+            offsets,
+            lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, min_bytes),
+            lane=lane,
+        )()
+
+    def fetching(
+        self, offsets: Mapping[Log, int], isolation: Isolation, max_bytes: int, lane: str
+    ) -> Callable[[], dict[Log, port.Fetched]]:
+        """Asks for batches. Returns the call that waits for them."""
+        return self._leaders.ask(
+            offsets, lambda part: port.Fetch(part, None, isolation, max_bytes, 0, 1), lane=lane
+        )
+
+    def produce(
+        self,
+        batches: Mapping[Log, bytes | bytearray | memoryview],
+        *,
+        transactional_id: str | None = None,
+        implicit: bool = False,
+        repeat: bool = False,
+    ) -> dict[Log, int]:
+        """Appends one batch to each log; the offsets of their first records.
+
+        ``repeat``: what has no answer is sent again, and may stand there twice. Raises Unanswered without it,
+        TransactionTooLarge, and TransactionState where another process has a later epoch.
+        """
+        return self.producing(batches, transactional_id=transactional_id, implicit=implicit, repeat=repeat)()
+
+    def producing(
+        self,
+        batches: Mapping[Log, bytes | bytearray | memoryview],
+        *,
+        transactional_id: str | None = None,
+        implicit: bool = False,
+        repeat: bool = False,
+        lane: str = "",
+    ) -> Callable[[], dict[Log, int]]:
+        """Sends what :meth:`produce` appends. Returns the call that waits until it is appended."""
+        answers = self._leaders.ask(
+            batches,
+            lambda part: port.Produce(part, transactional_id, implicit, PRODUCE_MS),
+            repeat=repeat,
+            # a leader that loses its place while it waits for replicas says that it is none, and the next one
+            # may have the batch; only sequences, of a transaction, make it stand there once
+            moved=transactional_id is not None,
+            lane=lane,
+        )
+        return lambda: {log: answer.offset for log, answer in answers().items()}
+
+    def delete_records(self, before: Mapping[Log, int]) -> dict[Log, int]:
+        """Moves the begins of logs; the new ones. Once is as good as twice."""
+        answers = self._leaders.ask(before, port.DeleteRecords)()
+        return {log: answer.offset for log, answer in answers.items()}
+
+    def sizes(self, logs: Sequence[Log]) -> dict[Log, int]:
+        """Bytes on the disks of the leaders. Raises AccessRefused, QueueNotFound."""
+        answers = self._leaders.ask(dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)))()
+        return {log: answer.bytes for log, answer in answers.items()}
+
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    def fence(self, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
+        """A new epoch; every earlier one can write no more, and its open transaction is aborted."""
+        request = port.InitProducer(transactional_id, timeout_ms)
+        return self._cluster.coordinate(
+            transactional_id, request, lambda answer: (answer.code, None), repeat=True
+        ).producer
+
+    def add_partitions(self, transactional_id: str, producer: Producer, logs: Sequence[Log]) -> None:
+        """Lets logs join the transaction, all or none. Once is as good as twice. Raises TransactionState,
+        AccessRefused.
+        """
+        request = port.AddPartitions(transactional_id, producer, tuple(logs))
+        self._cluster.coordinate(transactional_id, request, _worst, repeat=True)
+
+    def end_transaction(
+        self, transactional_id: str, producer: Producer, *, commit: bool, bump: bool
+    ) -> Producer:
+        """The producer of the next transaction. Raises Unanswered: it may be ended; TransactionState: it is
+        not, by us.
+        """
+        request = port.EndTransaction(transactional_id, producer, commit, bump)
+        return self._cluster.coordinate(
+            transactional_id, request, lambda answer: (answer.code, None), repeat=False
+        ).producer
+
+    def transaction(self, transactional_id: str) -> port.TransactionAnswer | None:
+        """What the coordinator knows; None: nothing."""
+        request = port.DescribeTransaction(transactional_id)
+
+        def code(answer: port.TransactionAnswer) -> tuple[Code, None]:
+            return Code.NONE if answer.code is Code.TRANSACTIONAL_ID_NOT_FOUND else answer.code, None
+
+        answer = self._cluster.coordinate(transactional_id, request, code, repeat=True)
+        return answer if answer.code is Code.NONE else None
+
+    # -- groups ----------------------------------------------------------------------------------------------
+
+    def commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
+        """The group's position, for tools that show lag. Once is as good as twice."""
+        self._cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
+
+    def group_offsets(self, group: str, logs: Sequence[Log]) -> dict[Log, int]:
+        """Committed positions; -1: none."""
+        request = port.GroupOffsets(group, tuple(logs))
+        answers = self._cluster.coordinate(
+            group,
+            request,
+            lambda found: _worst({log: answer.code for log, answer in found.items()}),
+            repeat=True,
+            group=True,
+        )
+        return {log: answer.offset for log, answer in answers.items()}
+
+
+def _worst(codes: Mapping[Log, Code]) -> tuple[Code, Log | None]:
+    """Returns the code that says most of an answer about several logs, and whose it is."""
+    log, code = max(
+        codes.items(),
+        key=lambda each: (each[1] is not Code.NONE, each[1] is not Code.OPERATION_NOT_ATTEMPTED),
+    )
+    return code, log

@@ -1,0 +1,208 @@
+"""What is known of a cluster, and asking it: the controller, the coordinator of a key, or any node.
+
+Not here: asking the leaders of logs (``leaders.py``), what is asked (``client.py``), and how it is carried
+(``wire.py``).
+Invariant: a request that may have been done is repeated only where the caller says that twice is the same as
+once; else Unanswered is raised. What has no answer within ``reconnect_s`` raises the last error. Threads may
+share a cluster: its caches are dicts whose entries are replaced whole, and an old entry costs one refused
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeVar
+
+from broker_core import errors
+from broker_core.kafka.cluster import acls
+from broker_core.kafka.cluster.backoff import Backoff, Time
+from broker_core.kafka.cluster.nodes import Nodes
+from broker_core.kafka.protocol import port
+from broker_core.kafka.protocol.codes import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code
+from broker_core.kafka.protocol.port import Log, NodeAddress, Request, Unanswered, Wire
+
+A = TypeVar("A")
+V = TypeVar("V")
+
+RECONNECT_S = 30.0
+REFRESH_S = 30.0  # of metadata: how late a new partition is seen
+
+
+class Coded(Protocol):
+    @property
+    def code(self) -> Code: ...
+
+
+C = TypeVar("C", bound=Coded)
+
+
+class Cluster:
+    """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
+
+    def __init__(self, wire: Wire, bootstrap: Sequence[NodeAddress], reconnect_s: float, time: Time) -> None:
+        self.nodes = Nodes(wire, bootstrap)
+        self._reconnect_s = reconnect_s
+        self._time = time
+        self._topics: dict[str, tuple[port.TopicMetadata, float]] = {}  # and when it was asked for
+        self._coordinators: dict[str, NodeAddress] = {}
+
+    def close(self) -> None:
+        self.nodes.close()
+
+    def patience(self) -> Backoff:
+        return Backoff(self._reconnect_s, self._time)
+
+    # -- topics ----------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> port.TopicMetadata:
+        """Its partitions, as they were at most REFRESH_S ago. Raises QueueNotFound."""
+        cached = self._topics.get(name)
+        if cached is not None and self._time.now() - cached[1] < REFRESH_S:
+            return cached[0]
+        return self.refresh(name)
+
+    def refresh(self, name: str) -> port.TopicMetadata:
+        """As :meth:`topic`, asked for now."""
+        patience = self.patience()
+        while True:
+            found = self.metadata((name,), patience).topics[name]
+            if found.code is Code.NONE:
+                self._topics[name] = found, self._time.now()
+                return found
+            self._topics.pop(name, None)
+            error = acls.error(port.Metadata((name,)), found.code, f"topic {name}", topic=name)
+            if found.code not in MOVED:
+                raise error
+            patience.wait(error)
+
+    def metadata(
+        self, topics: tuple[str, ...] | None, patience: Backoff | None = None
+    ) -> port.MetadataAnswer:
+        answer = self.anywhere(port.Metadata(topics), patience)
+        self.nodes.known = answer.nodes
+        return answer
+
+    def forget(self, name: str) -> None:
+        """The next question about the topic is asked anew."""
+        self._topics.pop(name, None)
+
+    # -- asking nodes ----------------------------------------------------------------------------------------
+
+    def anywhere(self, request: Request[A], patience: Backoff | None = None) -> A:
+        """The answer of any node. Raises ConnectionFailed when none answers. Only for questions."""
+        patience = patience or self.patience()
+        while True:
+            error = errors.ConnectionFailed("no node of Kafka is known")
+            for node in self.nodes.in_order():
+                try:
+                    return self.nodes.ask(node, request)
+                except errors.ConnectionFailed as failed:
+                    error = failed
+            patience.wait(error)
+
+    def about(self, topic: str, request: Request[C]) -> C:
+        """The answer of any node about a topic, when its code is NONE. Raises the error of a final code."""
+        patience = self.patience()
+        while True:
+            answer = self.anywhere(request, patience)
+            if answer.code is Code.NONE:
+                return answer
+            message = getattr(answer, "message", None)
+            error = acls.error(request, answer.code, f"topic {topic}", topic=topic, message=message)
+            if answer.code not in MOVED | BUSY | UNCLEAR:
+                raise error
+            patience.wait(error)
+
+    def _ask_controller(self, request: Request[A], patience: Backoff) -> A:
+        """Raises Unanswered."""
+        while True:
+            cluster = self.metadata((), patience)
+            node = cluster.nodes.get(cluster.controller) or next(iter(cluster.nodes.values()))
+            try:
+                pending = self.nodes.send(node, request)
+            except errors.ConnectionFailed as error:
+                patience.wait(error)
+                continue
+            return self.nodes.answer(node, pending)
+
+    def administer(
+        self,
+        name: str,
+        request: Request[port.Outcome],
+        fine: Collection[Code] = (),
+        *,
+        done: Collection[Code] = (),
+    ) -> None:
+        """Asks the controller about a topic until it is clear. ``fine``: codes that are as good as success;
+        ``done``: where an earlier try may have done it. Raises the error of any other code.
+        """
+        patience = self.patience()
+        accepted = {Code.NONE, *fine}
+        while True:
+            try:
+                outcome = self._ask_controller(request, patience)
+            except Unanswered as unanswered:
+                error: errors.TxmqError = unanswered
+                accepted |= {*done}
+            else:
+                if outcome.code in accepted:
+                    return
+                error = acls.error(
+                    request, outcome.code, f"topic {name}", topic=name, message=outcome.message
+                )
+                if outcome.code in UNCLEAR:
+                    accepted |= {*done}
+                elif outcome.code not in MOVED | BUSY:
+                    raise error
+            patience.wait(error)
+
+    def coordinate(
+        self,
+        key: str,
+        request: Request[A],
+        code_of: Callable[[A], tuple[Code, Log | None]],
+        *,
+        repeat: bool,
+        group: bool = False,
+    ) -> A:
+        """The answer of the key's coordinator. ``code_of``: its code, and the log that it is about, if any.
+        Raises Unanswered without ``repeat``, and the error of a final code.
+        """
+        name = f"group {key}" if group else f"transactional id {key}"
+        patience = self.patience()
+        while True:
+            node = self._coordinators.get(name) or self._find_coordinator(key, group, name, patience)
+            try:
+                answer = self.nodes.ask(node, request)
+            except errors.ConnectionFailed as failed:
+                self._coordinators.pop(name, None)
+                if isinstance(failed, Unanswered) and not repeat:
+                    raise
+                patience.wait(failed)
+                continue
+            code, log = code_of(answer)
+            if code is Code.NONE:
+                return answer
+            what = name if log is None else f"log {log} ({name})"
+            error = acls.error(request, code, what, topic="" if log is None else log.topic)
+            if code in UNCLEAR and not repeat:
+                raise Unanswered(error.message)
+            if code in COORDINATOR_MOVED:
+                self._coordinators.pop(name, None)
+            elif code not in BUSY | UNCLEAR:
+                raise error
+            patience.wait(error)
+
+    def _find_coordinator(self, key: str, group: bool, name: str, patience: Backoff) -> NodeAddress:
+        while True:
+            request = port.FindCoordinator(key, group)
+            answer = self.anywhere(request, patience)
+            if answer.node is not None:
+                self._coordinators[name] = answer.node
+                return answer.node
+            error = acls.error(request, answer.code, name)
+            # the first question of a cluster makes the topic of transactions: until then there is no
+            # coordinator
+            if answer.code not in COORDINATOR_MOVED | BUSY | UNCLEAR:
+                raise error
+            patience.wait(error)

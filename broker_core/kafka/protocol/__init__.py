@@ -1,0 +1,1 @@
+"""Kafka's requests as values and as bytes; error codes and SASL."""

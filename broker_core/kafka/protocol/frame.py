@@ -1,0 +1,96 @@
+"""A request in one version of Kafka's protocol: its bytes, and its answer in other bytes.
+
+Not here: which fields a request has (``request_codecs.py``); sockets.
+Invariant: bytes that are no answer to their request raise RemoteProtocolError and nothing else. The highest
+version that both sides know is taken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker_core import errors
+from broker_core.kafka.protocol.library import ApiVersionsRequest
+from broker_core.kafka.protocol.port import NodeAddress
+
+CLIENT_ID = "txmq"
+_CORRELATION = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one request is written and its answer read. ``low`` and ``high``: the versions that are spoken."""
+
+    api: Any
+    low: int
+    high: int
+    fields: Mapping[str, Any]
+    read: Callable[[Any], Any]
+
+    @property
+    def key(self) -> int:
+        return int(self.api.API_KEY)
+
+
+class Message:
+    """A form in one version: its bytes, and the answer in other bytes."""
+
+    def __init__(self, form: Form, versions: Mapping[int, tuple[int, int]] | None, node: NodeAddress) -> None:
+        """``versions``: what the node speaks, None before it said. Raises KafkaError where no version is
+        common.
+        """
+        self._form = form
+        self._node = node
+        low, high = versions.get(form.key, (0, -1)) if versions is not None else (form.low, form.high)
+        self._version = min(high, form.high)
+        if self._version < max(low, form.low):
+            raise errors.KafkaError(
+                f"{node} does not speak {self.name} of version {form.low} to {form.high}, but {low} to "
+                f"{high}",
+                "Kafka 2.8 or later is needed, 4.0 or later for transactions of version 2",
+            )
+
+    @property
+    def name(self) -> str:
+        return str(self._form.api.name).removesuffix("Request")
+
+    def encode(self, correlation: int) -> bytes | bytearray:
+        """The frame, its length in front."""
+        request = self._form.api(**self._form.fields)
+        request.API_VERSION = self._version
+        request.with_header(correlation_id=correlation, client_id=CLIENT_ID)
+        frame: bytes | bytearray = request.encode(framed=True, header=True)
+        return frame
+
+    def decode(self, frame: memoryview, correlation: int) -> Any:
+        """The answer in a frame without its length. Raises RemoteProtocolError."""
+        try:
+            if _CORRELATION.unpack_from(frame)[0] != correlation:
+                raise ValueError("it belongs to another request")
+            request = self._form.api
+            header = request.header_class(
+                request_api_key=self._form.key,
+                request_api_version=self._version,
+                correlation_id=0,
+                client_id="",
+            )
+            response = header.get_response_class()
+            behind = _CORRELATION.size
+            # a flexible header ends with tagged fields, of which Kafka defines none; that of ApiVersions
+            # never is flexible (KIP-511)
+            if self._form.api is not ApiVersionsRequest and response.flexible_version_q(self._version):
+                if frame[behind]:
+                    raise ValueError("its header has tagged fields")
+                behind += 1
+            return self._form.read(response.decode(frame[behind:]))
+        except (errors.TxmqError, MemoryError):
+            raise
+        except Exception as error:  # kafka-python raises whatever the damaged bytes lead to
+            raise errors.RemoteProtocolError(
+                f"the answer of {self._node} to {self.name} cannot be read: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:200]}",
+                "is it a Kafka?",
+            ) from None

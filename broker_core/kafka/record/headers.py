@@ -1,0 +1,248 @@
+"""The headers of a record on Kafka: what AMQP knows of a message, as any client of Kafka can read it.
+
+A property is the header ``txmq.<property>``, its value as text. A header of the user keeps its own name: text
+is UTF-8, bytes are as they are, null is null, anything else is JSON. ``txmq.types`` names the AMQP types of
+those that are not text. The exchange is a header too, absent for the default one.
+
+Not here: the routing key, which is the record's key, and the body.
+Invariant: ``to_message(of_message(exchange, properties)) == (exchange, properties)``, byte by byte, up to the
+order of headers. Any headers of another client are a message: what does not fit is an ordinary header.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from broker_core.errors import OptionError, ProtocolError
+from broker_core.message.field_table import (
+    MAX_NESTING,
+    NUMBERS,
+    U8,
+    FieldReader,
+    Timestamp,
+    encode_short_string,
+    encode_value,
+    sized,
+)
+from broker_core.message.properties import NAMES, Properties, raw_headers, with_raw_headers
+
+PREFIX = "txmq."
+EXCHANGE = f"{PREFIX}exchange"
+# JSON object: header of the user -> its type, where that is not text. A letter of message/field_table.py; for
+# a table an object with the types of its members, for an array a list of them, where null is text
+TYPES = f"{PREFIX}types"
+PROPERTIES = {f"{PREFIX}{name}": name for name in NAMES if name != "headers"}  # header -> property
+
+Pair = tuple[str, bytes | None]
+
+_NUMERIC = frozenset({"delivery_mode", "priority", "timestamp"})
+_MAX_NAME = 255  # bytes of the name of a header in AMQP
+_WRONG = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    RecursionError,
+    InvalidOperation,
+    ProtocolError,
+)
+
+
+def of_message(exchange: str, properties: bytes) -> list[Pair]:
+    """Returns the headers of a message. Raises OptionError for what Kafka cannot keep, RemoteProtocolError
+    for damaged properties.
+    """
+    pairs: list[Pair] = [(EXCHANGE, exchange.encode())] if exchange else []
+    if not properties:
+        return pairs
+    known = Properties.decode(properties)
+    if known.expiration is not None:
+        raise OptionError(
+            f"a message has the expiration {known.expiration!r}, and Kafka cannot expire single messages",
+            "leave it out; retention.ms of the topic deletes old messages",
+        )
+    for header, name in PROPERTIES.items():
+        value = getattr(known, name)
+        if value is not None:
+            pairs.append((header, str(value).encode()))
+    types: dict[str, Any] = {}
+    for name, raw in raw_headers(properties).items():
+        if name.startswith(PREFIX):
+            raise OptionError(
+                f"the header {name!r} begins with {PREFIX!r}, as those of txmq do", "give it another name"
+            )
+        value, kind = _written(raw)
+        pairs.append((name, value))
+        if kind is not None:
+            types[name] = kind
+    if types:
+        pairs.append((TYPES, _json(types)))
+    return pairs
+
+
+def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
+    """Returns exchange and encoded properties. Of several headers with one name the last holds."""
+    found = dict(pairs)
+    exchange = _taken(found, EXCHANGE) or ""
+    types = _types(found)
+    values: dict[str, Any] = {
+        name: value
+        for header, name in PROPERTIES.items()
+        if header in found and (value := _property(found, header, name)) is not None
+    }
+    properties = Properties(**values).encode()
+    if not found:
+        return exchange, properties
+    raw = {_short(name): _read(value, types.get(name)) for name, value in found.items()}
+    return exchange, with_raw_headers(properties, raw)
+
+
+def _taken(found: dict[str, bytes | None], header: str) -> str | None:
+    """Removes a header of ours and returns its text; leaves one that is no text of AMQP, and returns None."""
+    value = found.get(header)
+    if value is None or len(value) > _MAX_NAME:
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    del found[header]
+    return text
+
+
+def _property(found: dict[str, bytes | None], header: str, name: str) -> str | int | None:
+    """As :func:`_taken`, for a property."""
+    if name not in _NUMERIC:
+        return _taken(found, header)
+    value = found[header]
+    bits = 64 if name == "timestamp" else 8
+    if value is None or not value.isdigit() or len(value) > 20 or int(value) >= 1 << bits:
+        return None
+    del found[header]
+    return int(value)
+
+
+def _types(found: dict[str, bytes | None]) -> dict[str, Any]:
+    """Removes the header TYPES and returns what it says; leaves it where it is none of ours."""
+    try:
+        types = json.loads(found.get(TYPES) or b"")
+    except _WRONG:
+        return {}
+    if not isinstance(types, dict):
+        return {}
+    del found[TYPES]
+    return types
+
+
+def _short(name: str) -> str:
+    return name.encode()[:_MAX_NAME].decode(errors="ignore")
+
+
+# -- a value of AMQP as bytes on Kafka, and its type ---------------------------------------------------------
+
+
+def _written(raw: bytes) -> tuple[bytes | None, Any]:
+    """The value of a header, and its type; None for what is read without one."""
+    match raw[:1]:
+        case b"V":
+            return None, None
+        case b"S" | b"x":
+            content = raw[5:]
+            return content, (None if raw[:1] == b"S" and _is_text(content) else raw[:1].decode())
+    value, kind = _described(FieldReader(raw))
+    return (value.encode() if kind == "D" else _json(value)), kind
+
+
+def _described(reader: FieldReader) -> tuple[Any, Any]:
+    """The value at the reader as JSON, and its type."""
+    start = reader.position
+    kind = chr(reader.number(U8))
+    if kind == "F":
+        table, types = {}, {}
+        end = reader.end_of_length()
+        while reader.position < end:
+            name = reader.short_string()
+            table[name], inner = _described(reader)
+            if inner is not None:
+                types[name] = inner
+        return table, types
+    if kind == "A":
+        end = reader.end_of_length()
+        members = []
+        while reader.position < end:
+            members.append(_described(reader))
+        return [value for value, _ in members], [inner for _, inner in members]
+    reader.position = start
+    value = reader.value(0)
+    if kind == "S" and isinstance(value, str):
+        return value, None
+    if isinstance(value, bytes):
+        return value.hex(), kind
+    return (str(value) if kind == "D" else value), kind
+
+
+def _read(value: bytes | None, kind: Any) -> bytes:
+    """The value as AMQP has it, its type in front; as text or bytes where it is not of the type."""
+    if value is None:
+        return b"V"
+    if kind == "x" or kind == "S":
+        return (b"x" if kind == "x" else b"S") + sized(value)
+    if kind is not None:
+        try:
+            text = value.decode()
+            return _encoded(text if kind == "D" else json.loads(text), kind, 1)
+        except _WRONG:
+            pass
+    return (b"S" if _is_text(value) else b"x") + sized(value)
+
+
+def _encoded(value: Any, kind: Any, depth: int) -> bytes:
+    """The inverse of :func:`_described`. Raises one of _WRONG."""
+    if depth > MAX_NESTING:
+        raise ValueError("too deep")
+    if isinstance(kind, dict):
+        table = b"".join(
+            encode_short_string(name, name) + _encoded(inner, kind.get(name), depth + 1)
+            for name, inner in value.items()
+        )
+        return b"F" + sized(table)
+    if isinstance(kind, list):
+        if len(kind) != len(value):
+            raise ValueError("each member has a type")
+        return b"A" + sized(b"".join(_encoded(inner, each, depth + 1) for inner, each in zip(value, kind)))
+    match kind:
+        case None:
+            return b"S" + sized(value.encode())
+        case "S" | "x":
+            return bytes([ord(kind)]) + sized(bytes.fromhex(value))
+        case "D":
+            return encode_value(Decimal(value), "", depth)
+        case "T":
+            return encode_value(Timestamp(value), "", depth)
+        case "V" if value is None:
+            return b"V"
+        case "t" if isinstance(value, bool):
+            return encode_value(value, "", depth)
+    if isinstance(value, bool):
+        raise TypeError("a number is no truth")
+    return kind.encode() + NUMBERS[ord(kind)].pack(value) if ord(kind) in NUMBERS else _no_type(kind)
+
+
+def _no_type(kind: object) -> bytes:
+    raise ValueError(f"{kind!r} is no type")
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,1 @@
+"""What an app writes: staged branches, the decision, and who may decide."""

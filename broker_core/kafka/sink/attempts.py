@@ -1,0 +1,63 @@
+"""What is staged and not decided, for operators: found by reading the stage topics, because no state is kept.
+
+Not here: deleting it, which the next decision does (``cleanup.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from broker_core.engine import AttemptInfo
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, Log
+from broker_core.kafka.sink.staging import APP, BATCH, QUERY, ROWS, TOKEN
+from broker_core.kafka.topics import entry
+
+
+@dataclass
+class _Attempt:
+    app_id: str
+    query_id: str
+    batch_id: int
+    branches: set[bytes] = field(default_factory=set)
+    rows: int = 0
+    size_bytes: int = 0
+    newest_ms: int = 0
+
+
+def attempts(client: Client, topic: str, decided: Collection[str]) -> list[AttemptInfo]:
+    """Returns the attempts in one stage topic whose token is not in ``decided``. Reads all of the topic.
+
+    A part that was sent again counts twice.
+    """
+    logs = [Log(topic, number) for number in client.topic(topic).partitions]
+    begins = client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED)
+    ends = client.offsets(dict.fromkeys(logs, LATEST), Isolation.READ_UNCOMMITTED)
+    found: dict[str, _Attempt] = {}
+    for log in logs:
+        for row in entry.replay(client, log, begins[log], ends[log], isolation=Isolation.READ_UNCOMMITTED):
+            headers = {name: (value or b"").decode() for name, value in row.headers}
+            token = headers.get(TOKEN, "")
+            if token in decided or not token:
+                continue
+            attempt = found.setdefault(token, _Attempt(headers[APP], headers[QUERY], int(headers[BATCH])))
+            attempt.branches.add(row.key or b"")
+            attempt.rows += int(headers[ROWS])
+            attempt.size_bytes += len(row.value or b"")
+            attempt.newest_ms = max(attempt.newest_ms, row.timestamp)
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        AttemptInfo(
+            token=token,
+            app_id=each.app_id if each.batch_id >= 0 else "",
+            query_id=each.query_id,
+            batch_id=each.batch_id,
+            idle_s=max(0, now_ms - each.newest_ms) / 1000,
+            branches=len(each.branches),
+            rows=each.rows,
+            size_bytes=each.size_bytes,
+        )
+        for token, each in found.items()
+    ]

@@ -1,0 +1,387 @@
+"""Micro-batches of one app on Kafka: opened, decided, released (C1, C4).
+
+The steps are numbered as in the design: what is above the commit of the transaction can be discarded, what is
+below it can be repeated.
+Not here: the rules (``micro_batch/ledger.py``), when memory is believed (``fenced_app.py``), staging
+(``staging.py``).
+Invariant: one transaction holds everything that a batch publishes and its ledger entry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from broker_core import errors
+from broker_core.broker.state.records import LedgerRecord
+from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.failpoint import here
+from broker_core.ids import NO_SEQUENCE, CommitSequence
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.journal.app_progress import Facts
+from broker_core.kafka.protocol.port import EARLIEST, Isolation, Log
+from broker_core.kafka.sink import staged_branches
+from broker_core.kafka.sink.cleanup import Cleaner
+from broker_core.kafka.sink.decisions import Changes, Decisions
+from broker_core.kafka.sink.fenced_app import FencedApp
+from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ReadyBatch, Transaction
+from broker_core.kafka.sink.receipt import Named, missing, parse, require
+from broker_core.micro_batch.claims.reads import unread
+from broker_core.micro_batch.public_entry import public
+
+OnUnroutable = Literal["fail", "drop"]
+
+LONGEST_MS = 900_000  # Kafka's default of transaction.max.timeout.ms
+SLOWEST = 20_000  # bytes that are published in a millisecond, at least
+_EXAMPLES = 3
+
+
+class Decider:
+    """Opens and decides the batches of one app, one after another."""
+
+    def __init__(self, client: Client, decisions: Decisions, facts: Facts, *, cleaner: Cleaner) -> None:
+        self._client = client
+        self._decisions = decisions
+        self._ledger = decisions.ledger
+        self._facts = facts
+        self._cleaner = cleaner
+        self._app = decisions.app_id
+        self.owned = self._owned = FencedApp(client, decisions)
+
+    # -- C1 --------------------------------------------------------------------------------------------------
+    def open(
+        self, query_id: str, batch_id: int, on_new: OnNewCheckpoint, token: str, *, consumes: bool
+    ) -> Opened:
+        """Opens a batch. Raises LineageConflict, BatchGap."""
+
+        def rule(changes: Changes) -> LedgerRecord | None:
+            return self._ledger.open(
+                changes,
+                self._app,
+                query_id,
+                batch_id,
+                on_new,
+                consumes=consumes,
+                claim_position=self._facts.position(),
+            )
+
+        def attempt() -> Opened:
+            lineage = Changes()
+
+            def ask() -> LedgerRecord | None:
+                nonlocal lineage
+                if not consumes:
+                    self._facts.refresh()
+                found, lineage = self._decisions.trial(rule)
+                return found
+
+            # 1. own the app; 2. decided? next? 3. again behind a fence, unless it is new
+            found = self._owned.judged(ask)
+            here("kafka.open.judged")
+            if found is not None:
+                return Opened(found.sequence, "", self._already(found).entry)
+            # 4. a new lineage has a transaction of its own
+            if lineage:
+                self._written(lineage)
+            here("kafka.open.opened")
+            return Opened(self._ledger.next_sequence(self._app), token)
+
+        return self._owned.patiently(attempt)
+
+    # -- C4 --------------------------------------------------------------------------------------------------
+    def commit(
+        self,
+        query_id: str,
+        batch_id: int,
+        token: str,
+        branches: Sequence[StagedBranch],
+        *,
+        on_unroutable: OnUnroutable,
+        consumes: bool,
+    ) -> Committed:
+        """Decides a batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable, TransactionTooLarge,
+        QueueNotFound.
+        """
+        batch = (self._app, query_id, batch_id)
+        staged = parse(branches)
+
+        def attempt() -> Committed:
+            ranges: dict[str, list[int]] = {}
+
+            def ask() -> LedgerRecord | None:
+                nonlocal ranges
+                ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
+                entry = self._ledger.entry(*batch)
+                if entry is not None:
+                    _require_equal(entry, ranges, self._facts.position())
+                    return entry
+                self._ledger.require_next(*batch)
+                self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._facts.settled)
+                return None
+
+            # 1. own the app, with an epoch whose transaction may last long enough
+            lasting_ms = timeout_ms(staged)
+            # 2. decided before? 3. order and ranges
+            entry = self._owned.judged(ask, lasting_ms)
+            here("kafka.decide.judged")
+            if entry is not None:
+                return self._already(entry)
+            # 4. what the receipts say, before anything is sent
+            won = require(staged, token, batch)
+            if on_unroutable == "fail":
+                require_routable(won)
+            self._decisions.learn(self._facts)
+            record = self._entry(query_id, batch_id, token, won, ranges)
+            _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
+            try:
+                self._publish(won, changes)
+            except errors.MissingBranch:
+                # the driver that overtook this one has decided the batch, and cleaned up behind it?
+                self._owned.fence(lasting_ms)
+                entry = ask()
+                if entry is None:
+                    raise
+                return self._already(entry)
+            # 9. free what no decision can name any more
+            self._cleaner.decided(
+                (each.receipt.place for each in won), self._ledger.unapplied(self._app), _bytes(won)
+            )
+            here("kafka.decide.cleaned")
+            return Committed(public(record), already=False)
+
+        return self._owned.patiently(attempt)
+
+    def _already(self, entry: LedgerRecord) -> Committed:
+        self._decisions.learn(self._refreshed())
+        return Committed(public(self._ledger.by_token(entry.token) or entry), already=True)
+
+    def _entry(
+        self, query_id: str, batch_id: int, token: str, won: Sequence[Named], ranges: dict[str, list[int]]
+    ) -> LedgerRecord:
+        to_apply: list[list[Any]] = [
+            [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
+            for each in won
+            if each.receipt.kind != "publish"
+        ]
+        sequence = self._ledger.next_sequence(self._app)
+        return LedgerRecord(
+            app_id=self._app,
+            sequence=sequence,
+            query_id=query_id,
+            batch_id=batch_id,
+            token=token,
+            ranges=ranges,
+            messages=sum(end - start for start, end in ranges.values()),
+            published=sum(each.receipt.reached for each in won),
+            committed_at=time.time_ns() // 1000,
+            # an app has a ledger of its own here, so its own count orders its commits
+            commit_sequence=CommitSequence(sequence),
+            branches=to_apply,
+            claim_position=self._facts.position(),
+            applied=not to_apply,
+            mirrored=False,
+        )
+
+    def _publish(self, won: Sequence[Named], changes: Changes) -> None:
+        """Steps 5 to 8: one transaction of the winners and the ledger entry."""
+        decision = changes.encoded(self._owned.owner.now())
+        _require_there(self._client, [each for each in won if each.receipt.kind != "publish"])
+        published = [each for each in won if each.receipt.logs]
+        # 5. all logs join, where Kafka needs it
+        transaction = self._owned.owner.begin()
+        try:
+            transaction.join([log for each in published for log in each.receipt.logs] + [self._decisions.log])
+            here("kafka.decide.joined")
+            # 6. the winners
+            last: dict[Log, ReadyBatch] = {}
+            for batches in rounds(self._client, published):
+                if last:
+                    transaction.append(last)
+                last = batches
+            here("kafka.decide.published")
+            # 7. the decision, with the last of them
+            transaction.append({**last, self._decisions.log: decision})
+            transaction.wait()
+            here("kafka.decide.entered")
+            # 8. the commit point
+            transaction.commit()
+        except (errors.ConnectionFailed, errors.TransactionState):
+            raise  # the next fence ends it, whatever has become of it
+        except Exception:
+            end_quietly(transaction)
+            raise
+        here("kafka.decide.committed")
+        self._take(changes)
+
+    # -- C5 --------------------------------------------------------------------------------------------------
+    def publish_refused(
+        self, sequence: int, branches: Sequence[str], rows: str, token: str, staged: Sequence[StagedBranch]
+    ) -> str:
+        """Publishes what is staged as a batch write, and records ``rows`` in the ledger entry. Returns what
+        is recorded. Raises UnknownTransaction, MissingBranch, Unroutable.
+        """
+        named, batch = parse(staged), (self._app, sequence, set(branches))
+
+        def attempt() -> str:
+            # 1. what was recorded before, by whom ever
+            self._owned.fence(timeout_ms(named))
+            self._decisions.learn(self._refreshed())
+            known = self._ledger.noted(*batch, REFUSED_ROWS)
+            if known is not None:
+                return known
+            # 2. the rows and the record, in one transaction
+            won, at_us = require(named, token, None), time.time_ns() // 1000
+            require_routable(won)
+            _, changes = self._decisions.trial(
+                lambda changes: self._ledger.note(changes, *batch, REFUSED_ROWS, at_us, rows)
+            )
+            self._publish(won, changes)
+            return rows
+
+        return self._owned.patiently(attempt)
+
+    def fence(self) -> None:
+        """Ends an open transaction of the app, and takes in what is decided."""
+        self._owned.patiently(self._owned.fence)
+
+    # -- S6 --------------------------------------------------------------------------------------------------
+    def release(self, queue: str, logs: Sequence[Log], note: Callable[[Mapping[str, int]], None]) -> None:
+        """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed.
+
+        1. behind a fence, ``note`` with where each decided range ended; 2. the ledger; 3. the claims. A
+        release that is cut off is done again.
+        """
+
+        def rule(changes: Changes) -> None:
+            last = self._ledger.last(self._app)
+            for log in logs:
+                self._ledger.release(changes, str(log), last.commit_sequence if last else NO_SEQUENCE)
+
+        def attempt() -> None:
+            self._owned.fence()
+            note(self._decisions.consumed())
+            here("kafka.release.noted")
+            _, changes = self._decisions.trial(rule)
+            self._written(changes)
+
+        if queue not in self._refreshed().queues():
+            raise errors.PreconditionFailed(
+                f"queue {queue!r} is not claimed by app {self._app!r}; `txmq apps` lists the claims"
+            )
+        self._owned.patiently(attempt)
+        here("kafka.release.decided")
+        self._facts.release(queue)
+
+    def _written(self, changes: Changes) -> None:
+        self._owned.write(changes)
+        self._take(changes)
+
+    def _take(self, changes: Changes) -> None:
+        self._decisions.take(changes)
+        if changes.pruned:
+            self._facts.forget(changes.pruned)
+
+    def _refreshed(self) -> Facts:
+        self._facts.refresh()
+        return self._facts
+
+
+def rounds(client: Client, won: Iterable[Named]) -> Iterator[dict[Log, ReadyBatch]]:
+    """Yields staged batches, one for each log at a time: Kafka refuses two in a request. At most a few pieces
+    are in memory. Raises MissingBranch, before the last round is yielded where a branch is not whole.
+    """
+    chosen = list(won)
+    check = staged_branches.Check(chosen)
+    held: dict[Log, ReadyBatch] = {}
+    try:
+        for piece in staged_branches.read(client, [each.receipt.place for each in chosen]):
+            waiting: dict[Log, deque[ReadyBatch]] = {}
+            for record in piece:
+                check.take(record)
+                waiting.setdefault(record.log, deque()).append(ReadyBatch(record.value, record.rows))
+            while waiting:
+                if held:
+                    yield held
+                held = {log: queue.popleft() for log, queue in waiting.items()}
+                waiting = {log: queue for log, queue in waiting.items() if queue}
+    except errors.DataLoss as error:
+        raise errors.MissingBranch(
+            f"staged rows were deleted ({error.summary}). Nothing was published; let Spark run the batch "
+            "again"
+        ) from None
+    check.finish()
+    if held:
+        yield held
+
+
+def end_quietly(transaction: Transaction) -> None:
+    """So that readers do not wait for the next fence; where it fails, they do."""
+    try:
+        transaction.abort()
+    except errors.TxmqError:
+        pass
+
+
+def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]], claim_position: int) -> None:
+    """Raises LineageConflict unless a decided batch has read again what it consumed (S4)."""
+    if unread(entry, ranges, claim_position):
+        return
+    if ranges and {log: list(span) for log, span in entry.ranges.items()} != ranges:
+        raise errors.LineageConflict(
+            f"batch {entry.batch_id} of query {entry.query_id} is decided (consumed {entry.ranges}) and has "
+            f"now read {ranges}: an older or changed checkpoint of app {entry.app_id!r} was restored. Use "
+            "the newest checkpoint, or a new one with onNewCheckpoint=resume"
+        )
+
+
+def require_routable(won: Iterable[Named]) -> None:
+    count = 0
+    examples: list[tuple[str, str]] = []
+    for each in won:
+        count += each.receipt.unroutable
+        examples += each.receipt.examples
+    if count:
+        shown = ", ".join(
+            f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]
+        )
+        raise errors.Unroutable(
+            f"{count} messages of the transaction reach no queue ({shown}); nothing was published. Bind a "
+            "queue, or set onUnroutable=drop"
+        )
+
+
+def _require_there(client: Client, kept: Sequence[Named]) -> None:
+    """Raises MissingBranch where rows that are applied later were deleted, also with their topic: one that
+    was made again has other rows at their offsets. Its id is asked for last: it was the same until then.
+    """
+    there = [each for each in kept if each.receipt.records]
+    logs = {each.receipt.place.log for each in there}
+    try:
+        begins = client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED) if logs else {}
+        ids = {name: client.topic(name, fresh=True).id.hex for name in {log.topic for log in logs}}
+    except errors.QueueNotFound:
+        begins, ids = {}, {}
+    for branch, receipt in there:
+        place = receipt.place
+        gone = ids.get(place.log.topic) != receipt.topic_id
+        if gone or any(span.first < begins[place.log] for span in place.spans[:1]):
+            raise missing(branch, "was deleted from the stage topic")
+
+
+def _bytes(won: Iterable[Named]) -> int:
+    return sum(each.receipt.size_bytes for each in won)
+
+
+def timeout_ms(named: Iterable[Named]) -> int:
+    """Returns how long the transaction of these branches may be open. Raises TransactionTooLarge."""
+    size = _bytes(each for each in named if each.receipt.logs)
+    wanted = max(TIMEOUT_MS, 3 * size // SLOWEST)
+    if wanted > LONGEST_MS:
+        raise errors.TransactionTooLarge(
+            f"a micro-batch that publishes {size} bytes: a transaction of Kafka is open for at most "
+            f"{LONGEST_MS // 60_000} minutes, which may be too short",
+            "read fewer rows in a batch (maxOffsetsPerTrigger)",
+        )
+    return wanted

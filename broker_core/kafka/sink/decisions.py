@@ -1,0 +1,164 @@
+"""The decisions of an app: partition 0 of its topic, replayed into the ledger.
+
+Records are written only inside transactions of the app's transactional id, so the newest owner alone adds to
+them, and reads what is committed.
+Not here: the rules (``micro_batch/ledger.py``), who is the owner (``producer_epoch.py``), what is applied
+(``journal/app_progress.py``).
+Invariant: memory holds only what is committed. A question that would change it is asked on trial, and taken
+in when its transaction is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from broker_core import errors
+from broker_core.broker.state.records import LedgerRecord, LineageRecord, Record, ReleaseRecord
+from broker_core.broker.state.undo import Undo
+from broker_core.kafka import names
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.journal.app_progress import Facts
+from broker_core.kafka.protocol.port import LATEST, Isolation, Log
+from broker_core.kafka.sink.producer_epoch import ReadyBatch
+from broker_core.kafka.topics import entry
+from broker_core.kafka.topics.entry import Entry
+from broker_core.micro_batch.ledger import Ledger
+
+T = TypeVar("T")
+
+ENTRY_BYTES = 900_000  # of one record batch of decisions
+UNDER_WAY = "Ongoing", "PrepareCommit", "PrepareAbort"  # states of a transaction whose end will come
+
+
+class Changes:
+    """What a question would change, as records of Kafka: the last one of each key."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record | None] = {}
+        self.pruned: list[int] = []  # sequences of ledger entries
+
+    def __bool__(self) -> bool:
+        return bool(self.records)
+
+    def put(self, record: Record) -> None:
+        self.records[entry.key_text(type(record), record.key)] = record
+
+    def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
+        self.records[entry.key_text(kind, key)] = None
+        if kind is LedgerRecord:
+            self.pruned.append(int(key[1]))
+
+    def encoded(self, now_ms: int) -> ReadyBatch:
+        """Returns one record batch of all. Raises TransactionTooLarge."""
+        entries = [
+            Entry(key, None) if record is None else entry.put(record) for key, record in self.records.items()
+        ]
+        batch = entry.batch(entries, now_ms, transactional=True)
+        if len(batch) > ENTRY_BYTES:
+            raise errors.TransactionTooLarge(
+                f"the ledger entry of this micro-batch takes {len(batch)} bytes, and at most {ENTRY_BYTES} "
+                "fit into a record of Kafka",
+                "let fewer tasks stage rows for tables: coalesce the frame before it is appended",
+            )
+        return ReadyBatch(batch, len(entries))
+
+
+class Decisions:
+    def __init__(self, client: Client, app_id: str) -> None:
+        self._client = client
+        self._undo = Undo()
+        self._records: dict[str, Record] = {}  # by key
+        self._position = 0
+        self.log = Log(names.app_topic(app_id), names.DECISIONS)
+        self.ledger = Ledger((), self._undo)
+        self.app_id = app_id
+
+    def has_open(self) -> bool:
+        """Returns whether more stands in the log than was replayed, which an open transaction holds back."""
+        return self._client.offsets({self.log: LATEST}, Isolation.READ_UNCOMMITTED)[self.log] > self._position
+
+    def replay(self, *, fenced: bool = False) -> None:
+        """Takes in what is committed. ``fenced``: no transaction is open, so up to the very end; else what
+        stands behind an open one is left for later.
+        """
+        isolation = Isolation.READ_UNCOMMITTED if fenced else Isolation.READ_COMMITTED
+        end = self._client.offsets({self.log: LATEST}, isolation)[self.log]
+        try:
+            for row in entry.replay(self._client, self.log, self._position, end):
+                key = (row.key or b"").decode()
+                self._take(key, None if row.value is None else entry.parse(key, row.value))
+        except errors.ConnectionFailed:
+            if fenced:
+                self._require_no_hanging(end)
+            raise
+        self._position = max(self._position, end)
+        self._undo.begin()
+
+    def _require_no_hanging(self, end: int) -> None:
+        """Raises KafkaError where the log has an open transaction that its coordinator has ended: the end is
+        missing in the log, and no fence brings it.
+        """
+        producer = names.producer_of(self.app_id)
+        begin = self._client.offsets({self.log: LATEST})[self.log]
+        known = self._client.transaction(producer)
+        if begin < end and (known is None or known.state not in UNDER_WAY):
+            raise errors.KafkaError(
+                f"a transaction of {producer} hangs in {self.log} at offset {begin}: Kafka has ended it, its "
+                "end is missing in the log, and nothing can be decided any more",
+                "compare the batch with what its queues have, and abort what hangs in each log: "
+                f"kafka-transactions.sh abort --topic {self.log.topic} --partition {self.log.partition} "
+                f"--start-offset {begin}; docs/kafka.md",
+            )
+
+    def consumed(self) -> dict[str, int]:
+        """Returns by log where its last decided range ended."""
+        entries = (record for record in self._records.values() if isinstance(record, LedgerRecord))
+        return self.ledger.consumed({log for record in entries for log in record.ranges})
+
+    def trial(self, ask: Callable[[Changes], T]) -> tuple[T, Changes]:
+        """Returns what ``ask`` answers, and what would change by it; nothing has changed. Raises what it
+        raises.
+        """
+        changes = Changes()
+        self._undo.begin()
+        try:
+            return ask(changes), changes
+        finally:
+            self._undo.roll_back()
+
+    def take(self, changes: Changes) -> None:
+        """Takes in what this process has committed."""
+        for key, record in changes.records.items():
+            self._take(key, record)
+        self._undo.begin()
+
+    def _take(self, key: str, record: Record | None) -> None:
+        known = self._records.get(key)
+        if record is None:
+            if isinstance(known, LedgerRecord | LineageRecord):
+                self.ledger.remove(known)
+            self._records.pop(key, None)
+        elif isinstance(record, LedgerRecord | LineageRecord | ReleaseRecord) and record != known:
+            # an entry that is known may be applied or mirrored in memory: the same one does not come again
+            self._records[key] = record
+            self.ledger.apply(record)
+
+    def learn(self, facts: Facts) -> None:
+        """Lets the ledger know what is applied, skipped and mirrored."""
+        ledger, app_id, nowhere = self.ledger, self.app_id, Changes()
+        applied, skipped, notes = facts.applied(), facts.skipped(), facts.notes()
+        for record in ledger.unapplied(app_id):
+            if record.sequence in applied:
+                ledger.mark_applied(nowhere, app_id, record.sequence)
+                continue
+            named = {branch for _, _, branch, _ in record.branches}
+            for branch, to in skipped.get(record.sequence, {}).items():
+                if branch in named:
+                    ledger.skip(nowhere, app_id, record.sequence, {branch}, to)
+            for branch, name, at_us, text in notes.get(record.sequence, ()):
+                with contextlib.suppress(errors.UnknownTransaction):  # all of it is skipped
+                    ledger.note(nowhere, app_id, record.sequence, {branch}, name, at_us, text)
+        ledger.mark_mirrored(nowhere, app_id, facts.mirrored())
+        self._undo.begin()

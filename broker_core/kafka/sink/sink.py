@@ -1,0 +1,372 @@
+"""The sink of the Kafka engine: the port's methods from ``open_batch`` on (C1 to C6).
+
+Not here: the source (``source/source.py``), which writes the journal; the steps of a decision
+(``decide.py``).
+Invariant: one lock for each app, because an epoch belongs to a process: threads that decide for one app wait
+for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from broker_core import errors
+from broker_core.engine import (
+    AppInfo,
+    AttemptInfo,
+    BranchHeader,
+    Committed,
+    LedgerEntry,
+    OnNewCheckpoint,
+    Opened,
+    StagedBranch,
+)
+from broker_core.kafka import names
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.journal.app_progress import Facts
+from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.sink import attempts, batch_writes, staged_branches
+from broker_core.kafka.sink.cleanup import EVERY_BYTES, Cleaner
+from broker_core.kafka.sink.decide import Decider, OnUnroutable
+from broker_core.kafka.sink.decisions import Decisions
+from broker_core.kafka.sink.receipt import Place
+from broker_core.kafka.sink.resume import resume
+from broker_core.kafka.sink.staging import Staging
+from broker_core.kafka.topics import topics
+from broker_core.kafka.topics.routing import ClusterTopology
+from broker_core.micro_batch.claims.releases import require_idle
+from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.public_entry import public
+from broker_core.micro_batch.resume import newest_of_each_log
+
+
+class _App:
+    """What this process knows of one app."""
+
+    def __init__(self, client: Client, app_id: str, facts: Facts, clean_every_bytes: int) -> None:
+        self.app_id = app_id
+        self.lock = threading.Lock()
+        self.facts = facts
+        self.decisions = Decisions(client, app_id)
+        self.cleaner = Cleaner(client, names.stage_topic(app_id), clean_every_bytes)
+        self.decider = Decider(client, self.decisions, facts, cleaner=self.cleaner)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.decisions.ledger
+
+    def refreshed(self) -> Ledger:
+        """Returns the ledger as it is now, without waiting for an open transaction."""
+        self.decisions.replay()
+        self.facts.refresh()
+        self.decisions.learn(self.facts)
+        return self.ledger
+
+    def note(self, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
+        ledger, at_us = self.refreshed(), time.time_ns() // 1000
+        fresh, _ = self.decisions.trial(
+            lambda changes: ledger.note(changes, self.app_id, sequence, set(branches), name, at_us, text)
+        )
+        if fresh:
+            self.facts.note(sequence, fresh, name, text)
+            self.decisions.learn(self.facts)
+
+    def release(self, queue: str, logs: Sequence[Log], *, force: bool, by: str) -> None:
+        facts, unapplied = self.facts, [record.sequence for record in self.refreshed().unapplied(self.app_id)]
+        claimed = facts.undecided(queue, self.decisions.consumed())
+        interrupted = queue in facts.queues() and require_idle(
+            self.app_id, queue, claimed, unapplied, force=force, what="offsets"
+        )
+        self.decider.release(
+            queue,
+            logs,
+            lambda consumed: facts.note_release(queue, consumed, by=by, interrupted=interrupted),
+        )
+
+
+class KafkaSink:
+    def __init__(
+        self,
+        client: Client,
+        facts: Callable[[str], Facts],
+        *,
+        codec: Codec = Codec.NONE,
+        clean_every_bytes: int = EVERY_BYTES,
+    ) -> None:
+        """``facts`` of an app, by its id."""
+        self._client = client
+        self._facts = facts
+        self._clean_every_bytes = clean_every_bytes
+        self._lock = threading.Lock()
+        self._apps: dict[str, _App] = {}
+        self.topology = ClusterTopology(client)
+        self._staging = Staging(client, self.topology, codec)
+
+    def _app(self, app_id: str) -> _App:
+        """Returns the app, its topics made where there are none."""
+        known = self._apps.get(app_id)
+        if known is None:
+            topics.ensure(self._client, topics.app(app_id))
+            with self._lock:
+                known = self._apps.get(app_id)
+                if known is None:
+                    known = _App(self._client, app_id, self._facts(app_id), self._clean_every_bytes)
+                    self._apps[app_id] = known
+        return known
+
+    def _found(self, app_id: str) -> _App | None:
+        """Returns the app; None if there is none. For questions, which make nothing."""
+        known = app_id in self._apps or topics.find(self._client, topics.app(app_id)) is not None
+        return self._app(app_id) if known else None
+
+    def ledger_id(self, app_id: str) -> str:
+        """Returns the id of the topic that holds the app's ledger; one that is made again has another."""
+        return self._client.topic(self._app(app_id).decisions.log.topic).id.hex
+
+    def consumed(self, app_id: str) -> Mapping[str, int]:
+        """Returns by log where the app's last decided range ended, for its source.
+
+        A transaction that is open is of a driver that decides or has died: a fence settles it at once, and a
+        driver that lives decides again.
+        """
+        app = self._found(app_id)
+        if app is None:
+            return {}
+        with app.lock:
+            app.decisions.replay()
+            if app.decisions.has_open():
+                app.decider.fence()
+            return app.decisions.consumed()
+
+    # -- C1, C2, C4 ------------------------------------------------------------------------------------------
+    def open_batch(
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        on_new_checkpoint: OnNewCheckpoint,
+        *,
+        token: str = "",
+        consumes: bool = True,
+    ) -> Opened:
+        app = self._app(app_id)
+        self._staging.ensure(app_id)
+        with app.lock:
+            app.cleaner.require_right()
+            return app.decider.open(
+                query_id, batch_id, on_new_checkpoint, token or uuid.uuid4().hex, consumes=consumes
+            )
+
+    def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
+        return self._staging.stage(header, rows)
+
+    def commit_batch(
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        token: str,
+        branches: Sequence[StagedBranch],
+        *,
+        on_unroutable: OnUnroutable = "fail",
+        consumes: bool = True,
+    ) -> Committed:
+        app = self._app(app_id)
+        with app.lock:
+            return app.decider.commit(
+                query_id, batch_id, token, branches, on_unroutable=on_unroutable, consumes=consumes
+            )
+
+    def commit_branches(
+        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: OnUnroutable = "fail"
+    ) -> int:
+        return batch_writes.commit(self._client, token, branches, on_unroutable=on_unroutable)
+
+    def rollback_batch(self, token: str) -> None:
+        """Staged rows have no effect unless they are named, so there is nothing to drop."""
+        if batch_writes.is_committed(self._client, token):
+            raise errors.BatchDecided(
+                f"batch write {token} is committed and cannot be rolled back; an answer was lost on the way, "
+                "nothing else"
+            )
+        # a token does not name its app; the ones that this process works for come first
+        mine = tuple(self._apps)
+        for app_id in dict.fromkeys((*mine, *self._all_apps())):
+            try:
+                app = self._app(app_id)
+                with app.lock:
+                    app.decisions.replay()
+                    entry = app.ledger.by_token(token)
+            except errors.AccessRefused:
+                if app_id in mine:
+                    raise
+                continue  # an app of others, which this user may see but not read
+            if entry is not None:
+                raise errors.BatchDecided(
+                    f"batch {entry.batch_id} of app {entry.app_id!r} is committed and cannot be rolled back; "
+                    "an answer was lost on the way, nothing else"
+                )
+
+    # -- C5, C6 ----------------------------------------------------------------------------------------------
+    def unapplied(self, app_id: str) -> list[LedgerEntry]:
+        app = self._found(app_id)
+        if app is None:
+            return []
+        with app.lock:
+            return [public(record) for record in app.refreshed().unapplied(app_id)]
+
+    def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            for place in map(Place.parse, branches):
+                expected = sum(last - first + 1 for first, last in place.spans)
+                for piece in staged_branches.read(self._client, [place]):
+                    yield from staged_branches.rows_of(
+                        record for record in piece if record.branch == place.branch
+                    )
+                    expected -= sum(record.branch == place.branch for record in piece)
+                if expected:
+                    raise errors.DataLoss(f"{expected} staged records of branch {place.branch} are missing")
+        except (errors.DataLoss, errors.QueueNotFound) as error:
+            raise errors.MissingBranch(
+                f"rows of a decided batch are not in the stage topic any more ({error.summary}): they are "
+                "applied and freed, or were deleted"
+            ) from None
+
+    def mark_applied(self, app_id: str, sequence: int) -> None:
+        app = self._app(app_id)
+        with app.lock:
+            waiting = {record.sequence: record for record in app.refreshed().unapplied(app_id)}
+            if sequence in waiting:
+                app.facts.mark_applied(sequence)
+                app.decisions.learn(app.facts)
+                app.cleaner.applied(waiting[sequence], app.ledger.unapplied(app_id))
+
+    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
+        app = self._app(app_id)
+        with app.lock:
+            ledger = app.refreshed()
+            fresh, _ = app.decisions.trial(
+                lambda changes: ledger.skip(changes, app_id, sequence, set(branches), to)
+            )
+            if fresh:
+                app.facts.skip(sequence, fresh, to)
+                app.decisions.learn(app.facts)
+
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
+        with (app := self._app(app_id)).lock:
+            app.note(sequence, branches, name, text)
+
+    def publish_refused(
+        self,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+    ) -> str:
+        with (app := self._app(app_id)).lock:
+            return app.decider.publish_refused(sequence, branches, rows, token, staged)
+
+    def entries(self, app_id: str) -> list[LedgerEntry]:
+        app = self._found(app_id)
+        if app is None:
+            return []
+        with app.lock:
+            return [public(record) for record in app.refreshed().kept(app_id)]
+
+    def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
+        app = self._found(app_id)
+        if app is None:
+            return []
+        with app.lock:
+            return [public(record) for record in app.refreshed().unmirrored(app_id, limit)]
+
+    def mark_mirrored(self, app_id: str, sequence: int) -> None:
+        app = self._app(app_id)
+        with app.lock:
+            waiting = app.refreshed().unmirrored(app_id, 1)
+            if waiting and waiting[0].sequence <= sequence:
+                app.facts.mark_mirrored(sequence)
+                app.decisions.learn(app.facts)
+
+    def last_entry(self, app_id: str) -> LedgerEntry | None:
+        app = self._found(app_id)
+        if app is None:
+            return None
+        with app.lock:
+            record = app.refreshed().last(app_id)
+        return None if record is None else public(record)
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
+        kept = newest_of_each_log(app_id, entries)
+        app = self._app(app_id)
+        with app.lock:
+            return resume(app.decider.owned, app.decisions, app.facts, kept)
+
+    # -- operators -------------------------------------------------------------------------------------------
+    def app(self, app_id: str) -> AppInfo | None:
+        """Returns what an app has claimed and decided; None if it has done neither."""
+        app = self._found(app_id)
+        if app is None:
+            return None
+        with app.lock:
+            ledger, facts = app.refreshed(), app.facts
+            last = ledger.last(app_id)
+            if last is None and not facts.queues():
+                return None
+            unapplied, unmirrored = ledger.waiting(app_id)
+            return AppInfo(
+                app_id=app_id,
+                queues=facts.queues(),
+                sequence=last.sequence if last else 0,
+                query_id=last.query_id if last else "",
+                batch_id=last.batch_id if last else -1,
+                lag=facts.lag(app.decisions.consumed()),
+                unapplied=unapplied,
+                unmirrored=unmirrored,
+            )
+
+    def apps(self) -> list[AppInfo]:
+        return [info for app_id in self._all_apps() if (info := self.app(app_id)) is not None]
+
+    def attempts(self) -> list[AttemptInfo]:
+        found: list[AttemptInfo] = []
+        known = self._client.topics()
+        for app_id in self._all_apps():
+            app = self._app(app_id)
+            with app.lock:
+                ledger = app.refreshed()
+            if names.stage_topic(app_id) in known:
+                found += [
+                    each
+                    for each in attempts.attempts(self._client, names.stage_topic(app_id), ())
+                    if ledger.by_token(each.token) is None
+                ]
+        if names.STAGE in known:
+            found += [
+                each
+                for each in attempts.attempts(self._client, names.STAGE, ())
+                if not batch_writes.is_committed(self._client, each.token)
+            ]
+        return sorted(found, key=lambda attempt: -attempt.idle_s)
+
+    def release(self, app_id: str, queue: str, *, force: bool, by: str) -> None:
+        app = self._found(app_id)
+        if app is None:
+            raise errors.PreconditionFailed(
+                f"queue {queue!r} is not claimed by any app {app_id!r}; `txmq apps` lists the claims"
+            )
+        logs = [Log(queue, number) for number in self._client.topic(queue).partitions]
+        with app.lock:
+            app.release(queue, logs, force=force, by=by)
+
+    def _all_apps(self) -> list[str]:
+        found = (names.app_of(topic) for topic in self._client.topics())
+        return sorted(app_id for app_id in found if app_id is not None)

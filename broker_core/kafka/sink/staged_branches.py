@@ -1,0 +1,166 @@
+"""Reading staged branches by the offsets in their names, piece by piece.
+
+Not here: staging (``staging.py``), and which branches are read.
+Invariant: a branch is whole, or MissingBranch is raised: every staged record is there with its crc, under the
+right key, with the right number, and the checksums of all of them are those of the receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from broker_core import errors
+from broker_core.arrow.outside import read_stream
+from broker_core.arrow.parts import branch_checksum, signed
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.protocol.port import Isolation, Log
+from broker_core.kafka.record.compression import inflate
+from broker_core.kafka.record.decode import LIMIT
+from broker_core.kafka.record.decode_reference import header_pairs, records
+from broker_core.kafka.record.record_batch import Head, read_head
+from broker_core.kafka.sink.receipt import Named, Place, Span, missing
+from broker_core.kafka.sink.staging import NUMBER, PARTITION, ROWS, TOKEN, TOPIC
+
+PIECE_BYTES = 4 << 20  # of one fetch
+LANE = "staged"  # large answers do not hold up what is published meanwhile
+
+
+class StagedRecord(NamedTuple):
+    branch: str
+    value: bytes | memoryview
+    headers: Mapping[str, str]
+
+    @property
+    def rows(self) -> int:
+        return int(self.headers[ROWS])
+
+    @property
+    def log(self) -> Log:
+        """Where it is published."""
+        return Log(self.headers[TOPIC], int(self.headers[PARTITION]))
+
+
+def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]]:
+    """Yields the records of the places in pieces; those of one place in their order.
+
+    Records of other branches between them are left out. Raises DataLoss where some were deleted,
+    QueueNotFound.
+    """
+    wanted: dict[Log, list[Span]] = {}
+    for place in places:
+        wanted.setdefault(place.log, []).extend(place.spans)
+    for spans in wanted.values():
+        spans.sort(reverse=True)  # the next one last
+    positions = {log: spans[-1].first for log, spans in wanted.items() if spans}
+    patience = client.patience()
+    with ThreadPoolExecutor(1, "txmq-staged") as ahead:
+        fetched = ahead.submit(_fetched, client, dict(positions)) if positions else None
+        while fetched is not None:
+            found: list[StagedRecord] = []
+            moved = False
+            for log, data in fetched.result().items():
+                spans, before = wanted[log], positions.pop(log)
+                position = before
+                for head in _heads(data, str(log)):
+                    found += _within(head, data, spans, log)
+                    position = max(position, head.last_offset + 1)
+                moved |= position > before
+                if spans:
+                    positions[log] = max(position, spans[-1].first)
+            if not moved:  # a leader that is new has not caught up yet
+                patience.wait(
+                    errors.ConnectionFailed(
+                        f"{', '.join(map(str, positions))}: what was staged is not shown yet"
+                    )
+                )
+            # it comes while the caller publishes this piece
+            fetched = ahead.submit(_fetched, client, dict(positions)) if positions else None
+            if found:
+                yield found
+            if moved:  # the time of the caller does not count
+                patience.renew()
+
+
+def _fetched(client: Client, positions: Mapping[Log, int]) -> dict[Log, memoryview]:
+    answers = client.fetching(
+        positions, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES, lane=LANE
+    )()
+    return {log: answer.records for log, answer in answers.items()}
+
+
+def _heads(data: memoryview, log: str) -> Iterator[Head]:
+    at = 0
+    while (head := read_head(data, at, log)) is not None:
+        yield head
+        at = head.stop
+
+
+def _within(head: Head, data: memoryview, spans: list[Span], log: Log) -> Iterator[StagedRecord]:
+    """Yields the records of a batch that lie in the spans, and takes those off that end in it. Few and large,
+    so one at a time is the fast way.
+    """
+    if not spans or head.last_offset < spans[-1].first:
+        return
+    content = inflate(head.codec, data[head.body], LIMIT)
+    for record in records(head, content, str(log)):
+        while spans and spans[-1].last < record.offset:
+            spans.pop()
+        if spans and spans[-1].first <= record.offset:
+            headers = {name: (value or b"").decode() for name, value in header_pairs(record.headers)}
+            yield StagedRecord((record.key or b"").decode(), record.value or b"", headers)
+    while spans and spans[-1].last <= head.last_offset:
+        spans.pop()
+
+
+class Check:
+    """Whether what was read of the named branches is what their tasks staged."""
+
+    def __init__(self, named: Iterable[Named]) -> None:
+        self._open = {each.branch.branch: each for each in named if each.receipt.records}
+        self._seen: dict[str, list[int]] = {branch: [] for branch in self._open}
+
+    def take(self, record: StagedRecord) -> None:
+        """Raises MissingBranch."""
+        named = self._open.get(record.branch)
+        if named is None:
+            raise errors.MissingBranch(
+                f"a staged record of branch {record.branch!r} stands where another one was staged. Nothing "
+                "was published; let Spark run the batch again"
+            )
+        seen = self._seen[record.branch]
+        if record.headers.get(TOKEN) != named.receipt.token or record.headers.get(NUMBER) != str(len(seen)):
+            raise missing(named.branch, f"is not what was staged: record {len(seen)} has {record.headers}")
+        seen.append(signed(xxhash.xxh3_64_intdigest(record.value)))
+        if len(seen) == named.receipt.records:
+            self._close(named)
+
+    def _close(self, named: Named) -> None:
+        name = named.branch.branch
+        if branch_checksum(self._seen[name]) != named.branch.checksum:
+            raise missing(named.branch, "is not what was staged: its checksum differs")
+        del self._open[name]
+
+    def finish(self) -> None:
+        """Raises MissingBranch for a branch that is not whole."""
+        for name, named in self._open.items():
+            raise missing(
+                named.branch, f"has {len(self._seen[name])} of {named.receipt.records} staged records"
+            )
+
+
+def rows_of(records: Iterable[StagedRecord]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of an append or after_commit branch. Raises MissingBranch for a damaged record."""
+    for record in records:
+        try:
+            rows = read_stream(record.value)
+        except ValueError as error:
+            raise errors.MissingBranch(
+                f"a staged record of branch {record.branch!r} is damaged: {error}. Nothing of it is applied",
+                "look for who else writes to the stage topic",
+            ) from error
+        yield from rows

@@ -1,0 +1,1 @@
+"""What an app reads: partitions as logs, claims, and rows of ranges."""

@@ -1,0 +1,306 @@
+"""The source of the Kafka engine: claims, reads and acks of the apps over partitions.
+
+Not here: the rules of a claim (``micro_batch/claims/claim.py``), the sink (``sink/sink.py``).
+Invariant: what ``claim`` has answered is in the app's journal, acknowledged by all in-sync replicas: whoever
+asks again gets the same end. Nothing of a queue is changed by reading it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+
+from broker_core import errors
+from broker_core.engine import (
+    START,
+    Available,
+    LedgerEntry,
+    Limit,
+    OnNewCheckpoint,
+    Origin,
+    Ranges,
+    ReadTicket,
+    Vector,
+)
+from broker_core.kafka import names
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.journal.history import PositionRecord, Proposal
+from broker_core.kafka.journal.journal import Journal
+from broker_core.kafka.lost import unknown_start
+from broker_core.kafka.names import parse_log
+from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.source.partition_logs import PartitionLogs
+from broker_core.kafka.source.partitions import Partitions, require_same_topics
+from broker_core.kafka.source.reader import PartitionReader, Slice
+from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.releases import Release
+from broker_core.micro_batch.resume import take_ends
+
+T = TypeVar("T")
+Consumed = Callable[[str], Mapping[str, int]]  # app -> where the last decided range of each log ended
+
+WAIT_SLICE_S = 0.1  # how late a second leader is heard while a first one has nothing new
+WAIT_LANE = "wait"
+
+
+class Source:
+    """In one process. Threads may share it."""
+
+    def __init__(self, client: Client, consumed: Consumed) -> None:
+        self._client = client
+        self._consumed = consumed
+        self._partitions = Partitions(client)
+        self._journals: dict[str, Journal] = {}
+        self._lock = threading.Lock()
+
+    def journal(self, app_id: str) -> Journal:
+        with self._lock:
+            if app_id not in self._journals:
+                self._journals[app_id] = Journal(self._client, app_id)
+            return self._journals[app_id]
+
+    # -- logs ------------------------------------------------------------------------------------------------
+
+    def logs(self, queues: Sequence[str]) -> list[str]:
+        return [str(log) for log in self._logs(queues)]
+
+    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for log in logs:
+            with contextlib.suppress(errors.QueueNotFound):
+                found[log] = str(self._partitions.topic_id(parse_log(log).topic))
+        return found
+
+    def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
+        known = [parse_log(log) for log in logs]
+        begins, ends = self._partitions.begins(known), self._partitions.ends(known)
+        first = {log: max(begins[log], (starts or {}).get(str(log), 0)) for log in known}
+        return self._counted({log: (min(first[log], ends[log]), ends[log]) for log in known})
+
+    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
+        origin.check({queue: self.logs([queue]) for queue in queues})
+        return self._partitions.offsets(queues, origin)
+
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            logs = self._logs(queues)
+            now = self._partitions.ends(logs)
+            if any(now[log] > ends.get(str(log), 0) for log in logs):
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._await_more(now, min(left_s, WAIT_SLICE_S) if self._are_led_by_several(logs) else left_s)
+
+    def _await_more(self, ends: Mapping[Log, int], timeout_s: float) -> None:
+        with contextlib.suppress(errors.DataLoss, errors.QueueNotFound):  # asked again, by the ends
+            self._client.fetch(ends, max_bytes=1, max_wait_ms=max(1, int(timeout_s * 1000)), lane=WAIT_LANE)
+
+    def _are_led_by_several(self, logs: Iterable[Log]) -> bool:
+        leaders = {self._client.topic(log.topic).partitions[log.partition].leader for log in logs}
+        return len(leaders) > 1
+
+    # -- claims ----------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        app_id: str,
+        queues: Sequence[str],
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
+        *,
+        acks: bool = True,
+    ) -> Vector:
+        """The end of the range that begins at ``start`` (S2): 1. ends of the logs and of the journal; 2. what
+        is decided, where a start is symbolic; 3. the rules; 4. one change of the journal.
+        """
+        journal = self.journal(app_id)
+        logs = self._logs(queues)
+        journal.ensure()
+        ends = self._partitions.ends([*logs, journal.log])
+        consumed = self._consumed(app_id) if START in start.values() else {}
+
+        def compute(claims: Claims, proposal: Proposal) -> Vector:
+            require_same_topics(journal.positions, self._partitions, queues)
+            asked = PartitionLogs(self._partitions, app_id, journal.positions, ends)
+            try:
+                end = claims.claim(
+                    asked,
+                    proposal,
+                    app_id,
+                    queues,
+                    start,
+                    limit,
+                    origin,
+                    on_new_checkpoint,
+                    consumed,
+                    acks=acks,
+                )
+            except errors.LineageConflict:
+                if START in start.values() or claims.position(app_id) or claims.told(app_id, start):
+                    raise
+                raise unknown_start(app_id, start) from None
+            asked.record(proposal)
+            return end
+
+        end = journal.change(compute, ends[journal.log])
+        if acks:
+            self._show_lag(app_id, start)
+        return end
+
+    def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
+        journal = self.journal(app_id)
+        claim = self._answered(journal, lambda claims: claims.resolve(app_id, start, end))
+        if claim is None:
+            return {}
+        require_same_topics(
+            journal.positions, self._partitions, {parse_log(log).topic for log in claim.ranges}
+        )
+        return {log: (first, last) for log, (first, last) in claim.ranges.items()}
+
+    def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
+        if not ranges:
+            return {}
+        self._answered(self.journal(app_id), lambda claims: claims.by_ranges(app_id, ranges))
+        return self._counted({parse_log(log): span for log, span in ranges.items()})
+
+    def ack(self, app_id: str, end: Vector) -> None:
+        journal = self.journal(app_id)
+
+        def compute(claims: Claims, proposal: Proposal) -> None:
+            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            claims.ack(asked, proposal, app_id, end)
+            asked.record(proposal)
+
+        journal.change(compute)
+        self._show_lag(app_id, end)
+
+    def note_release(
+        self, app_id: str, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool
+    ) -> None:
+        """Records a release before it takes place. ``consumed``: as the ledger says."""
+        journal = self.journal(app_id)
+
+        def compute(claims: Claims, proposal: Proposal) -> None:
+            position = journal.positions.get(queue)
+            if position is not None:
+                asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+                done = Release(app_id, queue, by, time.time_ns() // 1000, interrupted)
+                claims.note_release(asked, proposal, done, list(position.acked), consumed)
+
+        journal.change(compute)
+
+    def release(self, app_id: str, queue: str) -> None:
+        """Drops the app's claims on a queue (S6). Raises PreconditionFailed where it has none."""
+        journal = self.journal(app_id)
+
+        def compute(claims: Claims, proposal: Proposal) -> None:
+            position = journal.positions.get(queue)
+            if position is None:
+                raise errors.PreconditionFailed(
+                    f"app {app_id!r} has claimed nothing of queue {queue!r}",
+                    "see txmq apps for what it reads",
+                )
+            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            claims.release(asked, proposal, app_id, queue, list(position.acked))
+            proposal.drop(PositionRecord, position.key)
+
+        journal.change(compute)
+
+    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> None:
+        """Records that the app has consumed its logs up to the ends of entries of another ledger (C7)."""
+        journal = self.journal(app_id)
+
+        def compute(claims: Claims, proposal: Proposal) -> None:
+            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            take_ends(claims.origins, asked, proposal, app_id, entries)
+            asked.record(proposal)
+
+        journal.change(compute)
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        """1. The first fetch; 2. the fact that this batch reads these ranges; 3. the rows."""
+        slices = [Slice(parse_log(log), first, last) for log, first, last in ticket.slices]
+        journal = self.journal(ticket.app_id)
+        logs = [*(parse_log(log) for log in ticket.ranges), *(each.log for each in slices)]
+        ids = self._claimed_ids(ticket.app_id, {log.topic for log in logs})
+        with PartitionReader(self._client, slices, ids, fail_on_data_loss=ticket.fail_on_data_loss) as reader:
+            if ticket.query_id:
+                journal.note_read(ticket.query_id, ticket.batch_id, ticket.ranges)
+            yield from reader.rows()
+
+    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
+        known = [Slice(parse_log(log), first, last) for log, first, last in slices]
+        ids = {each.log.topic: self._partitions.topic_id(each.log.topic) for each in known}
+        ends = self._partitions.ends({each.log for each in known})
+        visible = [Slice(log, first, min(last, ends[log])) for log, first, last in known]
+        with PartitionReader(self._client, visible, ids, fail_on_data_loss=False) as reader:
+            yield from reader.rows()
+
+    # -- help ------------------------------------------------------------------------------------------------
+
+    def _logs(self, queues: Iterable[str]) -> list[Log]:
+        return [log for queue in queues for log in self._partitions.of(queue)]
+
+    def _counted(self, spans: Mapping[Log, tuple[int, int]]) -> dict[str, Available]:
+        try:
+            weights: Mapping[Log, float] = self._partitions.weights(spans)
+        except errors.AccessRefused:  # DescribeLogDirs needs an ACL of the cluster; sizes only balance tasks
+            weights = dict.fromkeys(spans, 0.0)
+        return {
+            str(log): Available(first, last, last - first, int((last - first) * weights[log]))
+            for log, (first, last) in spans.items()
+        }
+
+    def _answered(self, journal: Journal, question: Callable[[Claims], T]) -> T:
+        """The answer from memory; from the journal's tail where memory knows no such claim."""
+        try:
+            return journal.look(question)
+        except errors.LineageConflict:
+            journal.catch_up()
+            return journal.look(question)
+
+    def _claimed_ids(self, app_id: str, queues: Iterable[str]) -> dict[str, UUID]:
+        """Returns the ids that the topics had when the app claimed them first. Raises LineageConflict."""
+        queues, journal = set(queues), self.journal(app_id)
+        if not all(self._has_claimed(journal, queue) for queue in queues):
+            journal.catch_up()
+        for queue in sorted(queues):
+            if queue not in journal.positions:
+                logs = {str(log) for log in self._partitions.of(queue)}
+                if told := journal.look(lambda claims: claims.told(app_id, logs)):  # noqa: B023
+                    raise errors.LineageConflict(told)
+                raise errors.LineageConflict(
+                    f"a batch reads queue {queue!r}, of which its app has claimed nothing",
+                    "use the checkpoint that belongs to the app",
+                )
+        return {queue: UUID(journal.positions[queue].topic_id) for queue in queues}
+
+    def _has_claimed(self, journal: Journal, queue: str) -> bool:
+        """Whether memory knows a claim, of the topic that there is now."""
+        position = journal.positions.get(queue)
+        return position is not None and position.topic_id == str(self._client.topic(queue).id)
+
+    def _show_lag(self, app_id: str, vector: Vector) -> None:
+        """Commits the offsets to the group of the app, for tools that show its lag. Nothing waits for it."""
+        offsets = {parse_log(log): int(offset) for log, offset in vector.items() if offset != START}
+        if offsets:
+            arguments = names.producer_of(app_id), offsets
+            threading.Thread(
+                target=self._commit_offsets, args=arguments, name="txmq-lag", daemon=True
+            ).start()
+
+    def _commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
+        with contextlib.suppress(errors.TxmqError):
+            self._client.commit_offsets(group, offsets)

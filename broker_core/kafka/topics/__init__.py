@@ -1,0 +1,1 @@
+"""The topics of txmq: made, checked, and the exchanges and bindings that one of them has."""

@@ -1,0 +1,194 @@
+"""Exchanges and bindings of a cluster: the rules of AMQP over one compacted topic.
+
+A queue is a topic, so it exists without a record here. Exchanges and bindings are records of
+``_txmq.topology``, and every process that publishes replays them.
+Not here: the rules (``broker/topology/topology.py``, ``broker/routing/exchange.py``,
+``broker/routing/routing.py``), encoding.
+Invariant: what is routed was routed by the bindings that were written when it was asked for (``refresh``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker_core import errors
+from broker_core.broker.queue import Queue
+from broker_core.broker.routing.carbon_copy import Copies
+from broker_core.broker.routing.exchange import EXCHANGE_TYPES
+from broker_core.broker.routing.routing import Routed, is_alike
+from broker_core.broker.state.block import Blocks
+from broker_core.broker.state.change import ANY, Change, Drop
+from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
+from broker_core.broker.topology.topology import Topology as Rules
+from broker_core.ids import QueueId
+from broker_core.kafka import names
+from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.protocol.port import LATEST, Log
+from broker_core.kafka.topics import entry, topics
+from broker_core.kafka.topics.entry import now_ms
+
+FRESH_S = 60.0  # how late a new max.message.bytes of a topic is seen
+_USUAL_LARGEST = 1_048_588  # Kafka's default of max.message.bytes, where this user may not ask
+
+
+class Target(NamedTuple):
+    """A topic as publishing sees it. ``largest``: the bytes of a record batch that it takes."""
+
+    topic: str
+    partitions: int
+    largest: int
+
+
+class ClusterTopology:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._log = Log(names.TOPOLOGY, 0)
+        self._position = 0
+        self._records: dict[str, Record] = {}  # by key
+        self._rules = _rules(())
+        self._largest: dict[str, tuple[int, float]] = {}  # topic -> its limit, and when it was asked for
+
+    # -- routing ---------------------------------------------------------------------------------------------
+    def route(self, rows: pa.RecordBatch, copies: Copies | None = None) -> Routed:
+        """Returns the rows of each queue id. Raises ExchangeNotFound, AccessRefused."""
+        exchanges, keys = rows.column("exchange"), rows.column("routing_key")
+        if is_alike(exchanges) and is_alike(keys):
+            exchanges, keys = exchanges.slice(0, 1), keys.slice(0, 1)
+        direct = pc.equal(exchanges, "")
+        if not pc.all(direct).as_py():
+            self.refresh()
+        wanted = keys.filter(direct).unique().to_pylist()
+        if wanted and copies is not None:
+            wanted += {key for more in copies.keys for key in more}
+        self._know(name for name in wanted if name not in self._rules.queues)
+        return self._rules.route_block(rows, copies)
+
+    def target(self, queue_id: QueueId) -> Target:
+        """Returns the topic of a queue. Raises QueueNotFound if it was deleted."""
+        name = self._rules.queues_by_id[queue_id].name
+        try:
+            partitions = len(self._client.topic(name).partitions)
+            return Target(name, partitions, self._largest_of(name))
+        except errors.QueueNotFound:
+            self._rules = _rules(self._records.values())
+            raise
+
+    def _know(self, missing: Iterable[str]) -> None:
+        """Adds those names that are topics. Raises AccessRefused for one that this user may not see: it is
+        not known to be no queue.
+        """
+        for name in sorted(self._client.existing({name for name in missing if names.is_queue_name(name)})):
+            _add_queue(self._rules, name)
+
+    def _largest_of(self, name: str) -> int:
+        known = self._largest.get(name)
+        if known is None or time.monotonic() - known[1] > FRESH_S:
+            try:
+                value = self._client.configs(name, topics.LARGEST).get(topics.LARGEST)
+            except errors.AccessRefused:
+                value = None
+            known = self._largest[name] = int(value or _USUAL_LARGEST), time.monotonic()
+        return known[0]
+
+    # -- records ---------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Takes in what other processes have declared."""
+        if topics.find(self._client, topics.topology()) is None:
+            return
+        end = self._client.offsets({self._log: LATEST})[self._log]
+        changed = False
+        for row in entry.replay(self._client, self._log, self._position, end):
+            changed = True
+            key = (row.key or b"").decode()
+            if row.value is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = entry.parse(key, row.value)
+        self._position = end
+        if changed:
+            self._rules = _rules(self._records.values())
+
+    def rules(self) -> Rules:
+        """Returns exchanges and bindings as they are now."""
+        self.refresh()
+        return self._rules
+
+    def change(self, work: Callable[[Rules, Change], object], *queues: str) -> None:
+        """Declares, binds, unbinds or deletes: ``work`` is a method of the rules. Raises what it raises, and
+        QueueNotFound if one of ``queues``, which it names, is no topic.
+
+        The last one of two that contradict each other holds.
+        """
+        topics.ensure(self._client, topics.topology())
+        self.refresh()
+        self._know(name for name in queues if name not in self._rules.queues)
+        change = Change()
+        try:
+            work(self._rules, change)
+            entries = [
+                written
+                for each in change.journal
+                for written in (self._dropped(each) if isinstance(each, Drop) else [entry.put(each)])
+            ]
+            if entries:
+                self._client.produce({self._log: entry.batch(entries, now_ms())}, repeat=True)
+        finally:  # memory has what the topic has, also where the answer was lost
+            self._rules = _rules(self._records.values())
+        self.refresh()
+
+    def _dropped(self, drop: Drop) -> list[entry.Entry]:
+        """A topic has tombstones of single keys."""
+        if ANY not in drop.key:
+            return [entry.drop(drop.kind, drop.key)]
+        return [
+            entry.drop(drop.kind, record.key)
+            for record in self._records.values()
+            if type(record) is drop.kind
+            and all(wanted in (ANY, value) for wanted, value in zip(drop.key, record.key, strict=True))
+        ]
+
+
+def _rules(records: Iterable[Record]) -> Rules:
+    """Returns exchanges and bindings as the records say. A binding to what is gone is left out."""
+    blocks = Blocks(_no_block, _no_block)
+    rules = Rules(blocks, Numbers(blocks.undo))
+    found = list(records)
+    for record in found:
+        if isinstance(record, ExchangeRecord) and record.type in EXCHANGE_TYPES:
+            rules.add_exchange(
+                EXCHANGE_TYPES[record.type](
+                    record.name,
+                    durable=record.durable,
+                    auto_delete=record.auto_delete,
+                    internal=record.internal,
+                    arguments=record.arguments,
+                )
+            )
+    for record in found:
+        if isinstance(record, BindingRecord):
+            source = rules.exchanges.get(record.exchange)
+            if source is not None:
+                source.bind(_add_queue(rules, record.queue), record.routing_key, record.arguments)
+        elif isinstance(record, ExchangeBindingRecord):
+            source, target = rules.exchanges.get(record.source), rules.exchanges.get(record.destination)
+            if source is not None and target is not None:
+                source.bind(target, record.routing_key, record.arguments)
+    return rules
+
+
+def _add_queue(rules: Rules, name: str) -> Queue:
+    queue = rules.queues.get(name)
+    if queue is None:
+        queue = Queue(QueueId(len(rules.queues) + 1), name, Blocks(_no_block, _no_block))
+        rules.add_queue(queue)
+    return queue
+
+
+def _no_block(*_: object) -> pa.RecordBatch:
+    raise AssertionError("a queue on Kafka has no blocks")

@@ -1,0 +1,301 @@
+"""Field tables of AMQP 0-9-1 (specification 4.2.5.5) as bytes and as Python values.
+
+Not here: the properties of a message, one of which is a table (``properties.py``). Invariant:
+``decode_table(encode_table(t)) == t``. Damaged bytes (truncated, too many, unknown types, wrong lengths)
+raise RemoteProtocolError and nothing else.
+
+Values, by RabbitMQ's letters: ``t`` bool, ``b B s u I i l L`` int, ``f d`` float, ``D`` Decimal, ``S`` str
+(bytes if it is not UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An int
+is encoded as ``I``, or as ``l`` if it needs 64 bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from broker_core.errors import LocalProtocolError, RemoteProtocolError
+
+MAX_NESTING = 64
+
+U8, U16, U32, U64 = struct.Struct(">B"), struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
+_I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+_F32, _F64 = struct.Struct(">f"), struct.Struct(">d")
+_DECIMAL = struct.Struct(">Bi")  # digits after the point, unscaled value
+
+NUMBERS: dict[int, struct.Struct] = {
+    ord("b"): _I8,
+    ord("B"): U8,
+    ord("s"): _I16,
+    ord("u"): U16,
+    ord("I"): _I32,
+    ord("i"): U32,
+    ord("l"): _I64,
+    ord("L"): _I64,
+    ord("f"): _F32,
+    ord("d"): _F64,
+}
+
+
+class Timestamp(int):
+    """Seconds since the epoch; a separate type, so that a header keeps its AMQP type ``T``."""
+
+    __slots__ = ()
+
+
+class Long(int):
+    """A header value that is always encoded as ``l``, like RabbitMQ's counts: Java clients distinguish the
+    types.
+    """
+
+    __slots__ = ()
+
+
+def damaged(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"message properties are damaged: {what}; the sender must encode them as AMQP 0-9-1 4.2.6.1 says"
+    )
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+class FieldReader:
+    """A position in bytes; every step checks that enough bytes follow."""
+
+    __slots__ = ("data", "position")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def number(self, shape: struct.Struct) -> Any:
+        if self.position + shape.size > len(self.data):
+            raise damaged(f"they end at byte {len(self.data)} in the middle of a value")
+        (value,) = shape.unpack_from(self.data, self.position)
+        self.position += shape.size
+        return value
+
+    def take(self, length: int) -> bytes:
+        end = self.position + length
+        if end > len(self.data):
+            raise damaged(
+                f"a length of {length} at byte {self.position} goes beyond their end at {len(self.data)}"
+            )
+        taken = self.data[self.position : end]
+        self.position = end
+        return taken
+
+    def short_string(self) -> str:
+        start = self.position
+        try:
+            return self.take(self.number(U8)).decode()
+        except UnicodeDecodeError:
+            raise damaged(f"the short string at byte {start} is not UTF-8") from None
+
+    def table(self, depth: int = 0) -> dict[str, Any]:
+        if depth > MAX_NESTING:
+            raise damaged(f"tables are nested deeper than {MAX_NESTING}")
+        end = self.end_of_length()
+        table: dict[str, Any] = {}
+        while self.position < end:
+            name = self.short_string()
+            table[name] = self.value(depth)
+        if self.position != end:
+            raise damaged(
+                f"a table that ends at byte {end} holds a value that goes on to byte {self.position}"
+            )
+        return table
+
+    def array(self, depth: int) -> list[Any]:
+        if depth > MAX_NESTING:
+            raise damaged(f"arrays are nested deeper than {MAX_NESTING}")
+        end = self.end_of_length()
+        values: list[Any] = []
+        while self.position < end:
+            values.append(self.value(depth))
+        if self.position != end:
+            raise damaged(
+                f"an array that ends at byte {end} holds a value that goes on to byte {self.position}"
+            )
+        return values
+
+    def end_of_length(self) -> int:
+        length: int = self.number(U32)
+        end = self.position + length
+        if end > len(self.data):
+            raise damaged(
+                f"a length of {length} at byte {self.position - 4} goes beyond their end at {len(self.data)}"
+            )
+        return end
+
+    def value(self, depth: int) -> Any:
+        kind: int = self.number(U8)
+        shape = NUMBERS.get(kind)
+        if shape is not None:
+            return self.number(shape)
+        read = _OTHERS.get(kind)
+        if read is None:
+            raise damaged(f"unknown header type {chr(kind)!r} at byte {self.position - 1}")
+        return read(self, depth + 1)
+
+    def long_string(self) -> str | bytes:
+        raw = self.take(self.number(U32))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw  # a long string is any octets
+
+    def decimal(self) -> Decimal:
+        scale: int = self.number(U8)
+        unscaled: int = self.number(_I32)
+        return Decimal((int(unscaled < 0), tuple(int(digit) for digit in str(abs(unscaled))), -scale))
+
+
+_OTHERS: dict[int, Callable[[FieldReader, int], Any]] = {
+    ord("t"): lambda reader, _: reader.number(U8) != 0,
+    ord("D"): lambda reader, _: reader.decimal(),
+    ord("S"): lambda reader, _: reader.long_string(),
+    ord("x"): lambda reader, _: reader.take(reader.number(U32)),
+    ord("A"): lambda reader, depth: reader.array(depth),
+    ord("T"): lambda reader, _: Timestamp(reader.number(U64)),
+    ord("F"): lambda reader, depth: reader.table(depth),
+    ord("V"): lambda reader, _: None,
+}
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+def encode_short_string(value: object, name: str) -> bytes:
+    if not isinstance(value, str):
+        raise LocalProtocolError(
+            f"property or header name {name!r} must be a str, not {type(value).__name__}"
+        )
+    raw = value.encode()
+    if len(raw) > 255:
+        raise LocalProtocolError(f"{name!r} has {len(raw)} bytes, at most 255 fit into an AMQP short string")
+    return U8.pack(len(raw)) + raw
+
+
+def check_integer(value: object, name: str, bits: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise LocalProtocolError(f"property {name!r} must be an int, not {type(value).__name__}")
+    if not 0 <= value < 1 << bits:
+        raise LocalProtocolError(f"property {name!r} is {value}, allowed is 0 to {(1 << bits) - 1}")
+    return value
+
+
+def encode_table(table: Mapping[str, Any], depth: int = 0) -> bytes:
+    """Returns a field table after its length. Raises LocalProtocolError for a value without an AMQP type."""
+    if depth > MAX_NESTING:
+        raise LocalProtocolError(f"headers are nested deeper than {MAX_NESTING}")
+    parts = [
+        encode_short_string(name, str(name)) + encode_value(value, name, depth + 1)
+        for name, value in table.items()
+    ]
+    return sized(b"".join(parts))
+
+
+def decode_table(data: bytes) -> dict[str, Any]:
+    """The inverse of :func:`encode_table`. Raises RemoteProtocolError."""
+    reader = FieldReader(data)
+    table = reader.table()
+    expect_end(reader)
+    return table
+
+
+def sized(raw: bytes) -> bytes:
+    return U32.pack(len(raw)) + raw
+
+
+def encode_value(value: Any, name: str, depth: int) -> bytes:
+    match value:
+        case None:
+            return b"V"
+        case bool():
+            return b"t\x01" if value else b"t\x00"
+        case Timestamp():
+            return b"T" + U64.pack(check_integer(int(value), name, 64))
+        case Long():
+            return b"l" + _I64.pack(value)
+        case int():
+            return _encode_int(value, name)
+        case float():
+            return b"d" + _F64.pack(value)
+        case str():
+            return b"S" + sized(value.encode())
+        case bytes() | bytearray():
+            return b"x" + sized(bytes(value))
+        case Decimal():
+            return _encode_decimal(value, name)
+        case datetime():
+            return b"T" + U64.pack(check_integer(int(value.timestamp()), name, 64))
+        case Mapping():
+            return b"F" + encode_table(value, depth)
+        case list() | tuple():
+            if depth > MAX_NESTING:
+                raise LocalProtocolError(f"headers are nested deeper than {MAX_NESTING}")
+            return b"A" + sized(b"".join(encode_value(item, name, depth + 1) for item in value))
+    raise LocalProtocolError(f"header {name!r} is a {type(value).__name__}, which AMQP has no type for")
+
+
+def _encode_int(value: int, name: str) -> bytes:
+    if -(1 << 31) <= value < 1 << 31:
+        return b"I" + _I32.pack(value)
+    if -(1 << 63) <= value < 1 << 63:
+        return b"l" + _I64.pack(value)
+    raise LocalProtocolError(f"header {name!r} is {value}, which does not fit into 64 bits")
+
+
+def _encode_decimal(value: Decimal, name: str) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    unscaled = int("".join(map(str, digits)) or "0") * (-1 if sign else 1)
+    if not isinstance(exponent, int) or not -255 <= exponent <= 0 or not -(1 << 31) <= unscaled < 1 << 31:
+        raise LocalProtocolError(
+            f"header {name!r} is the decimal {value}, which does not fit into AMQP's 32 bits and 255 digits"
+        )
+    return b"D" + _DECIMAL.pack(-exponent, unscaled)
+
+
+def expect_end(reader: FieldReader) -> None:
+    if reader.position != len(reader.data):
+        raise damaged(f"{len(reader.data) - reader.position} bytes are left over at byte {reader.position}")
+
+
+# -- skipping ------------------------------------------------------------------------------------------------
+
+_SIZES = {kind: shape.size for kind, shape in NUMBERS.items()} | {
+    ord("t"): 1,
+    ord("D"): _DECIMAL.size,
+    ord("T"): 8,
+    ord("V"): 0,
+}
+_LONG_STRING, _BYTES = ord("S"), ord("x")
+
+
+def end_of_table(data: bytes, position: int) -> int:
+    """Returns the position after the table at ``position``; beyond the end of ``data`` if it is truncated."""
+    (length,) = U32.unpack_from(data, position)
+    start, position = position, position + 4
+    end: int = position + length
+    while position < end:
+        name = position + 1
+        position = name + data[position]
+        data[name:position].decode()
+        kind = data[position]
+        position += 1
+        size = _SIZES.get(kind)
+        if size is not None:
+            position += size
+        elif kind in (_LONG_STRING, _BYTES):
+            position += 4 + U32.unpack_from(data, position)[0]
+        else:  # a table or an array inside: the full reader counts the nesting
+            reader = FieldReader(data)
+            reader.position = start
+            reader.table()
+            return reader.position
+    return position if position == end else len(data) + 1

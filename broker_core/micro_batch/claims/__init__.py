@@ -1,0 +1,1 @@
+"""Which ranges an app reads: claims, starts, reads and releases."""

@@ -1,0 +1,424 @@
+"""Claims: which range of its logs an app reads next, decided once and permanently (S1 to S6).
+
+Pure, and the same for every engine: a port says what the logs are (``logs.py``), a sink takes the records
+(``sink.py``). Records that another process wrote are applied one by one.
+
+Not here: what a symbolic start means (``origins.py``), and which batch has read which claim (``reads.py``).
+Invariant: a claim never changes. The same start vector has the same end, whatever the limit, the new messages
+or the number of drivers that ask. What a claim's range reads is fixed with it (what was settled before, what
+may have been sent before).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from broker_core.address import VHOST
+from broker_core.broker.state.records import (
+    ClaimRecord,
+    LedgerRecord,
+    OriginRecord,
+    ReadRecord,
+    ReleaseNoteRecord,
+)
+from broker_core.broker.state.undo import Undo
+from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
+from broker_core.errors import LineageConflict, OptionError
+from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.claims.logs import Logs
+from broker_core.micro_batch.claims.origins import Origins
+from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
+from broker_core.micro_batch.claims.releases import Release, Releases
+from broker_core.micro_batch.sink import RecordSink
+
+Kept = ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord
+
+KEPT_CLAIMS = 1000  # per app and set of logs, for restored checkpoints and late drivers
+
+
+class Claims:
+    """The claims, origins and reads of every app, in memory; the sink makes each new one durable."""
+
+    def __init__(
+        self,
+        records: Iterable[Kept] = (),
+        decided: Iterable[LedgerRecord] = (),
+        undo: Undo | None = None,
+        vhost: str = VHOST,
+    ) -> None:
+        """``decided``: the ledger, which names positions of claims that were dropped."""
+        self._undo = Undo() if undo is None else undo
+        self._vhost = vhost
+        self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
+        self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
+        self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
+        # (app, logs) -> as above: the claims of one source
+        self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
+        self.origins = Origins(self._undo, vhost)
+        self.releases = Releases(self._undo, vhost)
+        self.reads = Reads(self._undo, vhost, self.told)
+        for record in sorted([*decided, *records], key=_age):
+            self.apply(record)
+
+    def size(self) -> int:
+        """Returns how many claims there are. For any thread."""
+        return sum(map(len, list(self._by_app.values())))
+
+    # -- replay ----------------------------------------------------------------------------------------------
+    def apply(self, record: Kept | LedgerRecord) -> None:
+        """Takes in a durable record: of the catalog, or of another process. Claims of an app come in the
+        order of their positions. A record that is known already changes nothing; an origin replaces the one
+        of its key. An entry of the ledger names a position only.
+        """
+        if isinstance(record, LedgerRecord):
+            self.raise_position(record.app_id, record.claim_position)
+        elif isinstance(record, ClaimRecord):
+            if record not in self._by_start.get((record.app_id, record.start), ()):
+                self._add(record)
+        elif isinstance(record, OriginRecord):
+            self.origins.apply(record)
+        elif isinstance(record, ReleaseNoteRecord):
+            self.releases.apply(record)
+        else:
+            self.reads.apply(record)
+
+    def remove(self, record: Kept) -> None:
+        """Takes back a record that is durably gone; one that is not known changes nothing."""
+        if isinstance(record, ClaimRecord):
+            if record in self._by_start.get((record.app_id, record.start), ()):
+                self._remove_claim(record)
+        elif isinstance(record, OriginRecord):
+            self.origins.remove(record)
+        elif isinstance(record, ReleaseNoteRecord):
+            self.releases.remove(record)
+        else:
+            self.reads.remove(record)
+
+    def raise_position(self, app_id: str, position: int) -> None:
+        self._undo.item(self._positions, app_id)
+        self._positions[app_id] = max(position, self._positions.get(app_id, 0))
+
+    def _add(self, claim: ClaimRecord) -> None:
+        app = claim.app_id
+        for same in (
+            self._by_start.setdefault((app, claim.start), []),
+            self._by_app.setdefault(app, []),
+            self._by_logs.setdefault((app, _logs(claim)), []),
+        ):
+            self._undo.growth(same)
+            same.append(claim)
+        self.raise_position(app, claim.position)
+
+    def _remove_claim(self, claim: ClaimRecord) -> None:
+        for same in (self._by_app[claim.app_id], self._by_logs[(claim.app_id, _logs(claim))]):
+            at = same.index(claim)
+            self._undo.append((same.insert, at, claim))
+            del same[at]
+        key = (claim.app_id, claim.start)
+        self._undo.item(self._by_start, key)
+        others = [other for other in self._by_start[key] if other != claim]
+        if others:
+            self._by_start[key] = others
+        else:
+            del self._by_start[key]
+
+    def records(self) -> list[Kept]:
+        """Returns all that is durable."""
+        claims = [claim for known in self._by_app.values() for claim in known]
+        return [*claims, *self.origins.records(), *self.reads.records(), *self.releases.records()]
+
+    def apps(self) -> set[str]:
+        return self.origins.apps() | set(self._by_app)
+
+    def knows(self, app_id: str) -> bool:
+        return bool(self._by_app.get(app_id)) or app_id in self.origins.apps()
+
+    def position(self, app_id: str) -> int:
+        """Returns the position of the app's newest claim, even a released one; 0: none. Never decreases."""
+        return self._positions.get(app_id, 0)
+
+    def ends(self, app_id: str, logs: Collection[str]) -> dict[str, int]:
+        """Returns per log where the app's claims end; logs without a claim are missing."""
+        found: dict[str, int] = {}
+        for claim in self._by_app.get(app_id, ()):
+            for log in claim.ranges.keys() & set(logs):
+                found[log] = max(found.get(log, 0), int(claim.ranges[log][1]))
+        return found
+
+    def told(self, app_id: str, logs: Collection[str]) -> str:
+        """Returns what an operator has done to these logs of an app, and the way on; "" for nothing."""
+        return self.releases.told(app_id, logs, followed=bool(self.ends(app_id, logs)))
+
+    def _refuse_released(self, app_id: str, logs: Collection[str]) -> None:
+        """Raises LineageConflict where one of them was released: no claim of before is known any more."""
+        if told := self.told(app_id, logs):
+            raise LineageConflict(told)
+
+    # -- S2 --------------------------------------------------------------------------------------------------
+    def claim(
+        self,
+        logs: Logs,
+        sink: RecordSink,
+        app_id: str,
+        queues: Sequence[str],
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
+        consumed: Mapping[str, int],
+        acks: bool = True,
+    ) -> Vector:
+        """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
+        read from their beginning. ``consumed`` is where the last decided range of each log ended (missing:
+        another system's sink).
+
+        All checks and reads are done before anything changes. Then, as one change:
+        1. resolve a symbolic start; 2. ack below a concrete start (``acks``); 3. add the claim, unless known.
+        """
+        if not queues:
+            raise OptionError("the stream names no queue; give the option queue")
+        names = {queue: logs.of(queue) for queue in sorted(queues)}
+        every = [log for found in names.values() for log in found]
+        acked = {log: int(offset) for log, offset in start.items() if offset != START}
+        symbolic = [queue for queue in names if start.get(queue) == START]
+        if strange := start.keys() - acked.keys() - set(symbolic) | acked.keys() - set(every):
+            raise LineageConflict(
+                f"the checkpoint of app {app_id!r} names {', '.join(sorted(strange))}, which the queues "
+                f"{', '.join(names)} do not have. Read the same queues, or use a new checkpoint with "
+                "onNewCheckpoint=resume"
+            )
+        begin = dict(acked)
+        origin_record: OriginRecord | None = None
+        if not symbolic and on_new_checkpoint == "resume":
+            left = self.releases.left_at(logs, app_id, names)
+            if left and acked == left and not self.ends(app_id, left):  # and nobody has gone on since then
+                lineage = self.origins.lineage(app_id, names)
+                queues_key = canonical(sorted(names))
+                origin_record = OriginRecord(app_id, queues_key, lineage, dict(left), True, self._vhost)
+        finished = self._require_end(app_id, start) if acked and origin_record is None else None
+        for log in every:
+            logs.require_ownable(log, app_id)
+        lineage = self.origins.lineage(app_id, names)
+        if symbolic:
+            origin_record = self.origins.meaning(
+                logs,
+                app_id,
+                symbolic,
+                origin,
+                on_new_checkpoint,
+                consumed,
+                names,
+                self.reads.last_query(app_id),
+                self.releases.left_at(logs, app_id, names),
+            )
+            begin |= {log: int(offset) for log, offset in origin_record.start.items()}
+            lineage = origin_record.lineage
+        begin = {log: logs.first(log) for log in every if log not in begin} | begin
+        known = self._known(app_id, start, lineage if symbolic else None)
+        if known is not None:
+            end, begin = dict(known.end), {log: int(first) for log, (first, _) in known.ranges.items()}
+        elif logs.too_few(begin, limit):
+            end = dict(begin)
+        else:
+            end = logs.cut(begin, limit)
+
+        for log, first in begin.items():
+            logs.own(log, app_id, first)
+        if origin_record is not None:
+            self.origins.keep(sink, origin_record)
+        if acked and acks:
+            self._ack(logs, sink, app_id, finished, acked)
+        if known is None:
+            if end == begin:
+                return start
+            self._record(logs, sink, app_id, lineage, start, begin, end)
+        return dict(end)
+
+    def _record(
+        self,
+        logs: Logs,
+        sink: RecordSink,
+        app_id: str,
+        lineage: int,
+        start: Vector,
+        begin: Mapping[str, int],
+        end: Mapping[str, int],
+    ) -> None:
+        spans = {log: (begin[log], end[log]) for log in sorted(begin)}
+        claimed = {log: logs.claim(log, first, last) for log, (first, last) in spans.items()}
+        claim = ClaimRecord(
+            app_id=app_id,
+            lineage=lineage,
+            start=canonical(start),
+            end=dict(end),
+            ranges={log: [first, last] for log, (first, last) in spans.items()},
+            skipped={log: found.skipped for log, found in claimed.items() if found.skipped},
+            redelivered={log: found.redelivered for log, found in claimed.items() if found.redelivered},
+            position=self.position(app_id) + 1,
+            vhost=self._vhost,
+        )
+        self._add(claim)
+        sink.put(claim)
+        self._prune(sink, claim)
+
+    def _drop(self, sink: RecordSink, claim: ClaimRecord) -> None:
+        self._remove_claim(claim)
+        sink.drop(ClaimRecord, claim.key)
+
+    def _prune(self, sink: RecordSink, newest: ClaimRecord) -> None:
+        """Drops old claims of one source. Others do not count: an idle source still needs the end of its
+        newest claim, however many claims another one has made since then.
+        """
+        claims = self._by_logs[(newest.app_id, _logs(newest))]
+        while len(claims) > KEPT_CLAIMS:
+            self._drop(sink, claims[0])
+
+    def _known(self, app_id: str, start: Vector, lineage: int | None) -> ClaimRecord | None:
+        for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
+            if lineage is None or claim.lineage == lineage:
+                return claim
+        return None
+
+    def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
+        """Returns the newest claim that ends at the offsets of ``start``. Raises LineageConflict.
+
+        None if that claim was pruned, and a claim that starts there proves that it existed.
+        """
+        vector = {log: int(offset) for log, offset in start.items() if offset != START}
+        for claim in reversed(self._by_app.get(app_id, ())):
+            if all(claim.end.get(log) == offset for log, offset in vector.items()):
+                return claim
+        if self._by_start.get((app_id, canonical(start))) or self.origins.starts_at(app_id, vector):
+            return None
+        self._refuse_released(app_id, vector)
+        raise LineageConflict(
+            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range "
+            "that this app was given "
+            "by this broker; "
+            "it is the checkpoint of another app, of another broker, or older than the last "
+            f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with "
+            "onNewCheckpoint=resume"
+        )
+
+    # -- S3, S4, S5 ------------------------------------------------------------------------------------------
+    def resolve(self, app_id: str, start: Vector, end: Vector) -> ClaimRecord | None:
+        """Returns the claim for exactly this start and end; None if they are equal (an empty range)."""
+        if start == end:
+            return None
+        for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
+            if claim.end == end:
+                return claim
+        self._refuse_released(app_id, end)
+        raise LineageConflict(
+            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
+            "given; the checkpoint "
+            "belongs to another "
+            "app or broker, or is older than what the broker remembers. Use the checkpoint that belongs to "
+            "the app"
+        )
+
+    def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
+        """Returns the newest claim with these concrete ranges. Raises LineageConflict if there is none."""
+        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        for claim in reversed(self._by_app.get(app_id, ())):
+            if claim.ranges == wanted:
+                return claim
+        self._refuse_released(app_id, wanted)
+        raise LineageConflict(
+            f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
+        )
+
+    def record_read(
+        self, sink: RecordSink, app_id: str, query_id: str, batch_id: int, ranges: Ranges
+    ) -> None:
+        """Records a read (S4): without a read, no consumption; a batch can read only one range."""
+        self.by_ranges(app_id, ranges)
+        self.reads.record(sink, app_id, query_id, batch_id, ranges, kept=KEPT_CLAIMS)
+
+    def ranges_read(
+        self, query_id: str, batch_id: int, counts: Callable[[str], bool] = lambda _app_id: True
+    ) -> dict[str, list[int]]:
+        """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id,
+        if that ``counts``.
+
+        Raises LineageConflict for a range without a claim (its queue was released meanwhile), and for two
+        ranges of one log.
+        """
+        ranges: dict[str, list[int]] = {}
+        for read in self.reads.of_batch(query_id, batch_id):
+            if not counts(read.app_id):
+                continue
+            require_not_released(read, self.told)
+            self.by_ranges(read.app_id, {log: (first, last) for log, (first, last) in read.ranges.items()})
+            if read.ranges.keys() & ranges.keys():
+                raise other_ranges(read, ranges)
+            ranges |= read.ranges
+        return ranges
+
+    def ack(self, logs: Logs, sink: RecordSink, app_id: str, end: Vector) -> None:
+        """Acks below ``end`` (S5), which Spark has in its commit log."""
+        vector = {log: int(offset) for log, offset in end.items() if offset != START}
+        if vector:
+            self._ack(logs, sink, app_id, self._require_end(app_id, end), vector)
+
+    def _ack(
+        self,
+        logs: Logs,
+        sink: RecordSink,
+        app_id: str,
+        finished: ClaimRecord | None,
+        vector: Mapping[str, int],
+    ) -> None:
+        """Settles entries below ``vector``, where ``finished`` ends, and keeps only the range of ``finished``
+        for replays.
+
+        That range is kept until the next ack: Spark runs the batch again if its newest commit log entry is
+        lost.
+        """
+        self.origins.pass_by(sink, app_id, vector, finished)
+        for log, offset in vector.items():
+            logs.ack(log, app_id, offset, int(finished.ranges[log][0]) if finished is not None else None)
+
+    def note_release(
+        self,
+        logs: Logs,
+        sink: RecordSink,
+        done: Release,
+        released: Collection[str],
+        consumed: Mapping[str, int],
+    ) -> None:
+        """Records a release before it takes place, and where the app is in all that it ends."""
+        ended = [claim for claim in self._by_app.get(done.app_id, ()) if claim.ranges.keys() & set(released)]
+        named = {*released, *(log for claim in ended for log in claim.ranges)}
+        self.releases.note(logs, sink, done, named, consumed, self.position(done.app_id))
+
+    def release(
+        self, logs: Logs, sink: RecordSink, app_id: str, queue: str, released: Collection[str]
+    ) -> None:
+        """Releases the claim on one queue for an operator (S6); ``released`` are its logs. What the app
+        claimed and did not consume is available to others again.
+
+        A claim over several queues ends as a whole: its ranges of the others are not claimed either, but the
+        app still owns them.
+        """
+        others: set[str] = set()
+        self.origins.release(sink, app_id, queue)
+        gone = set(released)
+        for claim in [claim for claim in self._by_app.get(app_id, ()) if gone & claim.ranges.keys()]:
+            self._drop(sink, claim)
+            others |= claim.ranges.keys() - gone
+        for other in sorted(others):
+            kept = [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
+            logs.reclaim(other, app_id, kept)
+        self.reads.release(sink, app_id, gone)
+
+
+def _logs(claim: ClaimRecord) -> str:
+    return canonical(sorted(claim.ranges))
+
+
+def _age(record: Kept | LedgerRecord) -> int:
+    """Returns what orders durable records of one class by their age."""
+    if isinstance(record, ClaimRecord):
+        return record.position
+    return age(record) if isinstance(record, ReadRecord) else 0

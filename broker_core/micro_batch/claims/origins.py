@@ -1,0 +1,180 @@
+"""Origins: where the symbolic start of each set of queues of an app is, resolved once (S1, S2). Pure.
+
+Not here: which range follows it (``claim.py``).
+Invariant: the origin of a set of queues changes only when a new checkpoint resumes; then its lineage is
+higher than before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from broker_core.address import VHOST
+from broker_core.broker.state.records import ClaimRecord, OriginRecord
+from broker_core.broker.state.undo import Undo
+from broker_core.engine import OnNewCheckpoint, Origin
+from broker_core.errors import LineageConflict
+from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.claims.logs import Logs
+from broker_core.micro_batch.sink import RecordSink
+
+
+class Origins:
+    def __init__(self, undo: Undo, vhost: str = VHOST) -> None:
+        self._undo = undo
+        self._vhost = vhost
+        self._by_queues: dict[tuple[str, str], OriginRecord] = {}  # (app, queues) -> origin
+
+    # -- replay ----------------------------------------------------------------------------------------------
+    def apply(self, record: OriginRecord) -> None:
+        """Takes in a durable record, in place of the one of its key."""
+        key = (record.app_id, record.queues)
+        self._undo.item(self._by_queues, key)
+        self._by_queues[key] = record
+
+    def remove(self, record: OriginRecord) -> None:
+        """Takes back a record that is durably gone; one that is not known changes nothing."""
+        key = (record.app_id, record.queues)
+        if self._by_queues.get(key) == record:
+            self._undo.item(self._by_queues, key)
+            del self._by_queues[key]
+
+    # -- looking ---------------------------------------------------------------------------------------------
+    def records(self) -> list[OriginRecord]:
+        return list(self._by_queues.values())
+
+    def apps(self) -> set[str]:
+        return {app for app, _ in self._by_queues}
+
+    def lineage(self, app_id: str, queues: Iterable[str]) -> int:
+        """Returns the newest lineage of a source of these queues."""
+        return max((entry.lineage for entry in self._sharing(app_id, queues)), default=1)
+
+    def starts_at(self, app_id: str, vector: Mapping[str, int]) -> bool:
+        """Returns whether the app went on at ``vector`` after a release, or behind another ledger, and has
+        claimed nothing yet.
+        """
+        starts = {log: at for entry in self._of(app_id) if entry.passed for log, at in entry.start.items()}
+        return bool(vector) and vector.items() <= starts.items()
+
+    def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
+        """Returns the origins of sets of queues that share a queue with ``queues``."""
+        wanted = set(queues)
+        return [entry for entry in self._of(app_id) if wanted.intersection(json.loads(entry.queues))]
+
+    def _of(self, app_id: str) -> list[OriginRecord]:
+        return [entry for (app, _), entry in self._by_queues.items() if app == app_id]
+
+    def meaning(
+        self,
+        logs: Logs,
+        app_id: str,
+        queues: list[str],
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
+        consumed: Mapping[str, int],
+        names: Mapping[str, Sequence[str]],
+        last_query: str,
+        left: Mapping[str, int],
+    ) -> OriginRecord:
+        """Returns the meaning of the symbolic start of ``queues``: the recorded origin, or a new one, which
+        is not recorded yet. ``names``: all queues of the reader, and their logs; ``left``: where the app was
+        in those that were released from it, which holds until it has claimed again.
+
+        Raises LineageConflict if it is a new checkpoint, which may not resume; OptionError.
+        """
+        key = canonical(queues)
+        found = self._by_queues.get((app_id, key))
+        sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
+        if not sharing and not (left and on_new_checkpoint == "resume"):
+            origin.check(names)
+            start = dict(logs.offsets(queues, origin))
+            return OriginRecord(app_id, key, 1, start, passed=False, vhost=self._vhost)
+        own = {log: consumed[log] for queue in queues for log in names[queue] if log in consumed}
+        decided = found is not None and any(
+            offset > int(found.start.get(log, 0)) for log, offset in own.items()
+        )
+        if found is not None and sharing == [found] and not found.passed and not decided:
+            return found
+        # a start that was passed is asked for again: another checkpoint
+        if on_new_checkpoint != "resume":
+            raise _new_checkpoint(app_id, queues, own, last_query)
+        resumed: dict[str, int] = {}
+        fresh: list[str] = []  # queues that the app reads for the first time
+        for queue in queues:
+            # acked offsets may be behind the ledger: resuming there would publish twice
+            known = {
+                log: own[log] if log in own else left.get(log) if not sharing else logs.goes_on(log, app_id)
+                for log in names[queue]
+            }
+            if all(offset is None for offset in known.values()):
+                fresh.append(queue)
+            else:
+                resumed |= {
+                    log: logs.first(log) if offset is None else offset for log, offset in known.items()
+                }
+        if fresh:
+            origin.check(names)
+            resumed |= logs.offsets(fresh, origin)
+        lineage = 1 + max((entry.lineage for entry in sharing), default=0)
+        return OriginRecord(app_id, key, lineage, dict(resumed), passed=False, vhost=self._vhost)
+
+    # -- changing --------------------------------------------------------------------------------------------
+    def keep(self, sink: RecordSink, entry: OriginRecord) -> None:
+        """Records a new meaning, in place of those of other sets of queues that share one with it."""
+        if self._by_queues.get((entry.app_id, entry.queues)) == entry:
+            return
+        for other in self._sharing(entry.app_id, json.loads(entry.queues)):
+            if other.queues != entry.queues:
+                self._drop(sink, other)
+        self._put(sink, entry)
+
+    def pass_by(
+        self, sink: RecordSink, app_id: str, vector: Mapping[str, int], finished: ClaimRecord | None
+    ) -> None:
+        """Records which symbolic starts lie behind ``vector``, a start where ``finished`` ends: then no
+        checkpoint of the app asks for them again.
+        """
+        named = {log for entry in self._of(app_id) for log in entry.start}
+        for entry in self._of(app_id):
+            if not entry.passed and (
+                any(vector.get(log, 0) > int(first) for log, first in entry.start.items())
+                or (finished is not None and _read_added(finished, entry, named))
+            ):
+                self._put(sink, replace(entry, passed=True))
+
+    def release(self, sink: RecordSink, app_id: str, queue: str) -> None:
+        """Forgets the starts of a queue that is released."""
+        for entry in self._sharing(app_id, [queue]):
+            self._drop(sink, entry)
+
+    def _put(self, sink: RecordSink, entry: OriginRecord) -> None:
+        self.apply(entry)
+        sink.put(entry)
+
+    def _drop(self, sink: RecordSink, entry: OriginRecord) -> None:
+        self.remove(entry)
+        sink.drop(OriginRecord, entry.key)
+
+
+def _read_added(claim: ClaimRecord, entry: OriginRecord, named: set[str]) -> bool:
+    """Returns whether a claim of this origin has messages of a log that was added since it was resolved."""
+    return (
+        claim.lineage == entry.lineage
+        and bool(claim.ranges.keys() & entry.start.keys())
+        and any(first < last for log, (first, last) in claim.ranges.items() if log not in named)
+    )
+
+
+def _new_checkpoint(
+    app_id: str, queues: list[str], consumed: Mapping[str, int], last_query: str
+) -> LineageConflict:
+    where = canonical(consumed) if consumed else "what its source acknowledged"
+    return LineageConflict(
+        f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(queues)} "
+        f"(query {last_query or 'unknown'}, consumed up to {where}). Go on with the old checkpoint, give the "
+        "new pipeline an appId of its own, or set onNewCheckpoint=resume to go on where the app's last "
+        "committed batch ended"
+    )

@@ -1,0 +1,168 @@
+"""Reads: which claimed ranges each batch of a query has read (S4). Pure.
+
+Not here: whether a range is claimed (``claim.py``).
+Invariant: what this process records for one (query, batch) has one range per log. Records of other processes
+may contradict it; then every further read of that batch and its decision are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from broker_core.address import VHOST
+from broker_core.broker.state.records import LedgerRecord, ReadRecord
+from broker_core.broker.state.undo import Undo
+from broker_core.engine import Ranges
+from broker_core.errors import LineageConflict
+from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.sink import RecordSink
+
+Told = Callable[[str, Collection[str]], str]
+
+RELEASED = [-1, -1]  # the range of a read whose queue was released since then: no claim has it
+
+
+class Reads:
+    def __init__(self, undo: Undo, vhost: str = VHOST, told: Told = lambda _app_id, _logs: "") -> None:
+        """``told``: what happened to released logs of an app (``releases.py``)."""
+        self._undo = undo
+        self._vhost = vhost
+        self._told = told
+        # (query, batch) -> (app, ranges) -> read
+        self._by_batch: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}
+        self._by_logs: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, logs) -> oldest first
+
+    # -- replay ----------------------------------------------------------------------------------------------
+    def apply(self, record: ReadRecord) -> None:
+        """Takes in a durable record; one that is known already changes nothing."""
+        batch = (record.query_id, record.batch_id)
+        known = self._by_batch.get(batch, {})
+        if _of(record) in known:
+            return
+        self._undo.item(self._by_batch, batch)
+        self._by_batch[batch] = {**known, _of(record): record}
+        reads = self._by_logs.setdefault((record.app_id, record.queues), [])
+        self._undo.growth(reads)
+        reads.append(record)
+
+    def remove(self, record: ReadRecord) -> None:
+        """Takes back a record that is durably gone; one that is not known changes nothing."""
+        batch = (record.query_id, record.batch_id)
+        known = self._by_batch.get(batch, {})
+        if _of(record) not in known:
+            return
+        reads = self._by_logs[(record.app_id, record.queues)]
+        at = reads.index(record)
+        self._undo.append((reads.insert, at, record))
+        del reads[at]
+        self._undo.item(self._by_batch, batch)
+        others = {key: other for key, other in known.items() if key != _of(record)}
+        if others:
+            self._by_batch[batch] = others
+        else:
+            del self._by_batch[batch]
+
+    def records(self) -> list[ReadRecord]:
+        return [read for reads in self._by_logs.values() for read in reads]
+
+    # -- S4 --------------------------------------------------------------------------------------------------
+    def of_batch(self, query_id: str, batch_id: int) -> Collection[ReadRecord]:
+        return self._by_batch.get((query_id, batch_id), {}).values()
+
+    def last_query(self, app_id: str) -> str:
+        """Returns the query that has read last for the app; "" for none."""
+        for (query_id, _), reads in reversed(self._by_batch.items()):
+            if any(app == app_id for app, _ in reads):
+                return query_id
+        return ""
+
+    def already(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
+        """Returns whether exactly these ranges are recorded for (query, batch). Raises LineageConflict for
+        other ranges of the same logs.
+        """
+        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        found = False
+        for read in self.of_batch(query_id, batch_id):
+            if read.app_id != app_id or not read.ranges.keys() & wanted.keys():
+                continue
+            require_not_released(read, self._told)
+            if read.ranges != wanted:
+                raise other_ranges(read, wanted)
+            found = True
+        return found
+
+    def record(
+        self, sink: RecordSink, app_id: str, query_id: str, batch_id: int, ranges: Ranges, *, kept: int
+    ) -> None:
+        """Records a read, unless it is recorded. Of the same logs only the newest ``kept`` reads stay: a sink
+        in another system decides nothing here.
+        """
+        if not query_id or self.already(app_id, query_id, batch_id, ranges):
+            return
+        wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
+        newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted, self._vhost)
+        self.apply(newest)
+        sink.put(newest)
+        reads = self._by_logs[(app_id, newest.queues)]
+        while len(reads) > kept:
+            oldest = reads[0]
+            self.remove(oldest)
+            sink.drop(ReadRecord, oldest.key)
+
+    def release(self, sink: RecordSink, app_id: str, logs: Collection[str]) -> None:
+        """Marks the ranges of released logs, so that no batch reads or decides them any more."""
+        gone = set(logs)
+        for reads in [reads for (app, _), reads in self._by_logs.items() if app == app_id]:
+            for at, read in enumerate(reads):
+                if not gone & read.ranges.keys():
+                    continue
+                void = dict.fromkeys(gone & read.ranges.keys(), RELEASED)
+                voided = replace(read, ranges={**read.ranges, **void})
+                batch = (read.query_id, read.batch_id)
+                others = {key: other for key, other in self._by_batch[batch].items() if key != _of(read)}
+                self._undo.item(self._by_batch, batch)
+                self._undo.append((reads.__setitem__, at, read))
+                self._by_batch[batch] = {**others, _of(voided): voided}
+                reads[at] = voided
+                sink.put(voided)
+
+
+def require_not_released(read: ReadRecord, told: Told) -> None:
+    """Raises LineageConflict for a released read: a new queue of that name may reuse the numbers."""
+    gone = [log for log, found in read.ranges.items() if found == RELEASED]
+    if gone:
+        raise LineageConflict(
+            f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was "
+            "released, and cannot be read or decided any more: "
+            + (
+                told(read.app_id, gone)
+                or f"it was taken from app {read.app_id!r}. Start once more with a new checkpoint and "
+                "onNewCheckpoint=resume"
+            )
+        )
+
+
+def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> LineageConflict:
+    return LineageConflict(
+        f"batch {read.batch_id} of query {read.query_id} has read {canonical(read.ranges)} and now asks for "
+        f"{canonical(wanted)}: an older or changed checkpoint of app {read.app_id!r} was restored. Use the "
+        "newest checkpoint, or a new one with onNewCheckpoint=resume"
+    )
+
+
+def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:
+    """Returns whether a decided batch may read ``ranges`` later: it was decided without a range of these
+    logs, and its source has claimed nothing since. Older versions decided so what only threads had read.
+    """
+    return not entry.ranges.keys() & set(ranges) and claim_position <= entry.claim_position
+
+
+def age(read: ReadRecord) -> int:
+    """Returns what orders the reads of one source by their age."""
+    return sum(int(end) for _, end in read.ranges.values())
+
+
+def _of(read: ReadRecord) -> tuple[str, str]:
+    return read.app_id, canonical(read.ranges)

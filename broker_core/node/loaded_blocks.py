@@ -1,0 +1,99 @@
+"""Blocks for code that has the lock of the state: it reads memory, never the disk.
+
+Code under the lock reads a block that is in the cache of the store, or that was loaded for it. For any other
+block it raises NotLoaded. Then its caller loads the block, in a thread of its own and without the lock, and
+calls again: the committer runs the work again, the event loop dispatches the queue again.
+Not here: what is done between the two calls (``committer.py``, ``server/commit_queue.py``).
+
+Invariant: what was loaded for a caller stays in memory until its call has succeeded or failed, so that no
+other caller can push it out, and each call gets further than the one before. A block that was moved or
+forgotten meanwhile does no harm: rows keep their numbers, and bytes are removed only of rows that nothing
+needs. A block that cannot be read gives its error to the code that reads it, in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pyarrow as pa
+
+from broker_core import failpoint
+from broker_core.broker.state.block import NotLoaded
+from broker_core.ids import BlockId
+from broker_core.store.port import Store
+
+Part = Callable[[pa.RecordBatch], pa.RecordBatch]
+# what was loaded for one caller: blocks or parts of them, or why they cannot be read
+Loaded = dict[tuple[BlockId, Part | None], "pa.RecordBatch | Exception"]
+NOTHING: Loaded = {}
+
+
+class LoadedBlocks:
+    """``loaded``: what was loaded for the caller that has the lock."""
+
+    __slots__ = ("_store", "loaded")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.loaded = NOTHING
+
+    def get(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
+        """Returns a block, or the ``part`` of it that is needed, under the lock. Raises NotLoaded, and what
+        loading it raised.
+        """
+        if self.loaded:
+            found = self.loaded.get((block_id, part))
+            if isinstance(found, Exception):
+                raise found
+            if found is not None:
+                return found
+        block = self._store.peek(block_id)
+        if block is None:
+            raise NotLoaded([block_id], part=part)
+        return block
+
+    def load(self, missing: NotLoaded, loaded: Loaded, look: AbstractContextManager[Any]) -> None:
+        """Loads blocks into ``loaded``, without the lock. Raises nothing that reading a block raises."""
+        prepare = missing.prepare
+        while True:
+            found = loaded if prepare is None else {}
+            whole = True
+            for block_id in missing.block_ids:
+                try:
+                    failpoint.here("shelf.load")
+                    block = self._store.read(block_id)
+                    found[block_id, missing.part] = block if missing.part is None else missing.part(block)
+                except Exception as error:
+                    loaded[block_id, missing.part] = error
+                    whole = False
+            if prepare is None or not whole:
+                return
+            with look:
+                self.loaded = found
+                try:
+                    prepare()
+                    return
+                except NotLoaded as more:
+                    missing = more
+                except Exception:
+                    return  # the operation raises it again
+                finally:
+                    self.loaded = NOTHING
+
+
+def addresses(block: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns what messages are permitted by, each once: exchange, routing key and properties."""
+    names = ["exchange", "routing_key", "properties"]
+    distinct = pa.Table.from_batches([block.select(names)]).group_by(names, use_threads=False).aggregate([])
+    return pa.RecordBatch.from_arrays([distinct.column(name).combine_chunks() for name in names], names)
+
+
+def stamps(block: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the commit sequence and time of each message of a sealed block, without the memory of the
+    rest.
+    """
+    names = ["commit_sequence", "committed_at"]
+    columns = [pa.array(block.column(name).to_numpy().copy()) for name in names]
+    return pa.RecordBatch.from_arrays(columns, names)

@@ -1,0 +1,1 @@
+"""Listening sockets, and connections that are not open yet."""

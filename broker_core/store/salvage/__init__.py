@@ -1,0 +1,1 @@
+"""What is intact in a damaged data directory: verified, and saved."""

@@ -1,0 +1,298 @@
+"""The readable part of a catalog that may be damaged: every row that matches its checksum.
+
+Not here: what the rows mean together (``salvage.py``). It reads a copy, because SQLite may write to it. A
+table is read from its start, and, if a damaged page stops that, from its end and from points between. Only
+rows in the table's tree are used: freed pages still contain deleted rows.
+Invariant: a returned row matches its checksum; ``lost`` names rows that do not, and tables that were not read
+to their end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker_core.address import VHOST
+from broker_core.broker.state.change import InboxRow
+from broker_core.broker.state.records import RECORDS, Record
+from broker_core.errors import CorruptCatalog, DataDirectoryFormat
+from broker_core.ids import BlockId
+from broker_core.store.catalog import FORMAT, OF_HOSTS, RENAMES, Meta, SegmentRow, is_whole, quoted
+from broker_core.store.codec import decode, to_unsigned
+from broker_core.store.failure import corrupt_catalog
+from broker_core.store.inbox import message_of_format_3, unpack
+from broker_core.store.salvage.schema_pages import put_schema
+from broker_core.store.segment import Place
+
+Row = tuple[Any, ...]
+
+_PROBES = 2_000  # reads between two ends of a table whose pages are damaged
+_FIRST, _LAST = -(1 << 62), 1 << 62  # row ids
+
+
+@dataclass(slots=True)
+class Remains:
+    """``whole``: nothing is missing."""
+
+    meta: Meta | None = None
+    segments: list[SegmentRow] = field(default_factory=list)
+    blocks: dict[BlockId, Place] = field(default_factory=dict)
+    inbox: list[InboxRow] = field(default_factory=list)
+    # messages of inbox rows that do not match their checksum
+    doubtful: list[list[InboxRow]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    torn: set[str] = field(default_factory=set)  # tables with lost rows
+
+    @property
+    def whole(self) -> bool:
+        return not self.lost
+
+    @property
+    def rows(self) -> int:
+        return len(self.segments) + len(self.blocks) + len(self.inbox) + len(self.records)
+
+
+def read_remains(path: Path) -> Remains:
+    """Reads the copy of a catalog at ``path``. Raises CorruptCatalog if nothing can be read,
+    DataDirectoryFormat.
+
+    The pages with the list of tables may be damaged too: those of a new catalog are the same.
+    """
+    other = path.with_name("with-new-schema") / path.name
+    shutil.copytree(path.parent, other.parent, ignore=shutil.ignore_patterns(other.parent.name))
+    found: Remains | None = None
+    failure: CorruptCatalog | None = None
+    try:
+        found = _read(path)
+    except CorruptCatalog as error:
+        failure = error
+    if found is None or found.torn:
+        put_schema(other)
+        with contextlib.suppress(CorruptCatalog):
+            again = _read(other)
+            if again.rows > (found.rows if found else 0):
+                found = again
+                found.lost.append(
+                    "the pages that name the catalog's tables were damaged; those of a new catalog were taken"
+                )
+    if found is None:
+        assert failure is not None
+        raise failure
+    return found
+
+
+def _read(path: Path) -> Remains:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.text_factory = _text
+    try:
+        return _Reader(path, connection).read()
+    finally:
+        connection.close()
+
+
+def _text(raw: bytes) -> str:
+    # a damaged text does not stop the reading; its row does not match its checksum
+    return raw.decode("utf-8", "surrogateescape")
+
+
+class _Reader:
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self.connection = connection
+        self.found = Remains()
+
+    def read(self) -> Remains:
+        found = self.found
+        try:
+            tables = self._tables()
+        except sqlite3.Error as error:
+            raise corrupt_catalog(self.path, f"{error}; not even its list of tables can be read") from error
+        if "meta" not in tables:
+            raise corrupt_catalog(self.path, "its list of tables is damaged")
+        self._take("meta", Meta._fields, "id", tables, self._meta)
+        self._take(
+            "segment",
+            SegmentRow._fields,
+            "segment",
+            tables,
+            lambda row: found.segments.append(SegmentRow(*row)),
+        )
+        self._take("block", ("block_id", *Place._fields), "block_id", tables, self._block)
+        if self._has_column("inbox", "body"):
+            columns = ("id", *InboxRow._fields[2:])
+            self._take(
+                "inbox",
+                columns,
+                "id",
+                tables,
+                lambda row: found.inbox.append(message_of_format_3(row)),
+                self._doubtful_of_format_3,
+            )
+        else:
+            self._take(
+                "inbox",
+                ("id", "count", "messages"),
+                "id",
+                tables,
+                lambda row: found.inbox.extend(unpack(*row)),
+                self._doubtful,
+            )
+        for cls in RECORDS:
+            if cls.TABLE in tables or (found.meta is not None and found.meta.format == FORMAT):
+                # a catalog of an older format has no virtual hosts: everything is in one
+                old = cls in OF_HOSTS and not self._has_column(cls.TABLE, "vhost")
+                key = ", ".join(f'"{name}"' for name in cls.KEY if not (old and name == "vhost"))
+                host = (VHOST,) if old else ()
+                self._take(
+                    cls.TABLE,
+                    cls.columns()[:-1] if old else cls.columns(),
+                    key,
+                    tables,
+                    lambda row, cls=cls, host=host: (  # type: ignore[misc]
+                        found.records.append(decode(cls, (*row, *host)))
+                    ),
+                )
+        return found
+
+    def _meta(self, row: Row) -> None:
+        self.found.meta = Meta(*row)
+        if self.found.meta.format > FORMAT:
+            raise DataDirectoryFormat(
+                f"the catalog {self.path} has format {self.found.meta.format}, written by a newer txmq"
+            )
+
+    def _block(self, row: Row) -> None:
+        self.found.blocks[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
+
+    def _doubtful(self, row: Row) -> None:
+        with contextlib.suppress(ValueError):
+            self.found.doubtful.append(unpack(*row[:-1], errors="surrogateescape"))
+
+    def _doubtful_of_format_3(self, row: Row) -> None:
+        kinds = (int, int, int, str, str, bytes, bytes, bytes)
+        if all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=False)):
+            self.found.doubtful.append([message_of_format_3(row[:-1])])
+
+    def _tables(self) -> set[str]:
+        """Returns the tables, with the names of this format."""
+        query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+        if "batch" in {row[0] for row in self.connection.execute(query)}:
+            with contextlib.suppress(sqlite3.Error):
+                for statement in RENAMES:
+                    self.connection.execute(statement)
+        return {row[0] for row in self.connection.execute(query)}
+
+    # -- one table -------------------------------------------------------------------------------------------
+    def _take(
+        self,
+        table: str,
+        columns: tuple[str, ...],
+        key: str,
+        tables: set[str],
+        keep: Callable[[Row], None],
+        doubt: Callable[[Row], None] = lambda row: None,
+    ) -> None:
+        if table not in tables:
+            self._lose(table, f"table {table} is gone")
+            return
+        for row in self._rows(table, columns, key):
+            if is_whole(row):
+                try:
+                    keep(row[:-1])
+                    continue
+                except (TypeError, ValueError):
+                    pass
+            else:
+                doubt(row)
+            self._lose(
+                table,
+                f"table {table}: the row with key {_shown(row[: key.count(',') + 1])} does not "
+                "match its checksum",
+            )
+
+    def _lose(self, table: str, text: str) -> None:
+        self.found.torn.add(table)
+        self.found.lost.append(text)
+
+    def _rows(self, table: str, columns: tuple[str, ...], key: str) -> list[Row]:
+        """Returns every reachable row, once."""
+        columns = (*columns, "guard")
+        if self._has_rowid(table):
+            rows, error = self._read(
+                f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED ORDER BY rowid'
+            )
+            if error is not None:
+                select = f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED'
+                rows = self._around(f"{select} WHERE rowid BETWEEN ? AND ? ORDER BY rowid")
+            rows = [row[1:] for row in rows]
+        else:
+            query = f'SELECT {quoted(columns)} FROM "{table}" ORDER BY '
+            rows, error = self._read(query + key)
+            if error is not None:
+                backward, _ = self._read(query + ", ".join(f"{name} DESC" for name in key.split(", ")))
+                rows = list(dict.fromkeys((*rows, *reversed(backward))))
+        if error is not None:
+            self._lose(table, f"table {table} cannot be read to its end: {error}")
+        return rows
+
+    def _has_column(self, table: str, name: str) -> bool:
+        try:
+            return any(row[1] == name for row in self.connection.execute(f'PRAGMA table_info("{table}")'))
+        except sqlite3.Error:
+            return False
+
+    def _has_rowid(self, table: str) -> bool:
+        try:
+            self.connection.execute(f'SELECT rowid FROM "{table}" LIMIT 0')
+        except sqlite3.OperationalError as error:
+            return "no such column" not in str(error)
+        except sqlite3.Error:
+            pass
+        return True
+
+    def _read(self, query: str, values: tuple[int, ...] = ()) -> tuple[list[Row], sqlite3.Error | None]:
+        """Returns the rows up to the first error, and the error."""
+        rows: list[Row] = []
+        try:
+            for row in self.connection.execute(query, values):
+                rows.append(row)  # one by one, to keep the rows before the error
+        except sqlite3.Error as error:
+            return rows, error
+        return rows, None
+
+    def _around(self, select: str) -> list[Row]:
+        """Reads by row id: from both ends of a range, then from the first readable id after the damage."""
+        found: dict[int, Row] = {}
+        ranges = [(_FIRST, _LAST)]
+        probes = 0
+        while ranges:
+            low, high = ranges.pop()
+            forward, error = self._read(select, (low, high))
+            found.update((row[0], row) for row in forward)
+            if error is None:
+                continue
+            backward, _ = self._read(select + " DESC", (low, high))
+            found.update((row[0], row) for row in backward)
+            low = forward[-1][0] + 1 if forward else low
+            high = backward[-1][0] - 1 if backward else high
+            step = 1
+            while low + step <= high and probes < _PROBES:
+                probes += 1
+                next_row, error = self._read(select + " LIMIT 1", (low + step, high))
+                if error is None:
+                    ranges.append((low + step // 2 + 1, low + step - 1))
+                    if next_row:
+                        ranges.append((low + step, high))
+                    break
+                step *= 2
+        return [found[number] for number in sorted(found)]
+
+
+def _shown(key: Row) -> str:
+    return ", ".join(repr(value)[:60] for value in key)

@@ -1,0 +1,71 @@
+"""The functions of ``after_commit``: which arguments they take, and their token.
+
+Not here: when they are called (``apply.py``).
+
+Invariant: a repeated call has the token of the first one, and no other call has it. It is made of the token
+of the decision, which the ledger stores. A batch that is decided anew, in a data directory that was made
+again or restored from an older copy, has another token: one token stands for one set of rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from broker_core.engine import LedgerEntry
+from broker_core.errors import OptionError
+from connector.batch.call import require_ended
+
+AfterCommit = Callable[..., object]  # f(rows, sequence) or f(rows, sequence, token)
+
+FORMS = "give a function f(rows, sequence), or f(rows, sequence, token)"
+_TOKENS = uuid.UUID("7f0c1c1e-5c0b-5d36-9a3f-2f1c3a0b7d55")  # part of every token, so it never changes
+
+
+def check_functions(functions: Mapping[str, Any]) -> None:
+    """Raises OptionError for a function that cannot be called with these arguments."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise OptionError(f"after_commit[{name!r}] is {function!r}", FORMS)
+        signature = _signature(function)
+        if signature is None:
+            continue
+        try:
+            signature.bind(None, 0, **({"token": ""} if _takes_token(signature) else {}))
+        except TypeError:
+            raise OptionError(f"after_commit[{name!r}] takes the arguments {signature}", FORMS) from None
+
+
+def call(name: str, function: AfterCommit, rows: DataFrame, entry: LedgerEntry) -> None:
+    """Calls ``function`` for a decided batch; one with a parameter ``token`` gets the token."""
+    signature = _signature(function)
+    if signature is not None and _takes_token(signature):
+        returned = function(rows, entry.sequence, token=token(name, entry))
+    else:
+        returned = function(rows, entry.sequence)
+    require_ended(returned, f"after_commit[{name!r}]")
+
+
+def token(name: str, entry: LedgerEntry) -> str:
+    """The token of the call of function ``name`` for a batch: the text of a UUID, 36 characters."""
+    return str(uuid.uuid5(_TOKENS, f"{entry.token}/{name}"))
+
+
+def _takes_token(signature: inspect.Signature) -> bool:
+    parameter = signature.parameters.get("token")
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+def _signature(function: AfterCommit) -> inspect.Signature | None:
+    """None for a function of C that has no signature: it gets rows and sequence."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None

@@ -1,0 +1,254 @@
+"""Applies decided batches (C5): the steps on Delta tables, and the functions of ``after_commit``.
+
+Not here: the decision (``foreach_batch.py``), one commit of a table (``tables/table_format.py``).
+Invariant: batches are applied in the order of their decisions, each until it is marked, and the steps of a
+table in the order of the calls. Every step may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from broker_core import failpoint
+from broker_core.engine import REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
+from broker_core.errors import MissingBranch, NotApplied, OptionError, TxmqError, cause
+from connector.batch.after_commit import AfterCommit, call
+from connector.batch.refused_file import RefusedFile
+from connector.batch.refused_letters import RefusedLetters
+from connector.batch.row_by_row import RefusedRows, RowByRow
+from connector.errors import INTERRUPTIONS, told
+from connector.options import Address
+from connector.stream import staging
+from connector.tables import target
+from connector.tables.commit_id import CommitId
+from connector.tables.table import Table, is_path
+from connector.tables.table_format import Attempt, TableFormat
+
+NOTED_CHARACTERS = 500  # of an error, for an operator
+
+
+class Apply:
+    """The operations on tables and the functions of one app."""
+
+    def __init__(
+        self, tables: TableFormat, app_id: str, address: Address, functions: Mapping[str, AfterCommit]
+    ) -> None:
+        self._tables = tables
+        self._app_id = app_id
+        self._address = address
+        self._functions = functions
+        self._applied = -1  # this batch and all before it are applied
+
+    def function(self, name: str) -> AfterCommit:
+        try:
+            return self._functions[name]
+        except KeyError:
+            known = ", ".join(sorted(self._functions)) or "none"
+            raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
+
+    def decided(self, spark: SparkSession, engine: Engine, newest: LedgerEntry | None = None) -> None:
+        """Applies every decided batch that is not applied. ``newest``: one that this process has decided."""
+        # files tell themselves whether another driver has added them, so the engine need not be asked
+        alone = newest is not None and newest.sequence == self._applied + 1
+        if newest is None or not alone or not all(map(target.is_files, newest.to_apply)):
+            entries = engine.unapplied(self._app_id)
+        else:
+            entries = [newest]
+        for entry in entries:
+            steps, functions = _grouped(entry)
+            for name in functions:  # fails before the first effect of this batch
+                self.function(name)
+            for number, parts in enumerate(steps):
+                failpoint.here(f"foreach.applying.{number}")
+                with _noted(engine, entry, parts):
+                    self._step(spark, engine, entry, parts)
+                failpoint.here(f"foreach.applied.{number}")
+            for name, parts in functions.items():
+                with _noted(engine, entry, parts):
+                    call(name, self.function(name), self._rows(spark, parts), entry)
+                failpoint.here("foreach.called")
+            engine.mark_applied(self._app_id, entry.sequence)
+            self._applied = entry.sequence
+            failpoint.here("foreach.marked")
+
+    def _step(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]) -> None:
+        rows = sum(map(target.rows_in, parts))
+        changes = target.is_change(parts[0])
+        if not rows and not changes:
+            return  # an empty Delta commit costs as much as a full one
+        batch = f"batch {entry.sequence}, app {self._app_id!r}"
+        # a new table that is given as name and as path: the name creates it in the catalog
+        table = self._tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
+        if changes:
+            target.require_same_table(table, parts[0], batch)
+        elif any(part.target.get("table_id") for part in parts) and not table.exists:
+            raise target.missing(table.name, parts, batch)
+        try:
+            once = CommitId.of(entry, parts[0].target.get("txn_app_id", self._app_id))  # not in old entries
+            to = target.rows_to(parts) if rows else ""
+            by_row = bool(to) and not self._tables.has(spark, table, once)
+            if changes and not by_row:
+                self._change(spark, table, entry, parts)
+            else:
+                with self._tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
+                    if by_row:
+                        self._row_by_row(session, engine, table, entry, parts, to)
+                    else:
+                        self._append(session, engine, table, entry, parts)
+        except Exception as error:
+            found = cause(error)
+            if isinstance(found, MissingBranch) and not _waits(engine, entry):
+                return  # another driver has applied it meanwhile, and its rows are freed
+            if found is not None or any(name in str(error) for name in INTERRUPTIONS):
+                raise
+            raise NotApplied(
+                f"table {table.name!r} does not take "
+                + (f"the {parts[0].kind}" if changes else "its rows")
+                + f" of {batch} ({told(error)}); the batch is decided, and its rows are kept",
+                f"repair the table and start the query again, or {target.UNAPPLIED}",
+            ) from error
+
+    def _row_by_row(
+        self,
+        spark: SparkSession,
+        engine: Engine,
+        table: Table,
+        entry: LedgerEntry,
+        parts: list[ToApply],
+        to: str,
+    ) -> None:
+        """The operation with the rows that the table takes."""
+        about, schema, tables = parts[0].target, _schema(parts), self._tables
+        once = CommitId.of(entry, about.get("txn_app_id", self._app_id))
+        options, partition_by = about.get("options", {}), about.get("partition_by", [])
+        changes = target.is_change(parts[0])
+        if changes and target.deletes_what_is_not_given(parts[0]):
+            raise OptionError(
+                f"the {parts[0].kind} of table {table.name!r} deletes rows that are not given, so none of "
+                f"batch {entry.sequence} can be left out",
+                target.UNAPPLIED,
+            )
+        if changes:
+            ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
+        else:
+            ready = tables.check_append(spark, table, schema, options, partition_by).ready
+        rows = RowByRow(_held(engine, tables, parts), schema, ready)
+        taken = rows.taken(spark, _kept(engine, entry, parts, to, once))
+
+        def frame(session: SparkSession) -> DataFrame:
+            return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
+
+        if changes:
+            tables.change(spark, table, target.change_of(parts[0]), frame, once, about.get(target.CONTEXT))
+        elif taken is not None:
+            tables.append(ready(frame(spark)), table, once, options, partition_by)
+        failpoint.here("rows.applied")
+        if any(map(target.is_files, parts)):
+            self._clear(engine, entry, about["location"], once)
+
+    def _change(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
+        with_rows = [part for part in parts if target.EMPTY not in part.target]
+
+        def rows(session: SparkSession) -> DataFrame:
+            return self._rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
+
+        once = CommitId.of(entry, parts[0].target["txn_app_id"])
+        context = parts[0].target.get(target.CONTEXT)
+        self._tables.change(spark, table, target.change_of(parts[0]), rows, once, context)
+
+    def _append(
+        self, spark: SparkSession, engine: Engine, table: Table, entry: LedgerEntry, parts: list[ToApply]
+    ) -> None:
+        about = parts[0].target
+        once = CommitId.of(entry, about.get("txn_app_id", self._app_id))  # not in entries of old versions
+        options = about.get("options", {})
+        of_files = [part for part in parts if target.is_files(part)]
+        of_rows = [part for part in parts if not target.is_files(part)]
+        rows = self._rows(spark, of_rows) if of_rows else None
+        if rows is not None and not of_files:
+            self._tables.append(rows, table, once, options, about.get("partition_by", []))
+            return
+        held = [(part, engine.read_branches(part.branches)) for part in of_files]
+        self._tables.add(spark, table, held, rows, once, options)
+        self._clear(engine, entry, about["location"], once)
+
+    def _clear(self, engine: Engine, entry: LedgerEntry, location: str, once: CommitId) -> None:
+        """Deletes the files that the table does not need any more."""
+        attempt = Attempt(self._app_id, once.txn_app_id, entry.sequence, entry.token)
+        self._tables.drop(location, attempt)
+        failpoint.here("adding.cleared")
+        self._tables.sweep(location, attempt, lambda: engine.unapplied(self._app_id))
+
+    def _rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
+        branches = [branch for part in parts for branch in part.branches]
+        return staging.rows_of(
+            spark, branches, sum(part.rows for part in parts), _schema(parts), self._address
+        )
+
+
+@contextlib.contextmanager
+def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iterator[None]:
+    """Lets an operator know why the parts are not applied, and since when."""
+    try:
+        yield
+    except Exception as error:
+        found = cause(error)
+        text = told(error) if found is None else found.summary
+        if not getattr(found, "retriable", False) and not any(name in str(error) for name in INTERRUPTIONS):
+            with contextlib.suppress(TxmqError):  # the error itself says what is to be known
+                branches = [branch for part in parts for branch in part.branches]
+                engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
+        raise
+
+
+def _kept(
+    engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply], to: str, once: CommitId
+) -> RefusedRows:
+    """Where the refused rows are kept. What is published stays so, wherever the operator wants them now."""
+    if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
+        return RefusedLetters(engine, to.removeprefix(TO_QUEUE), entry, parts)
+    return RefusedFile(to, entry, parts[0], once)
+
+
+def _held(engine: Engine, tables: TableFormat, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
+    """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""
+    for part in parts:
+        if not target.rows_in(part):
+            continue
+        batches = engine.read_branches(part.branches)
+        if target.is_files(part):
+            files = tables.loose(part, batches)
+            if gone := files.missing():
+                raise NotApplied(f"{len(gone)} of {len(files)} data files are gone ({gone[0]})", target.LOST)
+            batches = files.rows()
+        yield from batches
+
+
+def _schema(parts: Sequence[ToApply]) -> StructType:
+    return StructType.fromJson(json.loads(parts[0].target["schema"]))
+
+
+def _waits(engine: Engine, entry: LedgerEntry) -> bool:
+    """Whether a batch is still to be applied."""
+    return any(entry.sequence == waiting.sequence for waiting in engine.unapplied(entry.app_id))
+
+
+def _grouped(entry: LedgerEntry) -> tuple[list[list[ToApply]], dict[str, list[ToApply]]]:
+    """The parts to apply: by table and step, the tables in the order of their first part; and by function, in
+    the order of staging.
+    """
+    tables: dict[str, dict[int, list[ToApply]]] = {}
+    functions: dict[str, list[ToApply]] = {}
+    for part in entry.to_apply:
+        if part.kind == "after_commit":
+            functions.setdefault(part.target["name"], []).append(part)
+        elif "table" in part.target:
+            steps = tables.setdefault(part.target.get("location", part.target["table"]), {})
+            steps.setdefault(part.target.get("step", 0), []).append(part)
+    return [steps[step] for steps in tables.values() for step in sorted(steps)], functions

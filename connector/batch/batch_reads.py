@@ -1,0 +1,139 @@
+"""What a micro-batch reads, and whether the engine has a note of it (S4).
+
+A task notes what it reads, under the query and the batch that Spark's local properties name. That is not
+enough: a thread of the function has no such properties, and what it has put into a cache or a shuffle is not
+read again. So the ranges are taken from the input partitions of the batch, which Spark has fixed, and noted
+from the driver, unless an execution has surely run every reading task in the thread of the stream.
+
+Not here: what the source reads (``stream/source.py``), the plan of a frame (``reject/plan.py``).
+Invariant: a batch that is decided is noted with all its ranges, whoever has executed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql import DataFrame
+
+from broker_core.engine import Engine, ReadTicket
+from broker_core.errors import OptionError
+from connector.errors import told
+from connector.stream.source import ClaimedSlice
+from connector.stream.spark_version import input_partition
+
+log = logging.getLogger("txmq")
+
+_MARK = b"ClaimedSlice"
+
+
+class BatchReads:
+    """Of one micro-batch; made in the thread of the stream."""
+
+    def __init__(self, batch: DataFrame) -> None:
+        self._batch = batch
+        self._thread = threading.get_ident()
+        self._narrow: bool | None = None
+        self.noted = False  # by the tasks of an execution of the whole batch
+
+    def direct(self) -> bool:
+        """Whether an execution of the whole batch in this thread would now run the tasks that read."""
+        if self.noted or threading.get_ident() != self._thread:
+            return False
+        try:
+            if self._narrow is None:
+                rdd = _rdd(self._batch)
+                self._narrow = _pinned(self._batch) and (rdd is None or "+-" not in str(rdd.toDebugString()))
+            session: Any = self._batch.sparkSession
+            return self._narrow and bool(session._jsparkSession.sharedState().cacheManager().isEmpty())
+        except Exception:  # Spark's internals: then the ranges are noted from here
+            return False
+
+    def note(self, engine: Engine, query_id: str, batch_id: int) -> None:
+        """Notes every range that the batch reads, if its tasks have not. Raises LineageConflict,
+        OptionError.
+        """
+        for app_id, ranges in () if self.noted else ranges_of(self._batch):
+            for _ in engine.read(ReadTicket(app_id, query_id, batch_id, ranges, ())):
+                raise AssertionError("a read of no slices has rows")
+
+
+def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
+    """(app_id, ranges) of each source of txmq below the batch. Raises OptionError if Spark does not tell."""
+    try:
+        found = list(input_partitions(batch))
+    except Exception as error:
+        raise OptionError(
+            f"it is not known what the batch reads ({told(error)})",
+            "use tx in the thread of the function, without persist, or report the version of Spark",
+        ) from error
+    return list({repr((each.app_id, sorted(each.ranges.items()))): (each.app_id, each.ranges)
+                 for each in found if each.ranges}.values())  # fmt: skip
+
+
+def require_app(batch: DataFrame, app_id: str) -> None:
+    """Raises OptionError if a source of txmq below the batch has another app: the decision of this one would
+    consume its rows.
+    """
+    try:
+        leaves = batch._jdf.queryExecution().analyzed().collectLeaves()
+        nodes = [leaves.apply(at) for at in range(leaves.length())]
+        rdds = [node.rdd() for node in nodes if node.nodeName() == "LogicalRDD"]
+        apps = {each.app_id for each in _partitions(rdds)}
+    except Exception as error:  # Spark's internals
+        log.debug("the apps of the sources are not known: %s", told(error))
+        return
+    for other in sorted(apps - {app_id}):
+        raise OptionError(
+            f"transactional has app_id {app_id!r}, and the source of the batch has appId {other!r}",
+            "give both the same, and do everything that consumes the batch in one function",
+        )
+
+
+def input_partitions(batch: DataFrame) -> Iterator[ClaimedSlice]:
+    """One input partition of each source of txmq; each carries the whole range."""
+    return _partitions([rdd for rdd in [_rdd(batch)] if rdd is not None])
+
+
+def _partitions(pending: list[Any]) -> Iterator[ClaimedSlice]:
+    seen = set[int]()
+    while pending:
+        rdd = pending.pop()
+        if (number := rdd.id()) in seen:
+            continue
+        seen.add(number)
+        if rdd.getClass().getSimpleName() == "DataSourceRDD":
+            yield from _claimed(rdd)
+        dependencies = rdd.dependencies()
+        pending += [dependencies.apply(at).rdd() for at in range(dependencies.length())]
+
+
+def _claimed(rdd: Any) -> Iterator[ClaimedSlice]:
+    partitions = rdd.partitions()
+    if not len(partitions):
+        return
+    given = input_partition(partitions[0])
+    if given.isEmpty() or not given.get().getClass().getSimpleName().startswith("Python"):
+        return
+    pickled = bytes(given.get().pickedPartition())
+    if _MARK in pickled:  # otherwise it is of another Python source
+        serializer: Any = CPickleSerializer()
+        found = serializer.loads(pickled)
+        if isinstance(found, ClaimedSlice):
+            yield found
+
+
+def _rdd(batch: DataFrame) -> Any:
+    """The rows of a micro-batch, as Spark gives it to foreachBatch; None if the frame is not one."""
+    node = batch._jdf.queryExecution().analyzed()
+    return node.rdd() if node.nodeName() == "LogicalRDD" else None
+
+
+def _pinned(batch: DataFrame) -> bool:
+    """Whether each thread here has a thread of its own in the JVM, and so its own local properties."""
+    from py4j.clientserver import ClientServer
+
+    return isinstance(batch.sparkSession.sparkContext._gateway, ClientServer)

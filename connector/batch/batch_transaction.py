@@ -1,0 +1,315 @@
+"""``tx``: the operations that a foreachBatch function may do in its transaction.
+
+The function may call them in threads. One thread at a time asks what a table is like and takes the next step
+on it; the jobs that stage rows run side by side.
+
+Not here: the decision (``foreach_batch.py``), the tasks (``stream/staging.py``), what follows (``apply.py``).
+Invariant: an operation that has returned is staged: durable, and without effect unless the batch is decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.engine import BranchHeader, BranchKind, Engine, StagedBranch
+from broker_core.errors import OptionError
+from connector.batch.apply import Apply
+from connector.batch.batch_reads import BatchReads
+from connector.batch.operations import Operations
+from connector.batch.steps import Steps
+from connector.batch.thread_context import ThreadContext
+from connector.errors import told
+from connector.options import Address
+from connector.reject.dead_letters import Rejection, rejected_rows, with_reason
+from connector.reject.rejected_metrics import Seen, to_write
+from connector.sql import nullable
+from connector.stream import staging
+from connector.stream.schema import check_publish_columns
+from connector.tables import target
+from connector.tables.checks import Checks
+from connector.tables.commit_id import txn_app_id
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table import Table
+from connector.tables.table_format import Attempt, TableFormat
+from connector.tables.when import Clause
+from connector.typed.decode import Decoded
+
+log = logging.getLogger("txmq")
+
+
+class Pipeline(Protocol):
+    """What is the same for every batch of an app."""
+
+    tables: TableFormat
+    checks: Checks
+    apply: Apply
+
+    @property
+    def address(self) -> Address: ...
+    @property
+    def engine(self) -> Engine: ...
+
+
+@dataclass
+class BatchTransaction:
+    """``tx``: the operations of ``fn``. ``sequence`` counts the app's batches over all checkpoints."""
+
+    app_id: str
+    query_id: str
+    batch_id: int
+    sequence: int
+    _batch: DataFrame = field(repr=False)
+    _token: str = field(repr=False)
+    _owner: Pipeline = field(repr=False)
+    _branches: list[StagedBranch] = field(default_factory=list, repr=False)
+    _steps: Steps = field(default_factory=Steps, repr=False)
+    _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
+    _seen: Seen = field(default_factory=Seen, repr=False)
+    _operations: Operations = field(default_factory=Operations, repr=False)
+    executions: int = field(default=0, repr=False)  # operations that have read the batch
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # of what is not a job of Spark
+
+    def __post_init__(self) -> None:
+        self._reads = BatchReads(self._batch)
+        self._thread = ThreadContext(self._batch.sparkSession)
+
+    def __reduce__(self) -> Any:
+        raise OptionError(
+            "tx cannot leave the driver: a task, a UDF or another process has it",
+            "call tx in the function, and take values such as tx.sequence into variables before",
+        )
+
+    def publish(
+        self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None
+    ) -> None:
+        """Publish ``rows``: ``body`` (string or binary), maybe ``exchange``, ``routing_key``, ``properties``.
+
+        A column overrides the argument. ``queue`` means exchange "" and this routing key. Raises OptionError.
+        """
+        with self._operation("publish"):
+            if queue is not None:
+                if exchange or routing_key:
+                    raise OptionError(
+                        f"publish has queue={queue!r} and also exchange or routing_key",
+                        f"queue means exchange='' and routing_key={queue!r}, so give one of them",
+                    )
+                routing_key = queue
+            check_publish_columns(rows.schema)
+            self._stage(rows, "publish", {"exchange": exchange, "routing_key": routing_key})
+
+    def reject(
+        self, rows: DataFrame | Decoded, reason: str | None = None, *, exchange: str | None = None,
+        routing_key: str | None = None, queue: str | None = None,
+    ) -> None:  # fmt: skip
+        """Publish messages of the batch as dead letters: body and properties as they are, and ``x-death``.
+
+        ``rows`` have the columns queue, partition and offset of the source, and ``reason`` (string), which
+        the argument replaces. They go to the dead-letter exchange of their queue, or to ``exchange``, with
+        their own routing key, or ``routing_key``; ``queue`` means exchange "" and this routing key. Raises
+        OptionError, DataLoss.
+        """
+        with self._operation("reject"):
+            rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
+            broken = self._seen.broken(rows.metric if isinstance(rows, Decoded) else rows)
+            if broken is None:
+                messages = rows.rejected if isinstance(rows, Decoded) else rows
+                self._stage(rejected_rows(messages, reason), "publish", rejection.target, rejection)
+            elif broken.num_rows:
+                dead = rejection.messages(self._owner.engine, [with_reason(broken, reason)])
+                self._stage_here("publish", rejection.target, dead)
+
+    def append(self, rows: DataFrame, table: str, **options: Any) -> None:
+        """Append ``rows`` to a Delta table (path or name), exactly once, after the decision.
+
+        ``options`` are writer options (``mergeSchema=True``) and ``partitionBy`` (a column or a list).
+        Appends to one table are one Delta commit and need the same options and columns. Raises OptionError.
+        """
+        with self._operation("append"):
+            with self._lock:
+                spark, found = rows.sparkSession, self._table("append", rows, table)
+                chosen, columns = self._owner.tables.writer_options(table, options)
+                checked = self._owner.checks.append(spark, found, nullable(rows.schema), chosen, columns)
+                rows = checked.ready(rows)
+                schema = nullable(rows.schema)
+                columns = [] if found.exists else columns  # an existing table has its own
+                step = self._steps.append(found.location)
+                about = {
+                    "options": chosen,
+                    "partition_by": columns,
+                    "schema": schema.json(),
+                    **self._step_target(spark, found, step),
+                }
+                self._steps.same_target("append", found.location, step, about)
+                context = {target.CONTEXT: self._owner.tables.context(spark)} if checked.by_context else {}
+                about = {**about, "table": found.name, "table_id": found.table_id, **context}
+            with self._steps.left_by_failures(self._lock, "append", found.location, step):
+                if checked.by_rows or not self._stage_files(rows, found, about):
+                    self._stage(rows, "append", about)
+
+    def merge(
+        self, rows: DataFrame, table: str, on: str, *, update: bool | Mapping[str, str] | None = None,
+        insert: bool | Mapping[str, str] | None = None, delete: bool | str | None = None,
+        clauses: Sequence[Clause] = (), keys: Sequence[str] = (), merge_schema: bool = False,
+    ) -> None:  # fmt: skip
+        """Merge ``rows`` (``s``) into a Delta table (``t``), exactly once, after the decision.
+
+        ``on``: SQL over t and s. ``update``, ``insert``: True for all columns, or {column: SQL}; ``delete``:
+        True, or SQL; or ``clauses`` in order (:class:`When`). ``keys``: columns in which the rows of the
+        batch must differ. ``merge_schema``: the merge may add columns. Raises OptionError.
+        """
+        merge = Merge.made(on, update, insert, delete, clauses, evolves=merge_schema)
+        self._change("merge", rows, table, merge, keys)
+
+    def delete(self, rows: DataFrame, table: str, on: str) -> None:
+        """Delete the rows of a Delta table (``t``) for which ``on`` is true with one of ``rows`` (``s``),
+        exactly once, after the decision. Raises OptionError.
+        """
+        self._change("delete", rows, table, Merge.made(on, delete=True))
+
+    def overwrite(self, rows: DataFrame, table: str, where: str, **options: Any) -> None:
+        """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
+        be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
+        """
+        chosen, _ = self._owner.tables.writer_options(table, options)
+        self._change("overwrite", rows, table, Overwrite.made(where, chosen))
+
+    def after_commit(self, rows: DataFrame, name: str) -> None:
+        """Call function ``name`` with ``rows`` after the decision, in order, at least once.
+
+        A parameter ``token`` of the function gets the text of a UUID: the same in each repetition of the
+        call, another one for every other batch, function, app and data directory. Raises OptionError.
+        """
+        with self._operation("after_commit"):
+            self._owner.apply.function(name)
+            schema = nullable(rows.schema)
+            about = {"name": name, "schema": schema.json()}
+            with self._lock:
+                self._steps.same_target("after_commit", name, 0, about)
+            with self._steps.left_by_failures(self._lock, "after_commit", name, 0):
+                self._stage(rows, "after_commit", about)
+
+    @contextlib.contextmanager
+    def _operation(self, name: str) -> Iterator[None]:
+        """An operation, in any thread. Raises OptionError after the function returned."""
+        with self._operations.one(name):
+            if self._operations.elsewhere:
+                self._thread.require_query(self.query_id, name)
+            with self._thread.taken() if self._operations.elsewhere else contextlib.nullcontext():
+                yield
+
+    def _table(self, operation: str, rows: DataFrame, table: str) -> Table:
+        if not isinstance(table, str) or not table:
+            raise OptionError(f"{operation} of {table!r}", "give the path or the name of a Delta table")
+        return self._owner.tables.resolve(rows.sparkSession, table)
+
+    def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:
+        """What is stored with the decision, so that a repeated step has the same id."""
+        app = self.app_id, self._owner.engine.identity(self.app_id), table.location
+        self._owner.checks.guard(spark, table, txn_app_id(*app))
+        return {"txn_app_id": txn_app_id(*app, step), "location": table.location, "step": step}
+
+    def _change(
+        self,
+        kind: BranchKind,
+        rows: DataFrame,
+        table: str,
+        change: Merge | Overwrite,
+        keys: Sequence[str] = (),
+    ) -> None:
+        with self._operation(kind):
+            with self._lock:
+                found = self._table(kind, rows, table)
+                rows, about = self._owner.checks.change(rows, found, change, keys)
+                step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
+                about = {**step, **about}
+            if not self._stage(rows, kind, about) and change.acts_without_rows:
+                self._stage_here(kind, {**about, target.EMPTY: True}, [target.nothing()])
+
+    def _stage(
+        self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], rejection: Rejection | None = None
+    ) -> int:
+        """Stage ``rows`` in their tasks, and return how many there are."""
+        identity = (self.app_id, self.query_id, self.batch_id)
+        place: dict[str, Any] = {"token": self._token, "identity": identity, "address": self._owner.address}
+        frame = staging.staging_frame(rows, kind, target, rejection=rejection, **place)
+        with self._executing(frame, stages=True):
+            staged = staging.staged(frame)
+        self._branches += staged
+        return sum(branch.rows for branch in staged)
+
+    def _stage_here(
+        self, kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch], number: int = 0
+    ) -> None:
+        """Stage a branch in the driver."""
+        batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
+        header = BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
+        self._branches.append(self._owner.engine.stage(header, iter(batches)))
+
+    def _stage_files(self, rows: DataFrame, table: Table, about: Mapping[str, Any]) -> bool:
+        """Stage files that the table takes; False if it has changed since it was resolved."""
+        attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._token)
+        with self._lock:
+            number = len(self._hidden)
+            self._hidden.append((table.location, attempt))
+        rows, written = to_write(rows)
+        with self._executing(rows, stages=False):
+            staged = self._owner.tables.stage(written, table, about["options"], attempt, number)
+            if staged is None:
+                return False
+        if staged.rows:
+            self._stage_here("append", {**about, **staged.target()}, [staged.batch()], number)
+        failpoint.here("foreach.files_staged")
+        return True
+
+    @contextlib.contextmanager
+    def _executing(self, frame: DataFrame, *, stages: bool) -> Iterator[None]:
+        """An execution of ``frame``: afterwards it is known whether it was one of the whole batch."""
+        direct = self._reads.direct()
+        self.executions += 1
+        yield
+        whole = self._seen.note(frame, self._batch, stages=stages)
+        self._reads.noted |= direct and whole and self._reads.direct()
+
+    @property
+    def branches(self) -> list[StagedBranch]:
+        return self._branches
+
+    def finish(self, *, consumes: bool) -> None:
+        """C3: the function has returned. Waits for its threads, executes the batch if it has not, and notes
+        what it reads, if the decision consumes that. Raises what an operation in a thread has raised.
+        """
+        self._operations.finish()
+        failpoint.here("foreach.staged")
+        if not self._seen.whole:
+            direct = self._reads.direct()
+            staging.execute(self._batch)
+            self._reads.noted |= direct and self._reads.direct()
+        if consumes:
+            self._reads.note(self._owner.engine, self.query_id, self.batch_id)
+
+    def seal(self) -> None:
+        """The decision is asked for next. Raises what was refused in a thread since ``finish``."""
+        self._operations.seal()
+
+    def close(self) -> None:
+        """No operation begins or is under way any more."""
+        self._operations.close()
+
+    def drop_files(self) -> None:
+        """Delete the files of an attempt that can not be decided; what is left, a later batch deletes."""
+        for location, attempt in self._hidden:
+            try:
+                self._owner.tables.drop(location, attempt)
+            except Exception as error:
+                log.warning("files of a lost attempt are not deleted: %s", told(error))

@@ -1,0 +1,383 @@
+"""``transactional(fn)``: a foreachBatch function whose effects are one transaction.
+
+Not here: the operations (batch_transaction.py), the tasks (stream/staging.py), tables (tables/checks.py,
+tables/table_format.py), what follows a decision (apply.py), the copy of the ledger in Delta
+(ledger/delta_ledger.py).
+
+Invariant: decide, then apply. Before ``commit_batch`` answers, no effect is visible. Afterwards, all
+effects follow from the ledger entry and are repeated until they are done (docs/transactions.md).
+
+1. C1 open: a token, or the entry of a decided batch.
+2. C2 stage: ``fn`` stages rows from the executors under the token, and files that Delta has written.
+3. C3 execute: the batch is executed to its end at least once, and the ranges that it reads are noted.
+4. C4 decide: one call, idempotent.
+5. C5 apply: operations on tables and functions of all decided batches that are not applied, in order.
+6. C6 mirror: the ledger in Delta, behind the commit (or within it: ``ledger_sync``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
+from broker_core.errors import ConnectionFailed, OptionError, TxmqError
+from connector.batch.after_commit import AfterCommit, check_functions
+from connector.batch.apply import Apply
+from connector.batch.batch_reads import require_app
+from connector.batch.batch_transaction import BatchTransaction
+from connector.batch.call import Call, require_ended
+from connector.errors import holds_java_trace, shortened, told
+from connector.ledger.delta_ledger import DeltaLedger
+from connector.ledger.resume import Resume
+from connector.options import Address, WriteOptions, write_options
+from connector.stream import staging
+from connector.table_formats import table_format
+from connector.tables.checks import Checks
+from connector.tables.table import is_connect
+
+log = logging.getLogger("txmq")
+
+OnUnroutable = Literal["fail", "drop"]
+AUTO = "auto"
+
+
+def transactional(
+    fn: Callable[[DataFrame, BatchTransaction], object],
+    *,
+    url: str | None = None,
+    data: str | None = None,
+    vhost: str | None = None,
+    app_id: str,
+    ledger: str | None = None,
+    ledger_sync: bool = False,
+    after_commit: Mapping[str, AfterCommit] | None = None,
+    on_new_checkpoint: OnNewCheckpoint = "fail",
+    on_unroutable: OnUnroutable = "fail",
+    persist: bool | Literal["auto"] = False,
+    lineage: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    resume_from: str | None = None,
+) -> Transactional:
+    """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
+
+    ``url`` or ``data``: the broker; ``vhost``: the virtual host at ``data``. ``app_id``: the stable name of
+    the pipeline, equal to the ``appId`` of a txmq source. ``ledger``: a Delta table (path or name) for the
+    offsets of every batch, or "auto", beside the checkpoint; ``ledger_sync``: write it before the batch ends.
+    ``after_commit``: the functions ``f(rows, sequence)`` or ``f(rows, sequence, token)`` for
+    ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs; "auto": if several
+    operations of ``tx`` read the batch before it. ``lineage``: on Spark Connect with a source that is not
+    txmq, a string that you change together with the checkpoint. ``settings``: of the connections to Kafka,
+    with the names of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote
+    ``ledger``, if this one has the same messages under the same offsets.
+
+    With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
+    on behind the table at once, before its source asks where to begin. Raises OptionError, LineageConflict. A
+    batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
+    """
+    if not callable(fn):
+        raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
+    given = {**(settings or {}), "url": url, "data": None if data is None else os.fspath(data)}
+    given["vhost"] = vhost
+    given |= {"appId": app_id, "onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
+    options = write_options(
+        {name: value for name, value in given.items() if value is not None}, "stream write"
+    )
+    functions = dict(after_commit or {})
+    check_functions(functions)
+    if persist not in (True, False, AUTO):
+        raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
+    if ledger_sync and not ledger:
+        raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
+    made = Transactional(
+        fn,
+        options,
+        functions,
+        ledger=ledger,
+        ledger_sync=ledger_sync,
+        persist=persist,
+        lineage=lineage,
+        resume_from=resume_from,
+    )
+    if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
+        made.resume(spark)  # before the source asks where it begins
+    return made
+
+
+def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
+    """Where the checkpoint of a running query is; None if Spark does not tell."""
+    try:
+        java: Any = spark
+        queries = java._jsparkSession.sharedState().activeStreamingQueries()
+        known = queries.get(java._jvm.java.util.UUID.fromString(query_id))
+        return None if known is None else str(known.resolvedCheckpointRoot())
+    except Exception as error:  # Spark's internals
+        log.debug("the checkpoint of query %s is not known: %s", query_id, told(error))
+        return None
+
+
+def active_session() -> SparkSession | None:
+    """The session of this thread, or of this process; None on Spark Connect."""
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if session is None or is_connect(session) or session.sparkContext._jsc is None:
+        return None
+    return session
+
+
+class Transactional:
+    """The callable object for ``foreachBatch``; see :func:`transactional`. It can be pickled, for Spark
+    Connect.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[DataFrame, BatchTransaction], object],
+        options: WriteOptions,
+        functions: dict[str, AfterCommit],
+        *,
+        ledger: str | None,
+        ledger_sync: bool,
+        persist: bool | Literal["auto"],
+        lineage: str | None,
+        resume_from: str | None,
+    ) -> None:
+        self._resume_from = resume_from
+        self.app_id = options.app_id
+        self._options = options
+        self._fn = fn
+        self._functions = functions
+        self._ledger_option = self._ledger_table = ledger
+        self._ledger_sync = ledger_sync
+        self._persist = persist
+        self._reads_again = False  # the last batch was read by several operations
+        self._lineage = lineage
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        """Reset the attributes that are not pickled."""
+        self._lock = threading.Lock()
+        self._started: tuple[object, str] | None = None  # Spark context and query that it last ran for
+        self.tables = table_format()
+        self.checks = Checks(self.tables, self.app_id, self._decided)
+        self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
+        self._ledger: DeltaLedger | None = None
+        self._session = SparkSession.getActiveSession()  # the user's session; a batch has a clone of it
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = dict(self.__dict__)
+        for name in ("_lock", "_started", "tables", "checks", "apply", "_ledger", "_session"):
+            del kept[name]
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_process()
+
+    # -- one micro-batch -------------------------------------------------------------------------------------
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        with self._lock:  # the engine refuses two queries with one app_id
+            try:
+                self._run(batch, int(batch_id))
+            except Exception as error:
+                if not holds_java_trace(error):
+                    raise
+                raise shortened(error) from None
+            except SystemExit as stop:  # nobody would answer Spark, which waits for ever
+                raise OptionError(
+                    f"the function of app {self.app_id!r} raised SystemExit: {stop}",
+                    "raise another exception to end the query",
+                ) from stop
+
+    def _run(self, batch: DataFrame, batch_id: int) -> None:
+        spark = batch.sparkSession
+        engine = self.address.engine()
+        query_id, consumes = self._identity(spark, engine)
+        call = Call.of(spark, str(self.address), self.app_id, query_id, batch_id)
+        call.require_first()
+        running = (None if is_connect(spark) else spark.sparkContext, query_id)
+        if self._started != running:
+            if consumes:
+                require_app(batch, self.app_id)
+            # C5 of an earlier process or query, before this batch, to keep the order
+            self._name_ledger(spark, query_id)
+            self.resume(spark)
+            self._apply_decided(spark, engine)
+            self._start_ledger(spark, engine, query_id)
+            self._started = running
+        # C1
+        opened = engine.open_batch(
+            self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes
+        )
+        failpoint.here("foreach.opened")
+        if opened.entry is not None:
+            staging.execute(batch)  # to write the state of the query and to record what it reads
+            failpoint.here("foreach.replayed")
+            decided = engine.commit_batch(  # compares that with what the batch has consumed
+                self.app_id, query_id, batch_id, "", [], consumes=consumes
+            ).entry
+        else:
+            decided = self._decide(
+                batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes
+            )
+        # C5
+        if not decided.applied:
+            self._apply_decided(spark, engine, decided if decided.token == opened.token else None)
+        # C6
+        if self._ledger is not None:
+            self._ledger.notify()
+            if self._ledger_sync or not consumes:
+                self._ledger.write_missing(spark)
+        failpoint.here("foreach.mirrored")
+        call.done()
+
+    def _decide(
+        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool
+    ) -> LedgerEntry:
+        query_id, batch_id, sequence, token = opened
+        tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
+        asked = False
+        persists = self._reads_again if self._persist == AUTO else self._persist
+        if persists:
+            batch.persist()
+        try:
+            # C2
+            require_ended(self._fn(batch, tx), f"the function of app {self.app_id!r}")
+            # C3
+            tx.finish(consumes=consumes)
+            failpoint.here("foreach.executed")
+            # C4
+            tx.seal()
+            asked = True
+            committed = engine.commit_batch(
+                self.app_id,
+                query_id,
+                batch_id,
+                token,
+                tx.branches,
+                on_unroutable=self._options.on_unroutable,
+                consumes=consumes,
+            )
+            failpoint.here("foreach.decided")
+            self._reads_again = tx.executions > 1
+            if committed.entry.token != token:  # another driver was first
+                tx.drop_files()
+            return committed.entry
+        except BaseException as error:
+            tx.close()
+            self._roll_back(engine, token, error)
+            if not asked:
+                tx.drop_files()
+            raise
+        finally:
+            if persists:
+                batch.unpersist()
+
+    def _roll_back(self, engine: Engine, token: str, error: BaseException) -> None:
+        """Drop the attempt, unless it is decided: then its replay is answered ALREADY."""
+        if isinstance(error, ConnectionFailed):
+            return  # the broker does not answer; it drops the branches with a later decision
+        try:
+            engine.rollback_batch(token)
+        except TxmqError as refused:
+            log.warning("the micro-batch was not rolled back after %s: %s", type(error).__name__, refused)
+
+    def _identity(self, spark: SparkSession, engine: Engine) -> tuple[str, bool]:
+        """(query_id, whether the commit consumes the rows that the batch has read)."""
+        if not is_connect(spark):
+            query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+            if not query_id:
+                raise OptionError("transactional was called outside a query", "use it in foreachBatch")
+            return query_id, True
+        if self._lineage:
+            return self._lineage, False
+        known = engine.app(self.app_id)
+        if known is not None and known.queues:
+            return "", False  # the claims of the txmq source distinguish checkpoints
+        raise OptionError(
+            f"app {self.app_id!r} on Spark Connect has no txmq source, so its checkpoints look the same",
+            "pass lineage= with a string that you change together with the checkpoint",
+        )
+
+    # -- C5 --------------------------------------------------------------------------------------------------
+    def _apply_decided(self, spark: SparkSession, engine: Engine, newest: LedgerEntry | None = None) -> None:
+        """Apply every decided batch that is not applied, in the order of the decisions."""
+        self.apply.decided(spark, engine, newest)
+
+    @property
+    def address(self) -> Address:
+        return self._options.address
+
+    @property
+    def engine(self) -> Engine:
+        return self.address.engine()
+
+    def _decided(self) -> int:
+        return last.sequence if (last := self.engine.last_entry(self.app_id)) else 0
+
+    # -- C7 --------------------------------------------------------------------------------------------------
+    def resume(self, spark: SparkSession) -> None:
+        """Goes on behind the Delta ledger, if the engine has none of the app. Raises LineageConflict."""
+        if self._ledger_table is not None and self._ledger_table != AUTO:
+            on_new = self._options.on_new_checkpoint
+            resume = Resume(
+                self.tables, self._ledger_table, self.engine, self.app_id, on_new, self._resume_from
+            )
+            self.checks.taken = resume.ready(spark)
+
+    # -- C6 --------------------------------------------------------------------------------------------------
+    def _name_ledger(self, spark: SparkSession, query_id: str) -> None:
+        """``ledger="auto"``: beside the checkpoint. Raises OptionError where that is not known."""
+        if self._ledger_option != AUTO:
+            return
+        location = None if is_connect(spark) else checkpoint_of(spark, query_id)
+        if location is None:
+            raise OptionError(
+                "ledger='auto' does not know the checkpoint of this query (Spark Connect)",
+                "name the Delta table with ledger=",
+            )
+        table = f"{location.rstrip('/')}_ledger"
+        if self._ledger is not None and self._ledger_table != table:  # the object serves another query
+            self._ledger.close()
+            self._ledger = None
+        self._ledger_table = table
+
+    def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
+        if self._ledger_table is None:
+            return
+        if is_connect(spark):
+            self._ledger = DeltaLedger(spark, self._ledger_table, engine, self.app_id)
+            return
+        # the user's session, unless it was stopped: listeners of its clone for the batch are not called
+        sessions = (self._session, SparkSession._instantiatedSession)
+        context = spark.sparkContext
+        owner = next((each for each in sessions if each and each.sparkContext is context), spark)
+        if self._ledger is None or self._ledger.stopped():
+            if self._ledger is not None:
+                self._ledger.close()
+            self._ledger = DeltaLedger(owner.newSession(), self._ledger_table, engine, self.app_id)
+        if not self._ledger_sync:
+            self._ledger.start()
+            from connector.ledger.listener import FlushAtEnd
+
+            owner.streams.addListener(FlushAtEnd(self._ledger, query_id))
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Wait until the Delta ledger has every decided batch. Raises TimeoutError, or the last error."""
+        if self._ledger_table is None or self._ledger_table == AUTO:
+            return  # there is none, or no batch yet
+        ledger = self._ledger
+        # no batch yet in this session, or Spark Connect, where batches run in another process
+        if ledger is None or ledger.stopped():
+            session = SparkSession.getActiveSession()
+            if session is None:
+                raise OptionError("flush needs a Spark session in this thread", "call it before spark.stop()")
+            ledger = DeltaLedger(session, self._ledger_table, self.address.engine(), self.app_id)
+            ledger.write_missing(session)
+            return
+        ledger.flush(timeout_s)

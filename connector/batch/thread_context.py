@@ -1,0 +1,56 @@
+"""What Spark keeps for the thread of a stream: its local properties and its active session.
+
+The jobs of another thread of the function run with them too: they are attributed to the batch, ended with the
+query, and use its settings. Nothing follows from them for what the batch consumes (``batch_reads.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from broker_core.errors import OptionError
+from connector.tables.table import is_connect
+
+
+class ThreadContext:
+    """Of the thread that makes it; None of it on Spark Connect, where jobs run on the server."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._context: Any = None if is_connect(spark) else spark.sparkContext._jsc.sc()
+        self._properties: Any = None if self._context is None else self._context.getLocalProperties()
+
+    def require_query(self, query_id: str, operation: str) -> None:
+        """Raises OptionError if the calling thread is that of another query, with a batch of its own."""
+        other = None if self._context is None else self._context.getLocalProperty("sql.streaming.queryId")
+        if other and other != query_id:
+            raise OptionError(
+                f"tx.{operation} in a batch of another query: its rows would be consumed by both",
+                "give the stream within the function a transactional function of its own",
+            )
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """The calling thread has them within."""
+        if self._context is None:
+            yield
+            return
+        context, sessions = self._context, self._sessions()
+        properties, session = context.getLocalProperties(), sessions.getActiveSession()
+        context.setLocalProperties(self._properties.clone())
+        sessions.setActiveSession(self._spark._jsparkSession)
+        try:
+            yield
+        finally:
+            context.setLocalProperties(properties)
+            if session.isDefined():
+                sessions.setActiveSession(session.get())
+            else:
+                sessions.clearActiveSession()
+
+    def _sessions(self) -> Any:
+        return SparkSession._get_j_spark_session_class(self._spark._jvm)

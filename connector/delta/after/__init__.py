@@ -1,0 +1,1 @@
+"""Delta after the decision: each change is made once."""

@@ -1,0 +1,87 @@
+"""Merges, deletes and overwrites of decided batches, each once (C5).
+
+Each is one Delta commit with (txnAppId, txnVersion). Delta skips a change that the table has, and lets only
+one of two drivers commit it. A merge that changes nothing is a commit too, so it is known as done.
+
+Not here: their order (``batch/apply.py``), the checks before the decision (``before/check_change.py``), and
+whether the table is that one (``same_table.py``).
+Invariant: the transaction is in settings of a session that nobody else has, or in options of the write.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.errors import OptionError
+from connector.delta.after import same_table
+from connector.delta.before.append_rows import fitted
+from connector.delta.before.fit import Fit, Known, fit
+from connector.delta.commits import remembered, require_held, retried, save, settings
+from connector.delta.isolated import isolated
+from connector.sql import plain
+from connector.tables.commit_id import CommitId
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table import Table, in_sql
+
+_REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
+
+
+def change(
+    spark: SparkSession,
+    table: Table,
+    wanted: Merge | Overwrite,
+    rows: Callable[[SparkSession], DataFrame],
+    once: CommitId,
+    context: Mapping[str, Any] | None = None,
+) -> None:
+    """One Delta commit of the change, or none if the table has that of ``once``.
+
+    ``rows`` makes the given rows in a session; ``context``: of the text, as it was decided. Raises
+    LineageConflict as ``append`` does, OptionError if the table is replaced meanwhile.
+    """
+
+    def write() -> None:
+        if isinstance(wanted, Overwrite):
+            with isolated(spark, None, context) as session:
+                given = _widened(rows(session), table)
+                writer = given.write.format("delta").mode("overwrite").options(**wanted.options)
+                same_table.require(session, table, once)
+                save(session, writer.option("replaceWhere", wanted.where), table, once)
+            return
+        view = f"txmq_{uuid.uuid4().hex}"
+        with isolated(spark, {**settings(once), **_of_partitions(table)}, context) as session:
+            rows(session).createOrReplaceTempView(view)
+            same_table.merge(session, wanted.sql(in_sql(table.name), view), table, once)
+
+    if remembered(spark, table, once):
+        return
+    failpoint.here("changing.started")
+    retried(write)
+    failpoint.here("changing.committed")
+    require_held(spark, table, once)
+    same_table.require_done_on(spark, table, once)
+
+
+def _of_partitions(table: Table) -> dict[str, str]:
+    """The settings of a merge into a table with these partition columns: where Delta repartitions its rows by
+    them, it reads a name as a path of fields (``a.b``).
+    """
+    metadata = json.loads(table.metadata)["metaData"] if table.metadata else {}
+    columns = metadata.get("partitionColumns", ())
+    return {} if plain(columns) else {_REPARTITION: "false"}
+
+
+def _widened(rows: DataFrame, table: Table) -> DataFrame:
+    """The rows with the integers of a table that was widened since: an overwrite does not cast them."""
+    try:
+        found = fit(table.name, rows.schema, Known.of(table.metadata), (), merges=True)
+    except OptionError:
+        return rows  # Delta's own error says more
+    return fitted(rows, Fit(found.columns))

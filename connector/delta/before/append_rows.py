@@ -1,0 +1,117 @@
+"""Appends to Delta tables by Spark's writer: checked before the decision, done once after it.
+
+Not here: which appends take another way (``append_files.py``, ``after/add_files.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
+
+from broker_core.errors import OptionError
+from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
+from connector.delta.before.rehearsal import rehearse
+from connector.delta.commits import remembered, require_held, retried, save
+from connector.sql import nullable, quoted
+from connector.stream.staging import no_rows
+from connector.tables.commit_id import CommitId
+from connector.tables.table import Table
+
+AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
+_REFUSED_OPTIONS = {
+    "txnappid": "txmq sets it to make the append take effect once",
+    "txnversion": "txmq sets it to make the append take effect once",
+    "usermetadata": "txmq writes the offsets of the micro-batch there",
+    "mode": "it follows from the operation",
+    "path": "the table is the second argument",
+    "overwriteschema": "a micro-batch keeps the schema, or adds columns to it",
+    "replacewhere": "it is an argument of tx.overwrite",
+    "partitionoverwritemode": "tx.overwrite says what is replaced",
+}
+
+
+def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The options of a write as (Delta's writer options, partition columns). Raises OptionError."""
+    chosen: dict[str, str] = {}
+    columns: list[str] = []
+    for name, value in options.items():
+        if name.lower() in _REFUSED_OPTIONS:
+            raise OptionError(
+                f"table {table!r}: option {name!r} cannot be set: {_REFUSED_OPTIONS[name.lower()]}",
+                "leave it out",
+            )
+        if name.lower() == "partitionby":
+            columns = [value] if isinstance(value, str) else list(value)
+        else:
+            chosen[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return chosen, columns
+
+
+def append(
+    rows: DataFrame,
+    table: Table,
+    once: CommitId,
+    options: Mapping[str, str] | None = None,
+    partition_by: Sequence[str] = (),
+) -> None:
+    """One Delta commit of ``rows``, or none if the table has that of ``once``. Creates the table.
+
+    Raises LineageConflict if the table holds another batch with this number, or if too much of its log was
+    cleaned to know.
+    """
+
+    spark = rows.sparkSession
+
+    def write() -> None:
+        writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
+        save(spark, writer.partitionBy(*partition_by) if partition_by else writer, table, once)
+
+    if table.exists and remembered(spark, table, once):
+        return
+    retried(write)
+    require_held(spark, table, once)
+
+
+def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
+    """Whether an append with these options may add columns to the table."""
+    asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
+    return (asked if asked is not None else str(spark.conf.get(AUTO_MERGE, "false"))).lower() == "true"
+
+
+def check_append(
+    spark: SparkSession,
+    table: Table,
+    schema: StructType,
+    options: Mapping[str, str],
+    partition_by: Sequence[str],
+) -> Fit | None:
+    """How to convert rows of ``schema`` so that the append cannot fail after the decision; None: not at all.
+
+    After the decision, a failing append stops the pipeline until the table is changed. Raises OptionError.
+    """
+    check_columns(table.name, schema, partition_by)
+    known = Known.of(table.metadata, table.location) if table.metadata else None
+    check_void(table.name, schema, known.schema if known else StructType())
+    found = fit_new(table.name, schema, table.location, partition_by)
+    if known:
+        found = fit(table.name, schema, known, partition_by, merges=merges_schema(spark, options))
+    rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), options, partition_by)
+    return found
+
+
+def fitted(rows: DataFrame, found: Fit | None) -> DataFrame:
+    """The rows in the types of the table. Their execution fails if the table does not accept a value."""
+    if found is None or found.plain:
+        return rows
+    columns = [expr(expression).alias(name) for name, expression in found.columns.items()]
+    if not found.conditions:
+        return rows.select(*columns)
+    beside = [expr(expression).alias(name) for name, expression in found.beside.items()]
+    names = [quoted(name) for name in found.columns]
+    first = next(iter(found.columns))
+    asserted = expr(asserting(first, found.conditions)).alias(first)
+    return rows.select(*columns).select("*", *beside).select(asserted, *names[1:])

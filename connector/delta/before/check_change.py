@@ -1,0 +1,121 @@
+"""Merges, deletes and overwrites before the decision: checked, and their rows made ready.
+
+1. Delta analyses a merge on the table, without doing it, and rehearses an overwrite on a copy without rows.
+2. The execution of the rows fails for a row that the table would refuse, and for a row outside of what an
+   overwrite replaces.
+
+Not here: two rows with equal keys (``connector/tables/unique.py``), what happens after the decision
+(``after/make_change.py``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from broker_core.errors import OptionError
+from connector.delta.before.append_rows import AUTO_MERGE, check_append, fitted
+from connector.delta.before.fit import Fit, Known, check_columns
+from connector.delta.before.merge_values import Given, given
+from connector.delta.before.rehearsal import refused, rehearse
+from connector.delta.isolated import isolated
+from connector.sql import nullable
+from connector.stream.staging import no_rows
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table import Table, in_sql
+
+_APPEND_ONLY = "delta.appendOnly"
+_FAILED = "Error occurred during query planning"  # the first words of an EXPLAIN that fails
+
+
+def settled(table: Table, change: Merge | Overwrite, context: Mapping[str, Any]) -> Merge | Overwrite:
+    """The change with the names of the columns of the table, if it sets all of them and adds none."""
+    merges = context["settings"].get(AUTO_MERGE, "false").lower() == "true"
+    if isinstance(change, Overwrite) or merges or not table.metadata:
+        return change
+    return change.of_columns(Known.of(table.metadata).schema.names)
+
+
+def check(
+    spark: SparkSession,
+    table: Table,
+    schema: StructType,
+    change: Merge | Overwrite,
+    context: Mapping[str, Any] | None,
+) -> Fit | Given:
+    """How the rows of an overwrite are converted, or what a merge writes of them. ``context``: of the text.
+    Raises OptionError.
+    """
+    check_columns(table.name, schema, ())
+    removes = not (isinstance(change, Merge) and change.only_inserts)
+    if removes and table.properties.get(_APPEND_ONLY, "false").lower() == "true":
+        raise OptionError(
+            f"table {table.name!r} is append-only ({_APPEND_ONLY})",
+            "append to it, or use a merge that inserts",
+        )
+    if isinstance(change, Merge):
+        _tried(spark, table, context, lambda session: analyse(session, table, schema, change))
+        return given(spark, table, schema, change)
+    found = check_append(spark, table, schema, change.options, ())
+    assert found is not None, "the table exists"
+    fitting = nullable(fitted(no_rows(spark, schema), found).schema)
+    _tried(
+        spark,
+        table,
+        context,
+        lambda session: rehearse(session, table, fitting, change.options, (), where=change.where),
+    )
+    outside = f"table {table.name!r}: a row is outside of what is overwritten ({change.where})"
+    return replace(found, conditions=(*found.conditions, (change.where, outside)))
+
+
+def _tried(
+    spark: SparkSession,
+    table: Table,
+    context: Mapping[str, Any] | None,
+    act: Callable[[SparkSession], None],
+) -> None:
+    """Raises OptionError if ``act`` does in a session that applies the change, which has no temporaries."""
+    try:
+        with isolated(spark, None, context) as session:
+            act(session)
+    except OptionError as error:
+        if not _takes(spark, act):
+            raise
+        raise OptionError(
+            f"{error.summary}. In this session the SQL has a meaning, from a temporary function or variable, "
+            "which the process that applies the change may not have",
+            "compute the value as a column of the rows, or use a function of the catalog",
+        ) from error
+
+
+def _takes(spark: SparkSession, act: Callable[[SparkSession], None]) -> bool:
+    """Whether ``act`` succeeds with the temporaries of ``spark``. A clone would not have its variables; what
+    ``act`` leaves there is a view that ends with the session.
+    """
+    try:
+        act(spark)
+    except OptionError:
+        return False
+    return True
+
+
+def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> None:
+    """Raises OptionError with Delta's text if the merge cannot be done on the table. ``spark``: a session
+    of its own.
+    """
+    view = f"txmq_{uuid.uuid4().hex}"
+    no_rows(spark, schema).createOrReplaceTempView(view)
+    try:
+        text = f"EXPLAIN {merge.sql(in_sql(table.name), view)}"
+        plan = "\n".join(str(row[0]) for row in spark.sql(text).collect())
+    except Exception as error:
+        raise refused(table.name, error, view) from error
+    if _FAILED in plan:
+        raise refused(table.name, ValueError(plan.partition(_FAILED)[2].strip(" :\n")), view)

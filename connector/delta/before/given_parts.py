@@ -1,0 +1,212 @@
+"""What a MERGE computes from the given row alone: the parts of its expressions over ``s`` that may fail.
+
+Spark inserts casts into ``t.id = s.id`` if the types differ. Only its analysis shows them, so the parts are
+read from the analysed plan. Not on Spark Connect, where a client has no plan.
+
+What stands behind an AND is evaluated where what stands before it is not false. Of ``on`` Spark makes a join:
+it computes the sides of an equality for every row, or, where no other row is kept, for those that pass what
+``on`` asks of the given row alone.
+
+Not here: the casts of what a clause assigns (``merge_values.py``).
+Invariant: a part that is left out, or that a guard excludes, is not evaluated, cannot fail, or depends on the
+row of the table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
+
+from connector.delta.before.cast import evaluated
+from connector.sql import nullable
+from connector.stream.staging import no_rows
+from connector.tables.merge import SOURCE, TARGET
+from connector.tables.table import is_connect
+
+Asked = tuple[str, str]  # SQL over ``s`` that must be true, error text
+
+# expressions that do not fail if their children do not
+_TOTAL = {
+    "And", "Or", "Not", "IsNull", "IsNotNull", "Coalesce", "EqualTo", "EqualNullSafe", "LessThan",
+    "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "AttributeReference", "Literal", "Alias",
+    "GetStructField", "In", "InSet", "CaseWhen", "If", "Upper", "Lower", "Concat", "StringTrim",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parts:
+    """``asked``: of each given row. ``compared``: column of the rows, in lower case -> SQL over ``s`` of what
+    is compared with the table in its place, where Spark casts it.
+    """
+
+    asked: tuple[Asked, ...] = ()
+    compared: dict[str, str] = field(default_factory=dict)
+
+
+class GivenParts:
+    """The parts of expressions over a table and rows of one schema."""
+
+    def __init__(self, spark: SparkSession, table: str, held: StructType, given: StructType) -> None:
+        self._spark = spark
+        self._table = table
+        self._connect = is_connect(spark)
+        self._given = no_rows(spark, given).alias(SOURCE)
+        self._both = no_rows(spark, nullable(held)).alias(TARGET).crossJoin(self._given)
+
+    def of(self, what: str, sql: str) -> Parts:
+        """``what`` the expression is, for an error."""
+        return self._parts(what, sql, _Order.WRITTEN)
+
+    def of_on(self, sql: str, *, keeps: bool) -> Parts:
+        """``keeps``: whether a row without a match is kept, to insert it, or to change it in the table."""
+        return self._parts("on", sql, _Order.JOINED if keeps else _Order.FILTERED)
+
+    def _parts(self, what: str, sql: str, order: _Order) -> Parts:
+        if self._connect or not sql:
+            return Parts()
+        try:
+            root = self._root(self._both.select(expr(sql)))
+        except PySparkException:
+            return Parts()  # Delta's analysis has judged it
+        own = self._plan(self._given).outputSet()
+        found: dict[Asked, None] = {}
+        for part, guard in self._guarded(_conjuncts(root), own, order):
+            for each in _largest(part, own):
+                found.update(dict.fromkeys(guarded(asked, guard) for asked in self._asked(what, each)))
+        return Parts(tuple(found), {name: sql for name, sql in _compared(root, own) if sql})
+
+    def _guarded(self, conjuncts: list[Any], own: Any, order: _Order) -> Iterator[tuple[Any, str]]:
+        """Each with SQL over ``s`` without which it is not evaluated; "" if there is none."""
+        guards = [(each, self._readable(each)) for each in conjuncts if each.references().subsetOf(own)]
+        every = " AND ".join(f"coalesce({sql}, false)" for _, sql in guards if sql)
+        before: list[str] = []
+        for part in conjuncts:
+            if part.references().subsetOf(own):
+                yield part, " AND ".join(before)
+                if sql := self._readable(part):
+                    before.append(f"coalesce({sql}, true)")  # of null AND x, Spark evaluates x
+            elif order is _Order.FILTERED:
+                yield part, every
+            else:
+                yield part, "" if order is _Order.JOINED and _equates(part, own) else " AND ".join(before)
+
+    def _readable(self, part: Any) -> str:
+        """The SQL of a part over ``s``; "" where Spark does not read it."""
+        sql = str(part.sql())
+        try:
+            self._given.select(expr(sql))
+        except PySparkException:
+            return ""
+        return sql
+
+    def _asked(self, what: str, part: Any) -> Iterator[Asked]:
+        if not self._may_fail(part):
+            return
+        sql = part.sql()
+        told = f"table {self._table!r}: {what} computes {sql}"
+        if _kind(part) == "Cast" and not self._may_fail(part.child()):
+            value, wanted = part.child().sql(), part.dataType().sql()
+            asked = f"{value} IS NULL OR try_cast({value} AS {wanted}) IS NOT NULL"
+            told += ", and a value cannot be cast; cast it in the query, for example with try_cast"
+        else:
+            try:
+                asked = evaluated(sql, self._given.select(expr(sql)).schema[0].dataType)
+            except PySparkException:  # no text that Spark reads, such as a part of a lambda
+                for each in _children(part):
+                    yield from self._asked(what, each)
+                return
+        try:
+            self._given.select(expr(asked))
+        except PySparkException:
+            return
+        yield asked, told
+
+    def _may_fail(self, part: Any) -> bool:
+        if any(map(self._may_fail, _children(part))):
+            return True
+        kind = _kind(part)
+        if kind == "Cast":
+            if part.evalMode().toString() != "ANSI":
+                return False
+            cast: Any = self._spark._jvm
+            cast = cast.org.apache.spark.sql.catalyst.expressions.Cast
+            return not cast.canUpCast(part.child().dataType(), part.dataType())
+        return kind not in _TOTAL
+
+    def _plan(self, frame: Any) -> Any:
+        return frame._jdf.queryExecution().analyzed()
+
+    def _root(self, frame: Any) -> Any:
+        return self._plan(frame).projectList().head()
+
+
+class _Order(enum.Enum):
+    """When the parts of an expression that AND joins are evaluated."""
+
+    WRITTEN = enum.auto()
+    JOINED = enum.auto()  # equalities first
+    FILTERED = enum.auto()  # what is asked of the given row alone first
+
+
+def guarded(asked: Asked, guard: str) -> Asked:
+    """What is asked, of the rows for which ``guard`` is true."""
+    sql, told = asked
+    return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), told
+
+
+def _kind(part: Any) -> str:
+    return str(part.getClass().getSimpleName())
+
+
+def _conjuncts(part: Any) -> list[Any]:
+    """What AND joins, in order."""
+    if _kind(part) not in ("Alias", "And"):
+        return [part]
+    return [each for side in _children(part) for each in _conjuncts(side)]
+
+
+def _children(part: Any) -> list[Any]:
+    return [part.children().apply(number) for number in range(part.children().size())]
+
+
+def _equates(part: Any, own: Any) -> bool:
+    """Whether it may be what a join sorts or hashes the rows by."""
+    return _kind(part) in ("EqualTo", "EqualNullSafe") and any(
+        side.references().subsetOf(own) for side in _children(part)
+    )
+
+
+def _largest(part: Any, own: Any) -> Iterator[Any]:
+    """The largest parts over ``own`` columns alone."""
+    if _kind(part) != "Alias" and part.references().subsetOf(own):
+        yield part
+        return
+    for each in _children(part):
+        yield from _largest(each, own)
+
+
+def _compared(part: Any, own: Any) -> Iterator[tuple[str, str]]:
+    """The columns of the rows that must equal a value of the row of the table, where they are cast."""
+    sides = _children(part)
+    if _kind(part) in ("Alias", "And"):
+        found = [pair for side in sides for pair in _compared(side, own)]
+        plain = {name for name, sql in found if not sql}
+        yield from ((name, sql) for name, sql in found if name not in plain or not sql)
+        return
+    if _kind(part) not in ("EqualTo", "EqualNullSafe"):
+        return
+    for side, other in (sides, sides[::-1]):
+        inner = side
+        while _kind(inner) == "Cast":
+            inner = inner.child()
+        if _kind(inner) != "AttributeReference" or not side.references().subsetOf(own):
+            continue
+        if other.references().nonEmpty() and not other.references().intersect(own).nonEmpty():
+            yield inner.name().lower(), side.sql() if side is not inner else ""

@@ -1,0 +1,266 @@
+"""Which given rows of a merge the table would refuse, or Delta could not evaluate.
+
+NOT NULL, CHECK, lengths, widths, generated columns; casts to the types of the table; ``on``, conditions and
+values that fail. A row is asked if a clause could write it, as far as its own values tell: a condition that
+names the row of the table may be true or not. Of a value that follows from the row of the table, only the
+parts over the given row are known.
+
+Not here: whether the merge itself is possible (``check_change.py``).
+Invariant: a row that no clause can write is asked only for ``on`` and the conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import DataType, LongType, StructField, StructType
+
+from broker_core.errors import OptionError
+from connector.delta.before.cast import castable, evaluated, value
+from connector.delta.before.fit import Fit, Known, fit, not_null_within, raising
+from connector.delta.before.given_parts import Asked, GivenParts
+from connector.sql import quoted, type_in_sql
+from connector.stream.staging import no_rows
+from connector.tables.merge import SOURCE, TARGET, Merge
+from connector.tables.table import Table, name_parts
+from connector.tables.when import Clause, enclosed
+
+_ROW, _REACHED, _ASKED = "__txmq_row_", "__txmq_reached", "__txmq_asked_"
+
+Typed = Callable[[str], DataType | None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one clause writes. ``reached``: SQL over ``s``, whether it may write a row; ``asked``: what must
+    be true of the row then; ``values``: SQL over ``s`` by column of the table, as far as known; ``fit``: how
+    the table takes them.
+    """
+
+    reached: str
+    asked: tuple[Asked, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    fit: Fit = field(default_factory=Fit)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a merge makes of its rows. ``compared``: what ``on`` compares in the place of a column of them."""
+
+    written: tuple[Written, ...] = ()
+    compared: Mapping[str, str] = field(default_factory=dict)
+
+
+def given(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> Given:
+    """What a merge makes of rows of ``schema``, if the table may refuse it. Raises OptionError if it refuses
+    every row.
+    """
+    if TARGET in (name.lower() for name in schema.names):
+        return Given()  # t.x is then a field of the row, or a column of the table
+    rows = no_rows(spark, schema).alias(SOURCE)
+
+    def typed(sql: str) -> DataType | None:
+        """The type of an expression over ``s`` alone."""
+        try:
+            return rows.select(expr(sql)).schema[0].dataType
+        except PySparkException:
+            return None
+
+    known = Known.of(table.metadata, table.location)
+    parts = GivenParts(spark, table.name, known.schema, schema)
+    on = parts.of_on(merge.on, keeps=_keeps(spark, merge))
+    first = (Written("true", on.asked),) if on.asked else ()
+    casts = _Casts(table.name, known.schema, _cast_of(spark), typed, parts)
+    return Given((*first, *_written(table, known, schema, merge, casts)), on.compared)
+
+
+def _written(
+    table: Table, known: Known, schema: StructType, merge: Merge, casts: _Casts
+) -> Iterator[Written]:
+    passed: dict[str, list[str]] = {}  # rows -> that no clause before takes the row
+    for clause in merge.clauses:
+        if clause.rows == "NOT MATCHED BY SOURCE":
+            continue
+        before = passed.setdefault(clause.rows, [])
+        own = clause.condition if clause.condition and casts.typed(clause.condition) is not None else ""
+        asked = casts.parts.of("a condition", clause.condition).asked
+        if asked:
+            yield Written(" AND ".join(before) or "true", asked)
+        if clause.action != "delete":
+            reached = " AND ".join([*before, *([_true(own)] if own else [])]) or "true"
+            values, asked = casts.of(clause, schema)
+            found = _fit(table, clause, known, values)
+            if found.conditions or asked:
+                yield Written(reached, asked, {name: sql for name, (sql, _) in values.items()}, found)
+        if not clause.condition:
+            before.append("false")
+        elif own:
+            before.append(f"NOT {_true(own)}")
+
+
+_INNER = "spark.databricks.delta.merge.optimizeMatchedOnlyMerge.enabled"
+
+
+def _keeps(spark: SparkSession, merge: Merge) -> bool:
+    """Whether Delta joins so that rows without a match are kept."""
+    if any(clause.rows != "MATCHED" for clause in merge.clauses):
+        return True
+    return str(spark.conf.get(_INNER, "true")).lower() != "true"
+
+
+def _true(condition: str) -> str:
+    return f"coalesce({enclosed(condition)}, false)"
+
+
+_FOLLOWS = "spark.databricks.delta.updateAndMergeCastingFollowsAnsiEnabledFlag"
+
+
+def _cast_of(spark: SparkSession) -> str:
+    """The function that casts as Delta will: ``try_cast`` where it fails for a value that does not fit."""
+    ansi = str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "true"
+    if str(spark.conf.get(_FOLLOWS, "false")).lower() == "true":
+        strict = ansi
+    else:
+        strict = str(spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")).upper() != "LEGACY"
+    # under ANSI mode, no text is a cast that does not fail: then only what both casts take is taken
+    return "try_cast" if strict or ansi else "CAST"
+
+
+@dataclass(frozen=True)
+class _Casts:
+    """How the values of a clause are cast to the columns of a table."""
+
+    table: str
+    held: StructType
+    cast: str
+    typed: Typed
+    parts: GivenParts
+
+    def of(
+        self, clause: Clause, schema: StructType
+    ) -> tuple[dict[str, tuple[str, DataType]], tuple[Asked, ...]]:
+        """The columns whose values are known from the row, with SQL and type; what is asked of the row."""
+        plain = clause.values is None
+        assigned = clause.values
+        if assigned is None:
+            assigned = {name: f"{SOURCE}.{quoted(name)}" for name in schema.names}
+        values: dict[str, tuple[str, DataType]] = {}
+        asked: list[Asked] = []
+        for name, sql in assigned.items():
+            if not plain:
+                asked += self.parts.of(f"the value of column {name!r}", sql).asked
+            place, kind = _column(self.held, [name] if plain else _names(name)), self.typed(sql)
+            if place is None or kind is None:
+                continue
+            nested, column = place
+            sql = sql if plain else enclosed(sql)
+            if {kind.typeName(), column.dataType.typeName()} <= _INTEGERS and not nested:
+                values[column.name] = sql, kind  # the width is a condition of ``fit``
+                continue
+            told = f"table {self.table!r}: column {name!r} has a value that "
+            wanted = column.dataType
+            fits = castable(sql, kind, wanted) if self.cast == "try_cast" else ""
+            if fits and self.typed(fits) is None:
+                fits = evaluated(f"CAST({sql} AS {type_in_sql(wanted)})", wanted)
+            if fits:
+                told += f"cannot be cast from {kind.simpleString()} to {wanted.simpleString()}"
+                asked.append((fits, f"{told}; cast it in the query, for example with try_cast"))
+            cast = value(sql, kind, wanted, self.cast)
+            if not nested:
+                values[column.name] = cast, wanted
+                continue
+            conditions = [] if column.nullable else [f"{cast} IS NOT NULL"]
+            conditions += not_null_within(cast, wanted, 0)
+            null = f"table {self.table!r}: column {name!r} contains a null in a NOT NULL field"
+            asked += [(sql, null) for sql in conditions]
+        return values, tuple(asked)
+
+
+def _names(column: str) -> list[str]:
+    try:
+        return name_parts(column)
+    except OptionError:
+        return [column.strip("`")]  # a name with odd characters
+
+
+def _column(held: StructType, names: list[str]) -> tuple[bool, StructField] | None:
+    """(whether it is within another one, the column) of a name or a path."""
+    found: StructField | None = None
+    for name in names:
+        fields: DataType = held if found is None else found.dataType
+        if not isinstance(fields, StructType):
+            return None
+        found = next((each for each in fields if each.name.lower() == name.lower()), None)
+        if found is None:
+            return None
+    return None if found is None else (len(names) > 1, found)
+
+
+_INTEGERS = {"byte", "short", "integer", "long", "tinyint", "smallint", "int", "bigint"}
+
+
+def _fit(table: Table, clause: Clause, known: Known, values: Mapping[str, tuple[str, DataType]]) -> Fit:
+    whole = len(values) == len(known.schema) or (
+        clause.action == "insert" and (clause.values is None or len(values) == len(clause.values))
+    )
+    if not whole:  # CHECKs and generated columns need the others
+        columns = [
+            StructField(
+                column.name,
+                column.dataType,
+                column.nullable,
+                {key: value for key, value in column.metadata.items() if "generation" not in key},
+            )
+            for column in known.schema
+            if column.name in values
+        ]
+        known = Known(StructType(columns), directories=known.directories)
+    schema = StructType([StructField(name, kind) for name, (_, kind) in values.items()])
+    found = fit(table.name, schema, known, (), merges=True)
+    narrow = tuple(
+        (evaluated(quoted(name), LongType()), f"table {table.name!r}: column {name!r} cannot be written")
+        for name, sql in found.columns.items()
+        if "raise_error" in sql
+    )
+    return Fit(found.columns, found.beside, (*narrow, *found.conditions))
+
+
+def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
+    """The rows. Their execution fails for a row that the table would refuse."""
+    for clause in clauses:
+        names = rows.columns
+        kept = {f"{_ROW}{number}": name for number, name in enumerate(names)}
+        values = [
+            expr(f"CASE WHEN {clause.reached} THEN {enclosed(sql)} END").alias(name)
+            for name, sql in clause.values.items()
+        ]
+        asks = {
+            f"{_ASKED}{number}": expr(f"CASE WHEN {clause.reached} THEN {enclosed(sql)} END")
+            for number, (sql, _) in enumerate(clause.asked)
+        }
+        packed = rows.alias(SOURCE).select(
+            *(expr(f"{SOURCE}.{quoted(name)}").alias(place) for place, name in kept.items()),
+            expr(clause.reached).alias(_REACHED),
+            *(asked.alias(name) for name, asked in asks.items()),
+            *values,
+        )
+        found = clause.fit
+        fitted = packed.select(
+            *kept, _REACHED, *asks, *(expr(sql).alias(name) for name, sql in found.columns.items())
+        )
+        beside = fitted.select("*", *(expr(sql).alias(name) for name, sql in found.beside.items()))
+        first, *others = kept
+        told_of_asked = [(name, told) for name, (_, told) in zip(asks, clause.asked, strict=True)]
+        cases = " ".join(
+            f"WHEN {_REACHED} AND NOT coalesce(({sql}), false) THEN {raising(told)}"
+            for sql, told in (*told_of_asked, *found.conditions)
+        )
+        rows = beside.select(
+            expr(f"CASE {cases} ELSE {first} END").alias(kept[first]),
+            *(expr(place).alias(kept[place]) for place in others),
+        )
+    return rows

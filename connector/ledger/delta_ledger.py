@@ -1,0 +1,323 @@
+"""The Delta ledger: a copy of the engine's ledger in a Delta table.
+
+Not here: the ledger itself (the engine). This table decides nothing.
+
+Invariant: the table has exactly the rows of the first entries of an app, in the order of their sequence.
+Every commit carries txnAppId ``txmq-ledger:<app>@<data directory>`` and its last sequence as txnVersion, so
+the second of two writers is skipped. Entries are identified by their tokens in the table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.engine import Engine, LedgerEntry
+from broker_core.errors import LineageConflict, TxmqError
+from connector.errors import first_line
+from connector.ledger.ledger_repair import Repair
+from connector.table_formats import table_format
+from connector.tables.checks import refuse_a_restarted_sequence
+from connector.tables.commit_id import STEP, CommitId
+from connector.tables.merge import Merge
+from connector.tables.table import Table, in_sql, is_connect
+from connector.tables.table_format import TableFormat
+
+log = logging.getLogger("txmq")
+
+LEDGER_COLUMNS = (
+    "app_id string, query_id string, batch_id bigint, token string, log string, start_offset bigint, "
+    "end_offset bigint, "
+    "messages bigint, published bigint, committed_at timestamp, "
+    "sequence bigint, engine string, log_id string"
+)
+_NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
+_KEY = ("app_id", "query_id", "batch_id", "token", "log")
+# A Delta commit costs the same for one row and for a thousand: for more entries, one MERGE is cheaper.
+APPENDED_ONE_BY_ONE = 2
+RETRY_PAUSE_S = 1.0
+
+
+def ledger_rows(
+    entry: LedgerEntry, engine: str = "", log_ids: Mapping[str, str] | None = None
+) -> list[tuple[Any, ...]]:
+    """One row per log, or one with a null log. ``published`` counts the whole batch. ``engine``: whose
+    decision it is; ``log_ids``: of its logs.
+
+    ``messages`` is null if a batch over several logs skipped settled messages, because only the sum is known.
+    """
+    committed_at = datetime.datetime.fromtimestamp(entry.committed_at_us / 1e6, datetime.timezone.utc)
+    identity = (entry.app_id, entry.query_id, entry.batch_id, entry.token)
+    if not entry.ranges:
+        nothing = (None, None, None, entry.messages, entry.published, committed_at)
+        return [(*identity, *nothing, entry.sequence, engine, None)]
+    dense = sum(end - start for start, end in entry.ranges.values()) == entry.messages
+    return [
+        (
+            *identity,
+            name,
+            start,
+            end,
+            end - start if dense else entry.messages if len(entry.ranges) == 1 else None,
+            entry.published,
+            committed_at,
+            entry.sequence,
+            engine,
+            (log_ids or {}).get(name),
+        )
+        for name, (start, end) in sorted(entry.ranges.items())
+    ]
+
+
+def ledger_id(app_id: str, engine: str) -> str:
+    """The id under which the batches of an app on an engine are commits of a ledger."""
+    return f"txmq-ledger:{app_id}@{engine}"
+
+
+def held_tokens(
+    tables: TableFormat, spark: SparkSession, table: str, entries: Sequence[LedgerEntry]
+) -> set[str]:
+    """The tokens of those of these batches that the ledger table has."""
+    found = tables.resolve(spark, table)
+    if not found.exists:
+        return set()
+    wanted = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
+    rows = tables.read(spark, found).select("token").join(wanted, "token", "left_semi").distinct().collect()
+    return {str(row["token"]) for row in rows}
+
+
+class DeltaLedger:
+    """Copies the engine's ledger of one app to the Delta table.
+
+    ``spark``: a session of its own. ``start`` creates a thread that writes after ``notify``;
+    ``write_missing`` writes in the caller's thread.
+    """
+
+    def __init__(self, spark: SparkSession, table: str, engine: Engine, app_id: str) -> None:
+        self._spark = spark
+        self._table = table
+        self._engine = engine
+        self._app_id = app_id
+        self._tables = table_format()
+        self._identity = ""  # set in the first round
+        self._log_ids: dict[str, str] = {}
+        self._repair = Repair(self._tables, table, engine, app_id, self._insert, _keys)
+        self._writing = threading.Lock()
+        self._changed = threading.Condition()
+        self._asked = 1  # the first round writes what an earlier process did not write
+        self._done = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # -- writing ---------------------------------------------------------------------------------------------
+    def write_missing(self, spark: SparkSession | None = None) -> None:
+        """Write all missing entries in order, and mark them in the engine."""
+        with self._writing:
+            session = spark or self._spark
+            while entries := self._due():
+                if not self._identity:
+                    entries = self._started(session, entries)
+                if len(entries) <= APPENDED_ONE_BY_ONE:
+                    for entry in entries:
+                        self._append(session, entry)
+                else:
+                    self._merge(session, entries)
+
+    @property
+    def _txn_app_id(self) -> str:
+        return ledger_id(self._app_id, self._identity)
+
+    def _due(self) -> list[LedgerEntry]:
+        """What is written next: a row says that its batch has reached its tables too."""
+        return list(takewhile(lambda entry: entry.applied, self._engine.unmirrored(self._app_id)))
+
+    def _started(self, spark: SparkSession, entries: list[LedgerEntry]) -> list[LedgerEntry]:
+        """The rest of ``entries``, without those that an earlier process wrote and did not mark."""
+        identity = self._engine.identity(self._app_id)
+        txn_app_id = ledger_id(self._app_id, identity)
+
+        def decided() -> int:
+            last = self._engine.last_entry(self._app_id)
+            return 0 if last is None else last.sequence
+
+        table = self._tables.resolve(spark, self._table)
+        self._add_columns(spark, table)
+        refuse_a_restarted_sequence(self._tables, spark, table, txn_app_id, self._app_id, decided)
+        held = held_tokens(self._tables, spark, self._table, entries)
+        while entries and entries[0].token in held:
+            self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
+        self._identity = identity
+        self._repair.start(spark)
+        return entries
+
+    def _add_columns(self, spark: SparkSession, table: Table) -> None:
+        """A ledger of an older version gets the columns that it lacks."""
+        if not table.exists:
+            return
+        there = {name.lower() for name in self._tables.read(spark, table).columns}
+        missing = [each for each in LEDGER_COLUMNS.split(", ") if each.split()[0] not in there]
+        if missing:
+            spark.sql(f"ALTER TABLE {in_sql(table.name)} ADD COLUMNS ({', '.join(missing)})")
+
+    def _frame(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:
+        unknown = {log for entry in entries for log in entry.ranges} - self._log_ids.keys()
+        if unknown:
+            self._log_ids |= self._engine.log_ids(sorted(unknown))
+        rows = [row for entry in entries for row in ledger_rows(entry, self._identity, self._log_ids)]
+        return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)
+
+    def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
+        table = self._repair.sound(spark)
+        rows = self._frame(spark, [entry])
+        self._written(spark, [entry], lambda once: self._tables.append(rows, table, once))
+
+    def _merge(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> None:
+        """Write many entries in one commit.
+
+        By key, because another writer may have appended some of them. Under the same txnAppId, because Delta
+        allows a blind append concurrent with a MERGE, but not two commits of one app.
+        """
+        table = self._repair.sound(spark)
+        if not table.exists:
+            self._append(spark, entries[0])
+            entries = entries[1:]
+            table = self._tables.resolve(spark, self._table)
+        self._written(spark, entries, lambda once: self._add(spark, table, entries, once))
+
+    def _add(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry], once: CommitId) -> None:
+        """Adds the rows that an existing table does not have, in one commit."""
+        on = " AND ".join(f"t.{name} <=> s.{name}" for name in _KEY)
+        self._tables.change(
+            spark,
+            table,
+            # not all columns: somebody may have added one
+            Merge.made(on, insert={name: f"s.{name}" for name in _NAMES}),
+            lambda session: self._frame(session, entries),
+            once,
+        )
+
+    def _insert(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry]) -> None:
+        """Adds rows of entries that were written before. A table that has their numbers gets another id."""
+        if table.exists:
+            repaired = f"{self._txn_app_id}{STEP}repaired-{uuid.uuid4().hex}"
+            self._add(spark, table, entries, CommitId.of_all(entries, repaired))
+        else:
+            self._tables.append(
+                self._frame(spark, entries), table, CommitId.of_all(entries, self._txn_app_id)
+            )
+
+    def _written(
+        self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[CommitId], None]
+    ) -> None:
+        last = entries[-1]
+        try:
+            write(CommitId.of_all(entries, self._txn_app_id))
+        except LineageConflict:
+            # a commit of another writer with a later batch may have written them
+            if {entry.token for entry in entries} - held_tokens(self._tables, spark, self._table, entries):
+                raise
+        failpoint.here("ledger.appended")
+        self._engine.mark_mirrored(self._app_id, last.sequence)
+        failpoint.here("ledger.marked")
+
+    # -- in the background -----------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Write in a background thread, which ends with the process or with ``close``."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._loop, name=f"txmq-ledger-{self._app_id}", daemon=True
+            )
+            self._thread.start()
+
+    def notify(self) -> None:
+        """A batch was decided."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all decided batches are in the table. Raises TimeoutError, or the last error."""
+        if self._thread is None:
+            self.write_missing()
+            return
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._asked += 1
+            self._error = None
+            self._changed.notify_all()
+            wanted = self._asked
+            while self._done < wanted:
+                if self._error is not None:
+                    raise self._error
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    raise TimeoutError(
+                        f"the Delta ledger {self._table!r} of app {self._app_id!r} is not complete after "
+                        f"{timeout_s} s; "
+                        "call flush again; the next start also repairs it"
+                    )
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        """End the thread after its current write. The next start writes the missing rows."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=30)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._done < self._asked)
+                if self._closed:
+                    return
+                round_number = self._asked
+            error: BaseException | None = None
+            try:
+                self.write_missing()
+            except Exception as failed:
+                error = failed
+            with self._changed:
+                self._error = error
+                if error is None:
+                    self._done = round_number
+                self._changed.notify_all()
+                if error is not None:
+                    if self.stopped():
+                        return
+                    log.warning(
+                        "Delta ledger %r of app %r lags, next try in %s s: %s",
+                        self._table,
+                        self._app_id,
+                        RETRY_PAUSE_S,
+                        _one_line(error),
+                    )
+                    self._changed.wait_for(lambda: self._closed, RETRY_PAUSE_S)
+
+    def stopped(self) -> bool:
+        """Whether ``spark.stop()`` was called; the next start then repairs the table."""
+        if is_connect(self._spark):
+            client: Any = self._spark
+            return bool(client.is_stopped)
+        context: Any = self._spark.sparkContext
+        return bool(context._jsc is None or context._jsc.sc().isStopped())
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error) if isinstance(error, TxmqError) else first_line(error)
+
+
+def _keys(entry: LedgerEntry) -> set[tuple[str, str | None]]:
+    """(token, log) of the rows of an entry."""
+    return {(entry.token, row[_NAMES.index("log")]) for row in ledger_rows(entry)}

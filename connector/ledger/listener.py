@@ -1,0 +1,124 @@
+"""Listeners on the user's session that keep the Delta ledger complete at the end of a query.
+
+Not here: the writing itself (delta_ledger.py).
+
+Invariant: nothing depends on a listener. It only writes earlier what the next start would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from broker_core.engine import OnNewCheckpoint
+from broker_core.errors import OptionError
+from connector.errors import first_line
+from connector.ledger.delta_ledger import DeltaLedger, log
+from connector.ledger.resume import Resume
+from connector.options import write_options
+from connector.table_formats import table_format
+from connector.tables.table import is_connect
+
+FLUSH_AT_END_S = 30.0
+
+
+class FlushAtEnd(StreamingQueryListener):
+    """Completes the ledger when the query with this id ends (without an id: any query).
+
+    With ``each_progress`` it also writes after each micro-batch.
+    """
+
+    def __init__(
+        self, ledger: DeltaLedger, query_id: str | None = None, *, each_progress: bool = False
+    ) -> None:
+        self._ledger = ledger
+        self._query_id = query_id
+        self._each_progress = each_progress
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        if self._each_progress:
+            self._ledger.notify()
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        if self._query_id not in (None, str(event.id)):
+            return
+        try:
+            self._ledger.flush(FLUSH_AT_END_S)
+        except Exception as error:
+            # the listener bus reports no errors; the table lags and the next start repairs it
+            log.warning("the Delta ledger is not complete at the end of the query: %s", first_line(error))
+
+
+class Mirror:
+    """The result of ``mirror_offsets``: ``flush`` waits for the table, ``close`` removes the listener."""
+
+    def __init__(self, spark: SparkSession, ledger: DeltaLedger, listener: StreamingQueryListener) -> None:
+        self._spark = spark
+        self._ledger = ledger
+        self._listener = listener
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Wait until the table has every decided batch. Raises TimeoutError, or the last error."""
+        self._ledger.flush(timeout_s)
+
+    def close(self) -> None:
+        """Stop mirroring; the next start writes the missing rows."""
+        self._spark.streams.removeListener(self._listener)
+        self._ledger.close()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def mirror_offsets(
+    spark: SparkSession,
+    *,
+    ledger: str,
+    app_id: str,
+    url: str | None = None,
+    data: str | None = None,
+    vhost: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    on_new_checkpoint: OnNewCheckpoint = "fail",
+    resume_from: str | None = None,
+) -> Mirror:
+    """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks.
+
+    Writes the rows that an earlier process did not write, then follows the query. ``vhost``: the virtual host
+    at ``data``. ``settings``: of the connections to Kafka, with the names of the options. With
+    ``on_new_checkpoint="resume"``, an app whose engine has lost its ledger goes on behind the table: call
+    this before the query starts. ``resume_from``: the engine that wrote the table, if this one has the same
+    messages under the same offsets. Raises OptionError, LineageConflict.
+    """
+    if not ledger:
+        raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
+    given = {**(settings or {}), "url": url, "data": data, "vhost": vhost, "appId": app_id}
+    address = write_options(
+        {name: value for name, value in given.items() if value is not None}, "stream write"
+    ).address
+    engine = address.engine()
+    session = spark if is_connect(spark) else spark.newSession()
+    Resume(table_format(), ledger, engine, app_id, on_new_checkpoint, resume_from).ready(spark)
+    table = DeltaLedger(session, ledger, engine, app_id)
+    listener = FlushAtEnd(table, each_progress=True)
+    table.start()
+    spark.streams.addListener(listener)
+    return Mirror(spark, table, listener)

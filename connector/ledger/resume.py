@@ -1,0 +1,268 @@
+"""An app goes on behind its Delta ledger, where the engine has lost its own, or is another one (C7).
+
+1. The newest rows of each log are read, and proved: the log of the table has the commit of each of them,
+   which says the same, and no later commit of that engine.
+2. Each log of the engine is the one that the rows count, or somebody has said so (``resume_from``), and has
+   the offsets.
+3. The ledger is taken over: one commit, which a table takes once for an engine and a batch.
+4. The engine takes in the entries.
+
+Not here: what the engine does (``micro_batch/resume.py``).
+Invariant: nothing is consumed before all of it is done. Each step may be repeated, also by several drivers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
+from broker_core.errors import LineageConflict, OptionError
+from broker_core.failpoint import here
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, ledger_id
+from connector.tables.commit_id import CommitId, offsets_of
+from connector.tables.table import Table
+from connector.tables.table_format import TableFormat
+
+TAKEN = "txmq-resumed:"  # how the id of a commit begins that takes a ledger over from an engine
+_NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
+_OTHERWISE = "to begin anew, give another app_id, or another ledger"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """What a ledger says of an app. ``entries``: the last one of each log, in order; the last one is the last
+    batch. ``log_ids``: of the logs that they name.
+    """
+
+    engine: str
+    entries: Sequence[LedgerEntry]
+    log_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def last(self) -> LedgerEntry:
+        return self.entries[-1]
+
+    @property
+    def ends(self) -> dict[str, int]:
+        return {log: end for entry in self.entries for log, (_, end) in sorted(entry.ranges.items())}
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def taken_id(app_id: str, engine: str) -> str:
+    """The id of the commit that takes the ledger of an app over from an engine."""
+    return f"{TAKEN}{app_id}@{engine}"
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Of one app. ``resume_from``: the engine whose offsets, somebody says, are those of this one."""
+
+    tables: TableFormat
+    ledger: str
+    engine: Engine
+    app_id: str
+    on_new_checkpoint: OnNewCheckpoint
+    resume_from: str | None = None
+
+    def ready(self, spark: SparkSession) -> dict[str, int]:
+        """Goes on behind the ledger if it must, and may. Returns from which engines the app was taken over,
+        and behind which batch.
+
+        Raises LineageConflict where the engine has no ledger of the app and the table has, unless
+        ``on_new_checkpoint`` is resume; where another engine has taken the app over.
+        """
+        table = self.tables.resolve(spark, self.ledger)
+        if not table.exists:
+            return {}
+        mine = self.engine.identity(self.app_id)
+        taken = self.tables.sequences(spark, table, taken_id(self.app_id, ""))
+        if (behind := taken.get(taken_id(self.app_id, mine))) is not None:
+            raise LineageConflict(
+                f"app {self.app_id!r} was taken over by another engine behind batch {behind}, as ledger "
+                f"{self.ledger!r} says: a batch of it here would be done twice",
+                f"stop this query; {_OTHERWISE}",
+            )
+        if self.engine.last_entry(self.app_id) is None:
+            newest = self._newest(spark, table)
+            if newest is not None:
+                self._go_on(spark, table, mine, newest)
+                taken = self.tables.sequences(spark, table, taken_id(self.app_id, ""))
+        return {name.removeprefix(taken_id(self.app_id, "")): behind for name, behind in taken.items()}
+
+    def _go_on(self, spark: SparkSession, table: Table, mine: str, newest: Newest) -> None:
+        last, told = newest.last, self._told(newest)
+        if newest.engine == mine:
+            raise LineageConflict(
+                f"{told}, and this engine, which wrote that, has decided nothing: an older copy of its data "
+                "was restored (nothing was consumed)",
+                f"restore the newest data; {_OTHERWISE}",
+            )
+        if self.on_new_checkpoint != "resume":
+            raise LineageConflict(
+                f"{told}, and this engine has no ledger of the app: that was lost, or it is another engine. "
+                "Nothing was consumed",
+                "to go on behind these batches, start with a new checkpoint and onNewCheckpoint=resume, in "
+                f"source and function; {_OTHERWISE}",
+            )
+        # 1.
+        self._prove(spark, table, newest)
+        here("resume.proved")
+        # 2.
+        self._require_same_logs(newest)
+        # 3.
+        batch = {
+            **offsets_of(last),
+            "token": f"taken over by {mine}",
+            "engine": mine,
+            "txn_app_id": taken_id(self.app_id, newest.engine),
+        }
+        once = CommitId(taken_id(self.app_id, newest.engine), last.sequence, batch, last.committed_at_us)
+        try:
+            self.tables.append(spark.createDataFrame([], LEDGER_COLUMNS), table, once)
+        except LineageConflict as error:
+            raise LineageConflict(
+                f"{told}, and another engine has taken the app over since: it may have done later batches",
+                "go on there; if that engine is lost too, give another app_id, and startingOffsets where the "
+                f"app was: {_shown(newest.ends)}",
+            ) from error
+        here("resume.taken_over")
+        # 4.
+        self.engine.resume(self.app_id, list(newest.entries))
+        here("resume.resumed")
+
+    def _told(self, newest: Newest) -> str:
+        return (
+            f"ledger {self.ledger!r} says that app {self.app_id!r} has decided {newest.last.sequence} "
+            f"batches on engine {newest.engine}, up to {_shown(newest.ends)}"
+        )
+
+    def _newest(self, spark: SparkSession, table: Table) -> Newest | None:
+        """What the rows say; None if there are none, and have never been. Raises LineageConflict if there
+        have been, or the rows contradict each other.
+        """
+        rows = newest_rows(self.tables, spark, table, self.app_id)
+        if not rows:
+            if found := self.tables.sequences(spark, table, ledger_id(self.app_id, "")):
+                raise self._doubtful(f"its rows of {max(found.values())} batches are gone")
+            return None
+        if any(row["sequence"] is None or not row["engine"] for row in rows):
+            raise self._doubtful("an older version of txmq wrote it, which did not number the batches")
+        entries: dict[int, LedgerEntry] = {}
+        for row in sorted(rows, key=lambda row: int(row["sequence"])):
+            sequence = int(row["sequence"])
+            ranges = {} if row["log"] is None else {row["log"]: (row["start_offset"], row["end_offset"])}
+            known = entries.get(sequence)
+            if known is not None and known.token != row["token"]:
+                raise self._doubtful(f"it has two batches with the number {sequence}")
+            entries[sequence] = LedgerEntry(
+                app_id=self.app_id,
+                sequence=sequence,
+                query_id=row["query_id"],
+                batch_id=int(row["batch_id"]),
+                token=row["token"],
+                ranges={**(known.ranges if known else {}), **ranges},
+                messages=(known.messages if known else 0) + int(row["messages"] or 0),
+                published=int(row["published"] or 0),
+                committed_at_us=int(row["committed_at_us"]),
+            )
+        last = max(entries)
+        (engine,) = {row["engine"] for row in rows if row["sequence"] == last}
+        ids = {row["log"]: row["log_id"] for row in rows if row["log"] is not None}
+        return Newest(engine, [entries[number] for number in sorted(entries)], ids)
+
+    def _prove(self, spark: SparkSession, table: Table, newest: Newest) -> None:
+        """Raises LineageConflict unless the log of the table says the same as the rows."""
+        name, last = ledger_id(self.app_id, newest.engine), newest.last
+        written = self.tables.sequences(spark, table, name).get(name, 0)
+        if written > last.sequence:
+            raise self._doubtful(
+                f"its newest row is of batch {last.sequence}, and it had one of batch {written}: rows were "
+                "deleted, or an older version was restored",
+                "restore the newest version of the table",
+            )
+        said = self.tables.said(spark, table, [entry.token for entry in newest.entries])
+        for entry in newest.entries:
+            commit, row = said.get(entry.token), offsets_of(entry)
+            if commit is None or written < last.sequence:
+                raise self._doubtful(
+                    f"its log does not know who wrote the rows of batch {entry.sequence}: the log was "
+                    "cleaned since, the table was copied, or others wrote them"
+                )
+            offsets = commit.get("offsets")
+            shown = offsets if entry is last else {log: (offsets or {}).get(log) for log in entry.ranges}
+            if {**row, "offsets": shown} != row or any(commit.get(each) != row[each] for each in _SAID):
+                raise self._doubtful(
+                    f"its rows of batch {entry.sequence} say {_shown(row['offsets'])}, and were "
+                    f"written with {_shown(offsets)}: others have changed them",
+                    "restore the version before that",
+                )
+
+    def _require_same_logs(self, newest: Newest) -> None:
+        """Raises LineageConflict, QueueNotFound unless the offsets of the rows count the messages of this
+        engine.
+        """
+        ids = self.engine.log_ids(sorted(newest.ends))
+        if missing := sorted(newest.ends.keys() - ids.keys()):
+            raise LineageConflict(
+                f"{self._told(newest)}, and there is no {', '.join(missing)} here",
+                "declare the queue, and send its messages, under the offsets that they had; or delete the "
+                "rows of a log that the app does not read any more from the ledger",
+            )
+        others = [log for log in newest.ends if ids.get(log) != newest.log_ids.get(log)]
+        if others and self.resume_from != newest.engine:
+            raise LineageConflict(
+                f"{self._told(newest)}. There, {', '.join(others)} had other messages than here, or the same "
+                "under other offsets, as far as txmq can know",
+                "if each message has the offset here that it had there (a mirrored topic, a queue whose "
+                f"messages were all sent again in their order), give resume_from={newest.engine!r} too; "
+                f"{_OTHERWISE}",
+            )
+        for log, found in self.engine.available(sorted(newest.ends)).items():
+            if found.end < newest.ends[log]:
+                raise LineageConflict(
+                    f"{self._told(newest)}, and {log!r} ends here at {found.end}",
+                    f"wait until its messages are there, under the offsets that they had; {_OTHERWISE}",
+                )
+
+    def _doubtful(self, why: str, instead: str = "") -> LineageConflict:
+        return LineageConflict(
+            f"app {self.app_id!r} cannot go on behind ledger {self.ledger!r}: {why}. Nothing was consumed",
+            f"{instead + ', or ' if instead else ''}give another app_id, another ledger, and startingOffsets "
+            "where the app was",
+        )
+
+
+_SAID = ("app_id", "sequence", "token", "query_id", "batch_id")
+
+
+def newest_rows(
+    tables: TableFormat, spark: SparkSession, table: Table, app_id: str
+) -> list[Mapping[str, Any]]:
+    """The rows of the newest batch of each log of an app, and of batches whose number another one has."""
+    frame = tables.read(spark, table)
+    missing = [name for name in _NAMES if name not in frame.columns]
+    if "app_id" in missing or not {"token", "log", "end_offset"}.isdisjoint(missing):
+        raise OptionError(f"table {table.name!r} is no ledger of txmq", "name another one with ledger=")
+    for name in missing:
+        frame = frame.withColumn(name, F.lit(None).cast("string"))
+    rows = frame.where(F.col("app_id") == app_id)
+    rows = rows.withColumn("committed_at_us", F.unix_micros("committed_at")).drop("committed_at")
+    whole = F.struct(*rows.columns)
+    newest = rows.groupBy("log").agg(F.max_by(whole, F.coalesce("sequence", F.lit(0))).alias("row"))
+    doubled = (
+        rows.groupBy("sequence")
+        .agg(F.min_by(whole, "token").alias("first"), F.max_by(whole, "token").alias("last"))
+        .where("first.token <> last.token")
+    )
+    both = doubled.select(F.explode(F.array("first", "last")).alias("row"))
+    found = newest.select("row").unionByName(both).select("row.*").distinct().collect()
+    return [row.asDict() for row in found]

@@ -1,0 +1,1 @@
+"""Rejected messages: dead letters, and how broken ones are counted without a second reading."""

@@ -1,0 +1,45 @@
+"""The streaming reader of Spark 4.2 and later, which says where a micro-batch starts and its limit.
+
+Not here: everything else that a reader does (``source.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from broker_core.failpoint import here
+from connector.stream.source import StreamReader
+
+
+class AdmittedReader(StreamReader, SupportsTriggerAvailableNow):
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The limits of the options. Trigger.Once passes ReadAllAvailable instead, and they do not apply."""
+        options = self._options
+        if options.max_rows is not None:
+            return ReadMaxRows(options.max_rows)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        if options.min_rows is not None:
+            return ReadMinRows(options.min_rows)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._final = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        here("connector.latest_offset.asked")
+        vector = self._vector(start)
+        self._require_only()
+        return self._end(vector, limited=not isinstance(limit, ReadAllAvailable))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._ends()

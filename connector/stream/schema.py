@@ -1,0 +1,248 @@
+"""The columns that Spark sees, and the conversions between them and the batches of the engine.
+
+Not here: the use of the rows. Invariants: a batch for Spark has exactly the Arrow types that Spark derives
+from the declared schema (Spark checks only the first batch), and all columns except ``properties`` are the
+engine's buffers, not copies.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from broker_core.errors import OptionError, RemoteProtocolError
+from broker_core.message.message import READ_SCHEMA, TIMESTAMP
+from broker_core.message.properties import Properties
+
+_OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
+
+_PROPERTY_TYPES: dict[str, DataType] = {
+    "content_type": StringType(),
+    "content_encoding": StringType(),
+    "headers": MapType(StringType(), StringType()),
+    "delivery_mode": ByteType(),
+    "priority": ByteType(),
+    "correlation_id": StringType(),
+    "reply_to": StringType(),
+    "expiration": StringType(),
+    "message_id": StringType(),
+    "timestamp": TimestampType(),
+    "type": StringType(),
+    "user_id": StringType(),
+    "app_id": StringType(),
+}
+PROPERTIES_TYPE = StructType([StructField(name, kind) for name, kind in _PROPERTY_TYPES.items()])
+
+_ARROW_PROPERTY_TYPES = {
+    name: pa.map_(pa.string(), pa.string()) if name == "headers" else pa.int8() if isinstance(kind, ByteType)
+    else TIMESTAMP if name == "timestamp" else pa.string()
+    for name, kind in _PROPERTY_TYPES.items()
+}  # fmt: skip
+ARROW_PROPERTIES = pa.struct([pa.field(name, kind) for name, kind in _ARROW_PROPERTY_TYPES.items()])
+
+_COLUMNS = StructType(
+    [
+        StructField("queue", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("exchange", StringType()),
+        StructField("routing_key", StringType()),
+        StructField("body", BinaryType()),
+        StructField("timestamp", TimestampType()),
+        StructField("redelivered", BooleanType()),
+    ]
+)
+_PLAIN = len(_COLUMNS)
+_PLAIN_SCHEMA = pa.schema([READ_SCHEMA.field(index) for index in range(_PLAIN)])
+_WITH_PROPERTIES = _PLAIN_SCHEMA.append(pa.field("properties", ARROW_PROPERTIES))
+
+_PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def read_schema(*, include_properties: bool) -> StructType:
+    """The columns of ``load()``."""
+    return (
+        StructType([*_COLUMNS.fields, StructField("properties", PROPERTIES_TYPE)])
+        if include_properties
+        else _COLUMNS
+    )
+
+
+def check_read_schema(given: StructType, *, include_properties: bool) -> None:
+    """Raises OptionError if a user's ``.schema(...)`` differs from that of the source."""
+    own = read_schema(include_properties=include_properties)
+    if [(field.name, field.dataType) for field in given.fields] != [
+        (field.name, field.dataType) for field in own.fields
+    ]:
+        raise OptionError(
+            f"the schema given by .schema() is {given.simpleString()}, but format txmq has the columns "
+            f"{own.simpleString()}; "
+            "leave .schema() out and select columns afterwards (option 'includeProperties' adds the column "
+            "properties)"
+        )
+
+
+def to_spark(batches: Iterator[pa.RecordBatch], *, include_properties: bool) -> Iterator[pa.RecordBatch]:
+    """READ_SCHEMA batches in Spark's types, with the same buffers for the plain columns."""
+    for batch in batches:
+        columns = batch.columns
+        if include_properties:
+            yield pa.RecordBatch.from_arrays(
+                [*columns[:_PLAIN], properties_column(columns[_PLAIN])], schema=_WITH_PROPERTIES
+            )
+        else:
+            yield pa.RecordBatch.from_arrays(columns[:_PLAIN], schema=_PLAIN_SCHEMA)
+
+
+def properties_column(encoded: pa.Array) -> pa.Array:
+    """AMQP-encoded properties as a struct column; null for a message without properties or with damaged ones.
+
+    Damaged properties are only in old data directories. A header that is not a string becomes JSON text; a
+    priority or delivery mode above 127 becomes 127.
+    """
+    if len(encoded) == 0 or (pc.max(pc.binary_length(encoded)).as_py() or 0) == 0:
+        return pa.nulls(len(encoded), ARROW_PROPERTIES)
+    distinct = encoded.dictionary_encode()  # most messages of a stream share a few sets of properties
+    decoded = [_struct_of(data) if data else None for data in distinct.dictionary.to_pylist()]
+    return pa.array(decoded, ARROW_PROPERTIES).take(distinct.indices)
+
+
+def _struct_of(data: bytes) -> dict[str, Any] | None:
+    try:
+        return _as_struct(Properties.decode(data))
+    except RemoteProtocolError:
+        return None  # one such message must not stop a pipeline
+
+
+def _as_struct(properties: Properties) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(properties, name) for name in _PROPERTY_TYPES}
+    values["headers"] = [(name, _as_text(value)) for name, value in properties.headers.items()] or None
+    for octet in ("delivery_mode", "priority"):
+        values[octet] = None if values[octet] is None else min(values[octet], _OCTET_MAX)
+    if values["timestamp"] is not None:
+        values["timestamp"] = min(values["timestamp"] * 1_000_000, (1 << 63) - 1)
+    return values
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(_as_json(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _as_json(value: Any) -> Any:
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return float(value)
+        case Mapping():
+            return {str(name): _as_json(item) for name, item in value.items()}
+        case list():
+            return [_as_json(item) for item in value]
+    return value
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+def check_publish_columns(schema: StructType) -> None:
+    """Raises OptionError if rows of ``schema`` cannot be published: column, type and allowed types."""
+    by_name = {field.name: field.dataType for field in schema.fields}
+    for name in schema.names:
+        if name not in _PUBLISH_COLUMNS:
+            allowed = ", ".join(_PUBLISH_COLUMNS)
+            raise OptionError(f"column {name!r} is not part of a message; allowed are {allowed}")
+    if "body" not in by_name:
+        raise OptionError("the rows have no column 'body'; add it as binary or string")
+    if not isinstance(by_name["body"], (BinaryType, StringType)):
+        raise OptionError(
+            f"column 'body' has the type {by_name['body'].simpleString()}; allowed: binary, "
+            "string (cast it, or use to_json)"
+        )
+    for name in ("exchange", "routing_key"):
+        if not isinstance(by_name.get(name, StringType()), StringType):
+            raise OptionError(f"column {name!r} has the type {by_name[name].simpleString()}; allowed: string")
+    if "properties" in by_name:
+        _check_properties(by_name["properties"])
+
+
+def _check_properties(kind: DataType) -> None:
+    if not isinstance(kind, StructType):
+        raise OptionError(
+            f"column 'properties' has the type {kind.simpleString()}; allowed: a struct of "
+            f"{', '.join(_PROPERTY_TYPES)}"
+        )
+    for field in kind.fields:
+        wanted = _PROPERTY_TYPES.get(field.name)
+        if wanted is None:
+            raise OptionError(
+                f"field {field.name!r} of column 'properties' is unknown; allowed are "
+                f"{', '.join(_PROPERTY_TYPES)}"
+            )
+        # nullability inside a map does not matter
+        if field.dataType.simpleString() != wanted.simpleString():
+            given, allowed = field.dataType.simpleString(), wanted.simpleString()
+            raise OptionError(
+                f"field {field.name!r} of column 'properties' has the type {given}; allowed: {allowed}"
+            )
+
+
+def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of a checked schema for the engine: a properties struct becomes AMQP-encoded bytes.
+
+    Raises LocalProtocolError for a property that AMQP cannot encode.
+    """
+    index = batch.schema.get_field_index("properties")
+    if index < 0:
+        return batch
+    return batch.set_column(index, "properties", _encoded(batch.column(index)))
+
+
+def _encoded(column: pa.StructArray) -> pa.Array:
+    if column.null_count == len(column):
+        return pa.repeat(pa.scalar(b"", pa.binary()), len(column))
+    names = [column.type.field(index).name for index in range(column.type.num_fields)]
+    fields = [_values(name, values) for name, values in zip(names, column.flatten(), strict=True)]
+    known: dict[tuple[Any, ...], bytes] = {}  # most rows of a batch share a few sets of properties
+    encoded: list[bytes] = []
+    for row in zip(*fields, strict=True):
+        data = known.get(row)
+        if data is None:
+            values = dict(zip(names, row, strict=True))
+            values["headers"] = dict(values.get("headers") or ())
+            data = known[row] = Properties(**values).encode()
+        encoded.append(data)
+    return pa.array(encoded, pa.binary())
+
+
+def _values(name: str, column: pa.Array) -> list[Any]:
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if name == "timestamp":
+        return list(pc.divide(column.cast(pa.int64()), 1_000_000).to_pylist())
+    if name == "headers":
+        return [None if headers is None else tuple(headers) for headers in column.to_pylist()]
+    return list(column.to_pylist())

@@ -1,0 +1,143 @@
+"""The native sink: every micro-batch and every batch write is one transaction of the broker.
+
+Not here: staging, the decision and its idempotence (the engine; rules C1, C2, C4).
+
+Invariant: the identity is (app_id, query_id, batch_id). The tasks send it with their messages, because a
+commit runs in a process that knows neither the query nor the writer that staged. A token names one attempt:
+for every attempt, Spark builds a new writer, in the process that pickles it to the tasks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.errors import BatchDecided, LocalProtocolError
+from broker_core.failpoint import here
+from connector.options import WriteOptions
+from connector.stream.schema import to_messages
+from connector.stream.source import task_identity
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """The result of one task; the driver's commit gets nothing else."""
+
+    query_id: str
+    batch_id: int
+    token: str
+    branch: StagedBranch
+
+
+def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) -> Staged:
+    """C2, in a task: the rows are durable and invisible when this returns."""
+    context = TaskContext.get()
+    query_id, batch_id = task_identity()
+    header = BranchHeader(
+        token=token,
+        branch=uuid.uuid4().hex,
+        kind="publish",
+        target={"exchange": options.exchange, "routing_key": options.routing_key},
+        app_id=options.app_id,
+        query_id=query_id,
+        batch_id=batch_id,
+        partition=context.partitionId() if context else 0,
+        attempt=context.attemptNumber() if context else 0,
+    )
+    try:
+        branch = options.address.engine().stage(header, map(to_messages, rows))
+    except BatchDecided:
+        if not options.app_id:
+            raise
+        # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged, but
+        # all rows are read, because a stateful query must write its state. The commit is answered ALREADY.
+        # An engine that stages them all the same drops them with that answer.
+        for _ in rows:
+            pass
+        branch = StagedBranch(header.branch, header.partition, header.attempt, rows=0, checksum=0)
+    here("connector.write.staged")
+    return Staged(query_id, batch_id, token, branch)
+
+
+def _named(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    """The messages of the tasks, without None; all of one attempt."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    if len({message.token for message in staged}) > 1:
+        raise LocalProtocolError("the tasks sent messages of several attempts", "restart the query")
+    return staged
+
+
+class TxmqStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._token = uuid.uuid4().hex  # reaches commit and abort only through the messages
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Raises LocalProtocolError if the task does not know its query: the batch then has no identity."""
+        if not task_identity()[0]:
+            raise LocalProtocolError("this task does not know its query", "use Spark 4.1 or newer")
+        return _stage(self._options, self._token, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """C1, C4: decide the batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable."""
+        staged = _named(messages)
+        if not staged:
+            # No task ran, so nothing was read or staged, and there is nothing to decide.
+            return
+        options = self._options
+        engine = options.address.engine()
+        query_id, token = staged[0].query_id, staged[0].token
+        # 1. open the batch; an earlier attempt whose answer was lost may have decided it
+        engine.open_batch(options.app_id, query_id, batchId, options.on_new_checkpoint, token=token)
+        here("connector.commit.opened")
+        # 2. decide; if it is already decided, this checks that it consumed the same ranges and answers
+        # ALREADY
+        engine.commit_batch(
+            options.app_id,
+            query_id,
+            batchId,
+            token,
+            [message.branch for message in staged],
+            on_unroutable=options.on_unroutable,
+        )
+        here("connector.commit.decided")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Drop the attempt. Branches of tasks that still write are dropped by a later decision."""
+        _roll_back(self._options, messages)
+
+
+class TxmqBatchWriter(DataSourceArrowWriter):
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._token = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _stage(self._options, self._token, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        staged = _named(messages)
+        if staged:
+            branches = [message.branch for message in staged]
+            self._options.address.engine().commit_branches(
+                staged[0].token, branches, on_unroutable=self._options.on_unroutable
+            )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _roll_back(self._options, messages)
+
+
+def _roll_back(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    for token in {message.token for message in messages if isinstance(message, Staged)}:
+        try:
+            options.address.engine().rollback_batch(token)
+        except BatchDecided:
+            # commit had committed, but its answer was lost: the decision is kept, and the replay is answered
+            # ALREADY
+            pass

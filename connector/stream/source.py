@@ -1,0 +1,295 @@
+"""The streaming reader and the batch reader: Spark's calls on the engine port, by the rules S1 to S5.
+
+Not here: claims and their owners (the engine); how each Spark asks for the end of a batch (``admitted.py``,
+``unadmitted.py``). Invariants: ``__init__`` never connects; a reader has no state
+that is needed after a restart; a symbolic start or a recorded end is never replaced by a computed number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from broker_core.engine import LATEST, Available, Engine, Limit, Origin, Ranges, ReadTicket, Vector
+from broker_core.errors import LineageConflict
+from broker_core.failpoint import here
+from connector.options import ReadOptions
+from connector.stream import offset
+from connector.stream.reader_lock import ReaderLock
+from connector.stream.schema import to_spark
+
+# How long latestOffset may wait for new messages. Spark calls an idle source every 10 ms, but query.stop()
+# and the other sources of a query wait for the answer.
+POLL_S = 0.1
+# With fewer rows, another task costs more than it saves. minPartitions and maxRecordsPerPartition override
+# this number.
+MIN_ROWS_PER_TASK = 1_000
+
+Slice = tuple[str, int, int]  # (log, start, end)
+
+
+@dataclass(frozen=True)
+class ClaimedSlice(InputPartition):
+    """A task's slice of a micro-batch, and its whole range, as an app has claimed it (S3)."""
+
+    ranges: Ranges
+    slices: tuple[Slice, ...]
+    app_id: str
+
+
+@dataclass(frozen=True)
+class BrowsedSlice(InputPartition):
+    slices: tuple[Slice, ...]
+
+
+# -- splitting -----------------------------------------------------------------------------------------------
+
+
+def parallelism() -> int:
+    """The default for the maximum number of tasks: the cores of the driver's machine.
+
+    A Python data source runs without a session, so the size of the cluster is not known here.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def task_count(found: Mapping[str, Available], options: ReadOptions) -> int:
+    """At least 1, at most one per row. Does not depend on the number of queues.
+
+    A queue of several logs is spread over a cluster, so its logs with rows count as cores.
+    """
+    rows = sum(one.rows for one in found.values())
+    logs = sum(one.rows > 0 for log, one in found.items() if log not in options.queues)
+    count = options.min_partitions or min(max(parallelism(), logs), -(-rows // MIN_ROWS_PER_TASK))
+    if options.max_rows_per_partition is not None:
+        count = max(count, -(-rows // options.max_rows_per_partition))
+    return max(1, min(count, rows))
+
+
+def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]:
+    """Splits the ranges into ``tasks`` parts of about the same number of rows, each of one or more slices.
+
+    Ranges without readable rows are added to a neighbour, so that missing rows are detected.
+    """
+    total = sum(one.rows for one in found.values())
+    parts: list[list[Slice]] = [[] for _ in range(tasks)]
+    before = 0  # rows of the logs before this one
+    for log, one in found.items():
+        if one.end <= one.start:
+            continue
+        position = one.start
+        first = min(before * tasks // total, tasks - 1) if total else 0
+        last = min((before + one.rows - 1) * tasks // total, tasks - 1) if one.rows else first
+        for part in range(first, last + 1):
+            # rows of this log in the parts up to this one, as a share of its offsets
+            share = -(-total * (part + 1) // tasks) - before
+            end = (
+                one.end
+                if part == last
+                else max(position, one.start + (one.end - one.start) * share // one.rows)
+            )
+            if end > position:
+                parts[part].append((log, position, end))
+                position = end
+        before += one.rows
+    return [tuple(slices) for slices in parts if slices]
+
+
+# -- streams -------------------------------------------------------------------------------------------------
+
+
+class StreamReader(DataSourceStreamReader):
+    """What every Spark asks of a stream; ``spark_version.py`` adds how it asks for the next end.
+
+    Built in two processes of the driver and unpickled in every task; connects at the first use.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._logs: dict[str, list[str]] = {}  # of every queue, as last seen
+        self._lock = ReaderLock()
+        self._final: dict[str, int] | None = None  # Trigger.AvailableNow: the end of all reads
+        # a start without new messages, and the ends of the logs at that time
+        self._idle: tuple[Vector, dict[str, int]] | None = None
+
+    @property
+    def _engine(self) -> Engine:
+        return self._options.address.engine()
+
+    def _vector(self, logged: Any) -> Vector:
+        """The offset that Spark passes back. A log that is not known may have been added meanwhile."""
+        try:
+            if self._logs:
+                return offset.vector(logged, self._logs)
+        except LineageConflict:
+            pass
+        self._logs = logs_of(self._engine, self._options.queues)
+        return offset.vector(logged, self._logs)
+
+    def _require_only(self) -> None:
+        """Raises ResourceLocked if another source reads a queue of this one.
+
+        Only within a trigger: if ``prepareForTriggerAvailableNow`` raises, Spark leaves sources running.
+        """
+        if not self._lock.taken:
+            self._lock.take(self._engine.identity(), self._options.app_id, self._options.queues)
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._require_only()
+        # S1: symbolic. Spark logs no start for batch 0 and asks again; a new number would skip messages.
+        self._logs = logs_of(self._engine, self._options.queues)
+        return offset.symbolic(self._options.queues)
+
+    def _end(self, start: Vector, *, limited: bool, acks: bool = True) -> Vector:
+        """S2: acknowledge all below ``start``, if Spark has committed it (``acks``); the end of its claim, or
+        ``start`` if nothing is new.
+        """
+        idles = (
+            self._idle is not None
+            and self._idle[0] == start
+            and not self._engine.wait(self._options.queues, self._idle[1], POLL_S)
+        )
+        # with min_rows, waiting messages may become due without new ones
+        if idles and self._options.min_rows is None:
+            return start
+        end = self._claim(start, limited=limited, acks=acks)
+        if end == start and self._final is None:
+            # Messages may have arrived between the claim and ``_ends``: claim once more before waiting.
+            ends = self._ends()
+            end = self._claim(start, limited=limited, acks=acks)
+            self._idle = (start, ends) if end == start else None
+        else:
+            self._idle = None
+        here("connector.latest_offset.claimed")
+        return end
+
+    def _claim(self, start: Vector, *, limited: bool, acks: bool) -> Vector:
+        options = self._options
+        waits = limited and self._final is None and options.min_rows is not None
+        limit = Limit(
+            max_rows=options.max_rows if limited else None,
+            max_bytes=options.max_bytes if limited else None,
+            end=self._final,
+            min_rows=options.min_rows if waits else None,
+            max_delay_s=options.max_delay_s if waits else None,
+        )
+        return self._engine.claim(
+            options.app_id,
+            options.queues,
+            start,
+            limit,
+            self._origin(start),
+            options.on_new_checkpoint,
+            acks=acks,
+        )
+
+    def _origin(self, start: Vector) -> Origin:
+        """What a symbolic start means."""
+        if self._options.ledger_start is None or not offset.is_symbolic(start):
+            return self._options.origin
+        return self._options.ledger_start.origin(self._engine, logs_of(self._engine, self._options.queues))
+
+    def _ends(self) -> dict[str, int]:
+        engine = self._engine
+        return {log: one.end for log, one in engine.available(engine.logs(self._options.queues)).items()}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
+        first, last = self._vector(start), self._vector(end)
+        if first == last:
+            # An empty batch 0 has one task without rows: a sink knows its query only from its tasks.
+            return [ClaimedSlice({}, (), self._options.app_id)]
+        ranges = self._engine.resolve(self._options.app_id, first, last)
+        found = self._engine.count(self._options.app_id, ranges)
+        tasks = task_count(found, self._options)
+        # At least one task: rows that no task reads are not consumed (S4).
+        app_id = self._options.app_id
+        return [ClaimedSlice(ranges, slices, app_id) for slices in split(found, tasks) or [()]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """S4: runs in a task, on another instance."""
+        assert isinstance(partition, ClaimedSlice)
+        if not partition.ranges:
+            return iter(())
+        options = self._options
+        query_id, batch_id = task_identity()
+        ticket = ReadTicket(
+            options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss
+        )
+        rows = to_spark(self._engine.read(ticket), include_properties=options.include_properties)
+        return _marked(rows)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """S5: Spark has ``end`` in its commit log."""
+        vector = self._vector(end)
+        if not offset.is_symbolic(vector):
+            self._engine.ack(self._options.app_id, vector)
+
+
+def _marked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        yield batch
+        here("connector.read.rows")
+
+
+def task_identity() -> tuple[str, int]:
+    """(query_id, batch_id) of this task, or ("", -1) if not known (foreachBatch on Connect, batch writes)."""
+    context = TaskContext.get()
+    query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+    batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if not query_id or not batch_id:
+        return "", -1
+    return query_id, int(batch_id)
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+class TxmqBatchReader(DataSourceReader):
+    """Reads the messages that are not settled when the read is planned; changes nothing."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        engine = self._options.address.engine()
+        starts = engine.offsets(self._options.queues, self._options.origin)
+        found = engine.available(list(starts), starts)
+        ending, logs = self._options.ending, logs_of(engine, self._options.queues)
+        ending.check(logs, "endingOffsets")
+        ends = {log: ending.offset(queue, log) for queue, named in logs.items() for log in named}
+        found = {log: _cut(one, ends.get(log, LATEST)) for log, one in found.items()}
+        tasks = task_count(found, self._options)
+        return [BrowsedSlice(slices) for slices in split(found, tasks)] or [BrowsedSlice(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, BrowsedSlice)
+        if not partition.slices:
+            return iter(())
+        rows = self._options.address.engine().browse(partition.slices)
+        return to_spark(rows, include_properties=self._options.include_properties)
+
+
+def logs_of(engine: Engine, queues: Sequence[str]) -> dict[str, list[str]]:
+    """The logs of each queue, as of now. Raises QueueNotFound."""
+    return {queue: engine.logs([queue]) for queue in queues}
+
+
+def _cut(found: Available, end: int) -> Available:
+    """``found`` up to ``end``, with rows and bytes in proportion."""
+    if end == LATEST or end >= found.end:
+        return found
+    end = max(end, found.start)
+    whole = found.end - found.start
+    return Available(
+        found.start,
+        end,
+        -(-found.rows * (end - found.start) // whole),
+        found.size_bytes * (end - found.start) // whole,
+    )

@@ -1,0 +1,13 @@
+"""The composition root of tables: the one module that names an implementation of
+``tables/table_format.py``.
+"""
+
+from __future__ import annotations
+
+from connector.delta.format import Delta
+from connector.tables.table_format import TableFormat
+
+
+def table_format() -> TableFormat:
+    """A new object for the format of all tables. It may remember what its process has done."""
+    return Delta()

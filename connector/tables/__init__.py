@@ -1,0 +1,1 @@
+"""Operations on tables as values, their checks, and the port to a table format."""

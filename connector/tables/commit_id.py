@@ -1,0 +1,80 @@
+"""The identity of a commit to a table: a step of a decided batch. A table takes each once. Pure.
+
+Not here: the order of the steps (``batch/steps.py``), how a table remembers them (``table_format.py``).
+Invariant: two steps never have the same ``txn_app_id`` and sequence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker_core.engine import LedgerEntry
+
+OTHERS = "others"  # what the commit of several batches says about those before the last one
+STEP = "#"  # in the txn_app_id of the second and later step of a batch on a table
+
+
+def txn_app_id(app_id: str, identity: str, location: str, step: int = 0) -> str:
+    """The id of a step of an app on a table, within which batches are numbered: ``identity`` is that of the
+    data directory, which numbers them.
+
+    It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
+    Each step of a batch has its own one: a table skips a second commit with the same id and number.
+    """
+    table = f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+    return f"{table}{STEP}{step}" if step else table
+
+
+def is_step_of(name: str, txn_app_id: str) -> bool:
+    """Whether ``name`` is the id of any step of an app on a table."""
+    return name == txn_app_id or name.startswith(f"{txn_app_id}{STEP}")
+
+
+@dataclass(frozen=True)
+class CommitId:
+    """One step of one decided batch. ``batch``: what its commit says; ``token`` and ``txn_app_id`` in it tell
+    the commit from any other.
+    """
+
+    txn_app_id: str
+    sequence: int
+    batch: Mapping[str, Any]
+    decided_at_us: int
+
+    @classmethod
+    def of(cls, entry: LedgerEntry, txn_app_id: str) -> CommitId:
+        """Returns the step ``txn_app_id`` of a batch."""
+        batch = {**offsets_of(entry), "txn_app_id": txn_app_id}
+        return cls(txn_app_id, entry.sequence, batch, entry.committed_at_us)
+
+    @classmethod
+    def of_all(cls, entries: Sequence[LedgerEntry], txn_app_id: str) -> CommitId:
+        """Returns the step that writes several batches in one commit, with the number of the last one."""
+        once = cls.of(entries[-1], txn_app_id)
+        others = [offsets_of(entry) for entry in entries[:-1]]
+        return replace(once, batch={**once.batch, OTHERS: others}) if others else once
+
+    @property
+    def app_id(self) -> str:
+        return str(self.batch["app_id"])
+
+    @property
+    def metadata(self) -> str:
+        """The text that the commit carries."""
+        return json.dumps(dict(self.batch), sort_keys=True)
+
+
+def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
+    """What the commit of a batch says about it."""
+    return {
+        "app_id": entry.app_id,
+        "sequence": entry.sequence,
+        "token": entry.token,
+        "query_id": entry.query_id,
+        "batch_id": entry.batch_id,
+        "offsets": {name: [start, end] for name, (start, end) in sorted(entry.ranges.items())},
+    }

@@ -1,0 +1,106 @@
+"""A merge of rows into a table: what it does, as a value that the decision stores.
+
+Not here: its clauses (``when.py``), checking it (``before/check_change.py``), doing it
+(``after/make_change.py``). Pure.
+Invariant: the text of a MERGE follows from the value alone, so a repetition does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker_core.errors import OptionError
+from connector.tables.table import quoted
+from connector.tables.when import ORDER, Clause, When, enclosed
+
+TARGET, SOURCE = "t", "s"  # the names of a row of the table, and of a given row
+
+
+@dataclass(frozen=True)
+class Merge:
+    """``on``: SQL over a row of the table ``t`` and a given row ``s``; ``evolves``: it may add columns."""
+
+    on: str
+    clauses: tuple[Clause, ...]
+    evolves: bool = False
+
+    @classmethod
+    def made(
+        cls,
+        on: str,
+        update: object = None,
+        insert: object = None,
+        delete: object = None,
+        clauses: Sequence[object] = (),
+        *,
+        evolves: bool = False,
+    ) -> Merge:
+        """From the arguments of ``tx.merge``. Raises OptionError."""
+        if not isinstance(on, str) or not on.strip():
+            raise OptionError(f"merge on {on!r}", "give SQL over t and s, such as 't.id = s.id'")
+        short = list(_short(update, insert, delete))
+        if bool(short) == bool(clauses):
+            raise OptionError(
+                "a merge has both clauses and update, insert or delete" if short else "a merge has no clause",
+                "give update, insert and delete, or clauses=[When.matched().update(), ...]",
+            )
+        chosen: list[Clause] = []
+        for clause in clauses or short:
+            if not isinstance(clause, Clause):
+                raise OptionError(
+                    f"clause {clause!r} of a merge", "give When.matched().update() and the like"
+                )
+            chosen.append(clause)
+        chosen.sort(key=lambda clause: ORDER.index(clause.rows))  # stable: the order within each kind is kept
+        return cls(on.strip(), tuple(chosen), bool(evolves))
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Merge:
+        """From what ``told`` returned."""
+        return cls(told["on"], tuple(Clause(*clause) for clause in told["clauses"]), told["evolves"])
+
+    def of_columns(self, columns: Sequence[str]) -> Merge:
+        """The merge with the columns of the table by name where it sets all of them, so that a later column
+        changes nothing. One that may add columns stays as it is.
+        """
+        if self.evolves:
+            return self
+        values = {quoted([name]): f"{SOURCE}.{quoted([name])}" for name in columns}
+        named = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
+        return replace(self, clauses=tuple(named))
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        clauses = [clause.told() for clause in self.clauses]
+        return {"on": self.on, "clauses": clauses, "evolves": self.evolves}
+
+    @property
+    def only_inserts(self) -> bool:
+        """Whether it neither changes nor deletes a row of the table."""
+        return all(clause.action == "insert" for clause in self.clauses)
+
+    @property
+    def acts_without_rows(self) -> bool:
+        """Whether it has an effect also if no row is given."""
+        return any(clause.rows == "NOT MATCHED BY SOURCE" for clause in self.clauses)
+
+    def sql(self, table: str, view: str) -> str:
+        """The MERGE of the rows of a view into a table, both as SQL names them."""
+        evolves = "WITH SCHEMA EVOLUTION " if self.evolves else ""
+        head = f"MERGE {evolves}INTO {table} AS {TARGET} USING {view} AS {SOURCE} ON {enclosed(self.on)}"
+        return "\n".join([head, *(clause.sql() for clause in self.clauses)])
+
+
+def _short(update: object, insert: object, delete: object) -> list[Clause]:
+    """The clauses of ``update``, ``insert`` and ``delete``: a delete comes before an update."""
+    found: list[Clause] = []
+    if delete not in (None, False):
+        condition = "" if delete is True else delete
+        found.append(When.matched(condition).delete())  # type: ignore[arg-type]
+    if update not in (None, False):
+        found.append(When.matched().update(None if update is True else update))  # type: ignore[arg-type]
+    if insert not in (None, False):
+        found.append(When.not_matched().insert(None if insert is True else insert))  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,121 @@
+"""What the target of a branch says about an operation on a table: the change, the files, the table. Pure.
+
+The decision stores it, so that the operation can be done after it, by any process.
+Not here: doing it (``batch/apply.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from broker_core.engine import REFUSED_ROWS, ROWS_TO, ToApply
+from broker_core.errors import OptionError
+from connector.tables.merge import Merge
+from connector.tables.overwrite import Overwrite
+from connector.tables.table import Table
+
+CHANGE = "change"  # a merge, a delete or an overwrite
+FILES = "files"  # data files that were written before the decision
+EMPTY = "empty"  # a change without rows
+CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
+UNAPPLIED = (
+    "stop the query, list the waiting rows with `txmq unapplied APP`, "
+    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR` "
+    "(with --rows only those that the table refuses)"
+)
+LOST = (
+    "put them back and start the query again, or give them up: stop the query, and "
+    "`txmq skip APP SEQUENCE --to DIR --lost`"
+)
+
+
+def of_change(
+    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``schema``: of the rows."""
+    about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
+    return {**about, CHANGE: wanted.told(), CONTEXT: dict(context)}
+
+
+def nothing() -> pa.RecordBatch:
+    """What is staged for a change without rows: a branch without rows is none."""
+    return pa.RecordBatch.from_pydict({"nothing": pa.nulls(1, pa.int32())})
+
+
+def is_change(part: ToApply) -> bool:
+    """Whether a part is a merge, a delete or an overwrite."""
+    return CHANGE in part.target
+
+
+def change_of(part: ToApply) -> Merge | Overwrite:
+    """What a part changes."""
+    return (Overwrite if part.kind == "overwrite" else Merge).of(part.target[CHANGE])
+
+
+def is_files(part: ToApply) -> bool:
+    """Whether a part holds files, and not rows."""
+    return FILES in part.target
+
+
+def rows_in(part: ToApply) -> int:
+    """Returns how many rows of the user a part holds."""
+    if EMPTY in part.target:
+        return 0
+    return int(part.target[FILES]["rows"]) if is_files(part) else part.rows
+
+
+def deletes_what_is_not_given(part: ToApply) -> bool:
+    """Whether a change deletes rows of the table because the part has none in their place."""
+    change = change_of(part)
+    return isinstance(change, Overwrite) or any(
+        clause.rows == "NOT MATCHED BY SOURCE" for clause in change.clauses
+    )
+
+
+def rows_to(parts: Sequence[ToApply]) -> str:
+    """Where an operator wants the rows that the table refuses: a directory, or TO_QUEUE and a queue; "" if
+    nobody said so.
+    """
+    return str(next((part.target[ROWS_TO][1] for part in parts if ROWS_TO in part.target), ""))
+
+
+def refused_rows(parts: Sequence[ToApply]) -> set[int] | None:
+    """The numbers of the rows that were published because the table refuses them; None if nothing was."""
+    told = next((part.target[REFUSED_ROWS][1] for part in parts if REFUSED_ROWS in part.target), None)
+    return None if told is None else set(json.loads(told))
+
+
+def require_same_table(table: Table, part: ToApply, batch: str) -> None:
+    """Raises OptionError if the table is not the one that the change was decided for."""
+    decided = part.target["table_id"]
+    if table.table_id != decided:
+        raise replaced(table.name, f"{part.kind} of {batch}", decided, exists=table.exists)
+
+
+def missing(table: str, parts: Sequence[ToApply], batch: str) -> OptionError:
+    """The error of an append whose table is not there any more."""
+    what = f"table {table!r} was dropped or renamed before the append of {batch}"
+    renamed = "if it was renamed, give it its name back and start the query"
+    of_files = [part for part in parts if is_files(part)]
+    if not of_files:
+        return OptionError(what, f"{renamed}; otherwise create it again and start the query, or {UNAPPLIED}")
+    places = ", ".join(sorted({part.target[FILES]["directory"] for part in of_files}))
+    return OptionError(
+        f"{what}, and its {sum(map(rows_in, parts))} rows wait in data files in its directory ({places})",
+        f"{renamed}; if the directory is gone, so are they: {LOST}",
+    )
+
+
+def replaced(table: str, change: str, decided: str, *, exists: bool) -> OptionError:
+    """The error of a change whose table is not there any more. ``exists``: another one has its name."""
+    what = "was replaced by another one" if exists else "was dropped or renamed"
+    return OptionError(
+        f"table {table!r} {what} before the {change} (its id was {decided})",
+        "it is not done on another table; if it was renamed, give it its name back and start the query; "
+        f"otherwise {UNAPPLIED}",
+    )

@@ -1,0 +1,149 @@
+"""``When``: the clauses of a merge, with the names and the meaning of Delta's ``DeltaMergeBuilder``.
+
+    When.matched("s.op = 'D'").delete()
+    When.matched().update({"n": "t.n + s.n"})
+    When.not_matched("s.op <> 'D'").insert()
+    When.not_matched_by_source("t.day < current_date()").delete()
+
+Not here: the merge (``merge.py``). Pure.
+Invariant: a clause is text, so that the decision can store it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from broker_core.errors import OptionError
+from connector.sql import quoted
+
+Rows = Literal["MATCHED", "NOT MATCHED", "NOT MATCHED BY SOURCE"]
+Action = Literal["update", "insert", "delete"]
+
+ORDER: tuple[Rows, ...] = ("MATCHED", "NOT MATCHED", "NOT MATCHED BY SOURCE")  # in the text of a MERGE
+_PART = r"(?:`(?:[^`]|``)+`|\w+)"
+_FIELD = re.compile(rf"{_PART}(?:\.{_PART})*", re.ASCII)  # without backticks, SQL takes ASCII only
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What happens to some rows. ``values``: SQL by column of the table; None: every column, from the column
+    of the rows with its name.
+    """
+
+    rows: Rows
+    condition: str
+    action: Action
+    values: Mapping[str, str] | None = None
+
+    @property
+    def sets_all(self) -> bool:
+        """Whether it sets every column, without their names."""
+        return self.values is None and self.action != "delete"
+
+    def sql(self) -> str:
+        condition = f" AND {enclosed(self.condition)}" if self.condition else ""
+        return f"WHEN {self.rows}{condition} THEN {self._action()}"
+
+    def _action(self) -> str:
+        if self.action == "delete":
+            return "DELETE"
+        if self.values is None:
+            return "UPDATE SET *" if self.action == "update" else "INSERT *"
+        given = {_column(name): enclosed(value) for name, value in self.values.items()}
+        if self.action == "insert":
+            return f"INSERT ({', '.join(given)}) VALUES ({', '.join(given.values())})"
+        return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in given.items())
+
+    def told(self) -> list[Any]:
+        """As JSON."""
+        return [self.rows, self.condition, self.action, self.values and dict(self.values)]
+
+
+@dataclass(frozen=True)
+class When:
+    """Rows of a merge for which ``condition`` (SQL, "" for all of them) is true. Names the row of the table
+    ``t`` and the given row ``s``. Each method returns the clause that says what happens to them.
+    """
+
+    rows: Rows
+    condition: str = ""
+
+    @classmethod
+    def matched(cls, condition: str = "") -> When:
+        """Rows of the table with a given row for which ``on`` is true."""
+        return cls("MATCHED", _text("condition", condition))
+
+    @classmethod
+    def not_matched(cls, condition: str = "") -> When:
+        """Given rows without a row of the table."""
+        return cls("NOT MATCHED", _text("condition", condition))
+
+    @classmethod
+    def not_matched_by_source(cls, condition: str = "") -> When:
+        """Rows of the table without a given row."""
+        return cls("NOT MATCHED BY SOURCE", _text("condition", condition))
+
+    def update(self, values: Mapping[str, str] | None = None) -> Clause:
+        """Set columns of the table (name -> SQL); by default all, as ``whenMatchedUpdateAll`` does. Raises
+        OptionError.
+        """
+        if self.rows == "NOT MATCHED":
+            raise OptionError("a row that the table does not have cannot be updated", "insert it")
+        if self.rows == "NOT MATCHED BY SOURCE" and values is None:
+            raise OptionError(
+                "an update of rows that are not matched by the source names no columns",
+                "give {column: expression}, because there is no row to take them from",
+            )
+        return Clause(self.rows, self.condition, "update", _values("update", values))
+
+    def insert(self, values: Mapping[str, str] | None = None) -> Clause:
+        """Insert the row (name of a column -> SQL); by default all columns, as ``whenNotMatchedInsertAll``
+        does. Raises OptionError.
+        """
+        if self.rows != "NOT MATCHED":
+            raise OptionError(
+                "only a row that the table does not have can be inserted", "use When.not_matched"
+            )
+        return Clause(self.rows, self.condition, "insert", _values("insert", values))
+
+    def delete(self) -> Clause:
+        """Delete the row of the table. Raises OptionError."""
+        if self.rows == "NOT MATCHED":
+            raise OptionError("a row that the table does not have cannot be deleted", "use When.matched")
+        return Clause(self.rows, self.condition, "delete")
+
+
+def enclosed(sql: str) -> str:
+    """An expression within a longer text; it may end with a comment."""
+    return f"({sql}\n)"
+
+
+def _column(name: str) -> str:
+    """The name of a column in SQL: of a nested field too (``a.b``), and with any characters."""
+    return name if _FIELD.fullmatch(name) else quoted(name)
+
+
+def _text(what: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise OptionError(
+            f"{what} is {given!r}, not SQL", "give text: the decision stores it, and a Column is no text"
+        )
+    return given.strip()
+
+
+def _values(action: str, given: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not given:
+        raise OptionError(f"{action} sets {given!r}", "give {column: expression}, or nothing for all columns")
+    return {str(name): _expression(action, name, value) for name, value in given.items()}
+
+
+def _expression(action: str, name: object, value: object) -> str:
+    text = _text(f"{action} of column {name!r}", value)
+    if not text:
+        raise OptionError(f"{action} of column {name!r} has no expression", "give SQL, such as 's.name'")
+    return text

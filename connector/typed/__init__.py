@@ -1,0 +1,1 @@
+"""Typed messages: bodies to columns and back."""

@@ -1,0 +1,384 @@
+"""Avro by fastavro: schemas as types of Spark, bodies as values of Arrow, and back.
+
+Spark's own functions need a package on the class path, and take one schema for all rows of a frame. With a
+schema registry, each body has the id of its own.
+Not here: the registry and the ids (``typed/registry/client.py``, ``typed/registry/wire_format.py``).
+Invariant: a body is good only if a value of the reader's schema was read from all of its bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from broker_core.errors import OptionError
+from connector.typed.decode_udf import Judgement, judged, told
+from connector.typed.registry.wire_format import HEADER_BYTES
+
+Schema = Any  # the JSON of a schema, as fastavro has parsed it
+Texts = tuple[str, ...]  # a schema behind those that it refers to
+
+_PRIMITIVES: dict[str, DataType] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "bytes": BinaryType(),
+    "string": StringType(),
+}
+_LOGICAL: dict[tuple[str, str], DataType] = {
+    ("int", "date"): DateType(),
+    ("long", "timestamp-millis"): TimestampType(),
+    ("long", "timestamp-micros"): TimestampType(),
+    ("long", "local-timestamp-millis"): TimestampNTZType(),
+    ("long", "local-timestamp-micros"): TimestampNTZType(),
+}
+_DECIMAL = "txmq-decimal"  # fastavro rounds a decimal that has too many digits
+_MOST_DIGITS = 38  # of a decimal of Spark
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class UnsupportedAvroSchema(ValueError):
+    """A schema that no message may be read with; the text follows "schema id 5" or "the schema"."""
+
+
+def library() -> Any:
+    """fastavro. Raises OptionError if it is not installed."""
+    try:
+        import fastavro
+        import fastavro.read
+        import fastavro.schema
+        import fastavro.validation
+    except ImportError:
+        raise OptionError(
+            "Avro with a schema registry needs the package fastavro", "pip install 'txmq[avro]'"
+        ) from None
+    for kind in ("bytes", "fixed"):
+        fastavro.read.LOGICAL_READERS[f"{kind}-{_DECIMAL}"] = _read_decimal
+    return fastavro
+
+
+def _read_decimal(data: bytes, writer_schema: Any = None, reader_schema: Any = None) -> Decimal:
+    del reader_schema
+    unscaled = int.from_bytes(data, "big", signed=True)
+    if not data or abs(unscaled) >= 10 ** writer_schema["precision"]:
+        raise ValueError(f"a decimal has more than {writer_schema['precision']} digits, or none")
+    return Decimal(unscaled).scaleb(-writer_schema.get("scale", 0), Context(prec=_MOST_DIGITS))
+
+
+# -- schemas -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AvroSchema:
+    """``named``: its named types, by full name."""
+
+    parsed: Schema
+    named: Mapping[str, Schema] = field(repr=False)
+
+    @classmethod
+    def of(cls, texts: Texts) -> AvroSchema:
+        """Raises Unreadable."""
+        parse = library().schema.parse_schema
+        named: dict[str, Schema] = {}
+        parsed: Schema = None
+        try:
+            for text in texts:
+                parsed = parse(_plain(json.loads(text)), named_schemas=named)
+        except Exception as error:  # of any class, for any damage
+            raise UnsupportedAvroSchema(f"is not a schema of Avro ({told(error)})") from None
+        found = cls(parsed, named)
+        found._least(parsed, {}, "")
+        return found
+
+    def columns(self) -> StructType:
+        """The columns of a reader. Raises Unreadable."""
+        kind = self._type(self.parsed, "")
+        if not isinstance(kind, StructType):
+            raise UnsupportedAvroSchema(f"is of type {kind.simpleString()}, not a record")
+        return kind
+
+    def _type(self, schema: Schema, path: str) -> DataType:
+        if isinstance(schema, list):
+            others = [each for each in schema if each != "null" and each != {"type": "null"}]
+            if len(others) != 1:
+                raise UnsupportedAvroSchema(f"has a union of several types in field {path!r}")
+            return self._type(others[0], path)
+        if isinstance(schema, str):
+            if schema in _PRIMITIVES:
+                return _PRIMITIVES[schema]
+            if schema not in self.named:
+                raise UnsupportedAvroSchema(f"has the type {schema} in field {path!r}")
+            return self._type(self.named[schema], path)
+        kind = schema["type"]
+        if kind == "record":
+            return StructType(
+                [
+                    StructField(each["name"], self._type(each["type"], f"{path}.{each['name']}".lstrip(".")))
+                    for each in schema["fields"]
+                ]
+            )
+        if kind == "array":
+            return ArrayType(self._type(schema["items"], f"{path}[]"))
+        if kind == "map":
+            return MapType(StringType(), self._type(schema["values"], f"{path}{{}}"))
+        if kind == "enum":
+            return StringType()
+        if schema.get("logicalType") == _DECIMAL:
+            return DecimalType(schema["precision"], schema.get("scale", 0))
+        if kind == "fixed":
+            return BinaryType()
+        found = _LOGICAL.get((kind, schema.get("logicalType", "")))
+        return self._type(kind, path) if found is None else found
+
+    def _least(self, schema: Schema, sizes: dict[str, int | None], path: str) -> int:
+        """The least bytes of a value. Raises Unreadable for what a few bytes could make endless: types within
+        themselves, and items without bytes. ``sizes``: by name, None while it is computed.
+        """
+        if isinstance(schema, list):
+            return 1 + min((self._least(each, sizes, path) for each in schema), default=0)
+        if isinstance(schema, str):
+            if schema in self.named:
+                return self._least(self.named[schema], sizes, path)
+            return {"null": 0, "float": 4, "double": 8}.get(schema, 1)
+        kind = schema["type"]
+        if kind in ("record", "error"):
+            name = schema["name"]
+            if name in sizes:
+                known = sizes[name]
+                if known is None:
+                    raise UnsupportedAvroSchema(f"has the type {name} within itself")
+                return known
+            sizes[name] = None
+            least = sum(self._least(each["type"], sizes, each["name"]) for each in schema["fields"])
+            sizes[name] = least
+            return least
+        if kind == "array":
+            if self._least(schema["items"], sizes, path) == 0:
+                raise UnsupportedAvroSchema(f"has an array of items without bytes in field {path!r}")
+            return 1
+        if kind == "map":
+            self._least(schema["values"], sizes, path)
+            return 1
+        if kind == "fixed":
+            return int(schema["size"])
+        return 1 if kind == "enum" else self._least(kind, sizes, path)
+
+
+def _plain(schema: Schema) -> Schema:
+    """The schema with the logical types that Spark has values for. Others are ignored, as Avro says."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: value for name, value in schema.items() if not name.startswith("__")}
+    logical = made.pop("logicalType", None)
+    kind = made.get("type")
+    if isinstance(kind, str):
+        if (kind, logical) in _LOGICAL:
+            made["logicalType"] = logical
+        elif kind in ("bytes", "fixed") and logical == "decimal" and _is_decimal(made):
+            made["logicalType"] = _DECIMAL
+    for name in ("type", "items", "values"):
+        if name in made:
+            made[name] = _plain(made[name])
+    if isinstance(made.get("fields"), list):
+        made["fields"] = [_plain(each) for each in made["fields"]]
+    return made
+
+
+def _is_decimal(schema: Mapping[str, Any]) -> bool:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    return (
+        type(precision) is int
+        and type(scale) is int
+        and 0 <= scale <= precision <= _MOST_DIGITS
+        and precision > 0
+    )
+
+
+def avro_schema(columns: StructType, name: str = "Value") -> dict[str, Any]:
+    """The schema of rows with ``columns``. Raises OptionError."""
+    fields = []
+    for each in columns.fields:
+        if not _NAME.fullmatch(each.name):
+            raise OptionError(f"column {each.name!r} cannot be a field of Avro", "rename it")
+        kind = _avro_type(each.dataType, f"{name}_{each.name}")
+        fields.append(
+            {"name": each.name, "type": ["null", kind], "default": None}
+            if each.nullable
+            else {"name": each.name, "type": kind}
+        )
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _avro_type(kind: DataType, name: str) -> Any:
+    if isinstance(kind, StructType):
+        return avro_schema(kind, name)
+    if isinstance(kind, ArrayType):
+        items = _avro_type(kind.elementType, name)
+        return {"type": "array", "items": ["null", items] if kind.containsNull else items}
+    if isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            raise OptionError(
+                f"a map with keys of {kind.keyType.simpleString()} has no type in Avro", "cast it"
+            )
+        values = _avro_type(kind.valueType, name)
+        return {"type": "map", "values": ["null", values] if kind.valueContainsNull else values}
+    if isinstance(kind, DecimalType):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+    if isinstance(kind, (ByteType, ShortType)):
+        return "int"
+    if isinstance(kind, StringType):
+        return "string"
+    for primitive, found in _PRIMITIVES.items():
+        if kind == found:
+            return primitive
+    for (primitive, logical), found in _LOGICAL.items():
+        if kind == found and "millis" not in logical:
+            return {"type": primitive, "logicalType": logical}
+    raise OptionError(f"the type {kind.simpleString()} has no type in Avro", "cast it")
+
+
+# -- values, in tasks ----------------------------------------------------------------------------------------
+
+
+def decoder(writers: Mapping[int, Texts], reader: Texts) -> Callable[[pa.Array], pa.Array]:
+    """A function over bodies with an id: structs of ``value``, of the columns of ``reader``, and ``fault``
+    (string). Both are null for an id that is not in ``writers``.
+    """
+    made: list[Any] = []
+
+    def decoded(bodies: pa.Array) -> pa.Array:
+        if not made:  # once in a task
+            made.append(_Decoder(writers, reader))
+        found: pa.Array = made[0](bodies)
+        return found
+
+    return decoded
+
+
+class _Decoder:
+    def __init__(self, writers: Mapping[int, Texts], reader: Texts) -> None:
+        self._read = library().schemaless_reader
+        wanted = AvroSchema.of(reader)
+        self._reader = wanted.parsed
+        # without a reader's schema if it is the writer's, which is quicker
+        self._writers = {
+            number: (AvroSchema.of(texts).parsed, None if texts == reader else self._reader)
+            for number, texts in writers.items()
+        }
+        columns = wanted.columns()
+        self._type = to_arrow_type(columns, timezone="UTC")
+        self._shaped = _shaping(columns)
+
+    def __call__(self, bodies: pa.Array) -> pa.Array:
+        return judged(bodies, self._one, self._type)
+
+    def _one(self, body: bytes | None) -> Judgement:
+        if body is None or len(body) < HEADER_BYTES or body[0]:
+            return None, None
+        schemas = self._writers.get(int.from_bytes(body[1:HEADER_BYTES], "big"))
+        if schemas is None:
+            return None, None
+        bytes_ = io.BytesIO(body)
+        bytes_.seek(HEADER_BYTES)
+        try:
+            value = self._shaped(self._read(bytes_, *schemas))
+        except Exception as error:  # of any class, for any damage
+            return None, f"the body is not Avro of the schema ({told(error)})"
+        if bytes_.tell() != len(body):
+            return None, f"the body has {len(body) - bytes_.tell()} bytes behind the value"
+        return value, None
+
+
+def _shaping(kind: DataType) -> Callable[[Any], Any]:
+    """A function from a value of fastavro to one that Arrow takes."""
+    if isinstance(kind, StructType):
+        fields = [(each.name, _shaping(each.dataType)) for each in kind.fields if _holds_map(each.dataType)]
+        if fields:
+            return lambda value: value and {**value, **{name: shaped(value[name]) for name, shaped in fields}}
+    if isinstance(kind, ArrayType) and _holds_map(kind):
+        shaped_item = _shaping(kind.elementType)
+        return lambda value: value and [shaped_item(each) for each in value]
+    if isinstance(kind, MapType):
+        shaped_value = _shaping(kind.valueType)
+        return lambda value: None if value is None else [(key, shaped_value(of)) for key, of in value.items()]
+    return lambda value: value
+
+
+def _holds_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_holds_map(each.dataType) for each in kind.fields)
+    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _holds_map(kind.elementType))
+
+
+def encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
+    """A function over structs: bodies of ``header`` and the value by the schema ``text``. It raises
+    OptionError for a value that does not fit.
+    """
+
+    def encoded(values: pa.Array) -> pa.Array:
+        fastavro = library()
+        schema = fastavro.schema.parse_schema(json.loads(text))
+        bodies = []
+        try:
+            for value in values.to_pylist(maps_as_pydicts="strict"):
+                buffer = io.BytesIO(header)
+                buffer.seek(len(header))
+                fastavro.validation.validate(value, schema, strict=False)
+                fastavro.schemaless_writer(buffer, schema, value)
+                bodies.append(buffer.getvalue())
+        except Exception as error:  # of any class, for any value; Python has no dates after the year 9999
+            raise OptionError(
+                f"a row does not fit the schema of Avro ({told(error)})", "change the row, or the schema"
+            ) from None
+        return pa.array(bodies, pa.binary())
+
+    return encoded
+
+
+def columns_of(texts: Texts) -> StructType:
+    """The columns that a reader of the schema gets. Raises OptionError unless it is that of a record."""
+    try:
+        return AvroSchema.of(texts).columns()
+    except UnsupportedAvroSchema as error:
+        raise OptionError(f"the schema {error}", "give the schema of a record, as JSON") from None
+
+
+def unreadable(texts: Texts) -> str | None:
+    """Why bodies of a schema cannot be read; None if they can."""
+    try:
+        AvroSchema.of(texts)
+    except UnsupportedAvroSchema as error:
+        return str(error)
+    return None

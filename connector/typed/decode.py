@@ -1,0 +1,393 @@
+"""``decode``: bodies as typed columns, and what happens to those that are broken.
+
+Not here: the formats (``formats.py``), the way of rejected messages (``reject/dead_letters.py``).
+Invariant: a row is good or rejected, and never both. A row that is not good has no decoded value anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from operator import or_
+from typing import Any, Literal, overload
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from broker_core.errors import DecodeError, OptionError
+from connector.reject.dead_letters import REASON
+from connector.reject.rejected_metrics import (
+    OWN_COLUMNS,
+    Metric,
+    Notes,
+    Watchable,
+    notes_of,
+    of_broken,
+    remember,
+    watchable,
+    watched,
+)
+from connector.sql import quoted
+from connector.tables.table import is_connect
+from connector.typed.formats import Csv, Fault, Format, Json, from_package, one_clear_error, schema_of
+from connector.typed.protobuf.descriptors import descriptor_of
+from connector.typed.registered import registered_avro, registered_json, registered_protobuf
+from connector.typed.registry.client import SchemaRegistry
+from connector.typed.registry.wire_format import WireFormat, payload
+
+Formats = Literal["json", "avro", "protobuf", "csv"]
+Mode = Literal["deadLetter", "fail", "null"]
+
+_ENCODED, _PARSED = "txmq_encoded", "txmq_parsed"
+_KEPT = 64  # schemas whose columns are kept
+
+
+class Decoded:
+    """``good``: the decoded columns behind those of ``keep``. ``rejected``: the broken messages, with all
+    columns that they had, and ``reason`` (string).
+    """
+
+    def __init__(
+        self, good: DataFrame, rejected: Callable[[], DataFrame], metric: Metric | None = None
+    ) -> None:
+        self.good = good
+        self.metric = metric  # which an execution of ``good`` tells
+        self._rejected = rejected
+
+    @cached_property
+    def rejected(self) -> DataFrame:
+        frame = self._rejected()
+        remember(frame, self.metric)
+        return frame
+
+    def __iter__(self) -> Iterator[DataFrame]:
+        return iter((self.good, self.rejected))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is computed of a message, whatever else its row has. To make them are thousands of calls of the
+    JVM, so a stream makes them once.
+
+    ``encoded`` of a row, ``parsed`` of that, and the others of what was parsed; ``notes`` of what was broken.
+    """
+
+    schema: StructType
+    encoded: Column
+    parsed: Column
+    broken: Column
+    reason: Column
+    value: Column
+    fields: list[Column]
+    notes: Notes | None
+
+
+@overload
+def decode(
+    df: DataFrame,
+    schema: Any = ...,
+    format: Formats = ...,
+    mode: Literal["deadLetter"] = ...,
+    *,
+    column: str = ...,
+    keep: Sequence[str] = ...,
+    options: Mapping[str, str] | None = ...,
+    registry: SchemaRegistry | str | None = ...,
+    subject: str | None = ...,
+    validate: bool = ...,
+) -> Decoded: ...
+@overload
+def decode(
+    df: DataFrame,
+    schema: Any = ...,
+    format: Formats = ...,
+    mode: Literal["fail", "null"] = ...,
+    *,
+    column: str = ...,
+    keep: Sequence[str] = ...,
+    options: Mapping[str, str] | None = ...,
+    registry: SchemaRegistry | str | None = ...,
+    subject: str | None = ...,
+    validate: bool = ...,
+) -> DataFrame: ...
+def decode(
+    df: DataFrame,
+    schema: Any = None,
+    format: Formats = "json",
+    mode: Mode = "deadLetter",
+    *,
+    column: str = "body",
+    keep: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    registry: SchemaRegistry | str | None = None,
+    subject: str | None = None,
+    validate: bool = False,
+) -> Decoded | DataFrame:
+    """Decode ``column`` (binary or string) of ``df`` by Spark's own from_json, from_csv, from_avro or
+    from_protobuf.
+
+    ``schema``: for json and csv a StructType or DDL, whose ``not null`` is checked; for avro the schema in
+    JSON; for protobuf (name of the message, descriptor set as bytes or the path of its file). ``keep``: the
+    columns of ``df`` that stay. ``options``: of Spark's function.
+
+    ``mode``: ``deadLetter`` returns :class:`Decoded`; ``fail`` a frame that raises DecodeError at the first
+    broken message; ``null`` a frame with nulls for it. Broken is: null or empty, not UTF-8, malformed, of
+    another type than the schema, without a field that is not null, or with something behind the value.
+
+    ``registry`` (avro, json, protobuf): the bodies are in Confluent's wire format, with the ids of a
+    :class:`SchemaRegistry`. A body with another first byte, or with an id that the registry does not have or
+    has for another format, is broken too. ``schema``: for protobuf the columns, as for json, or as without a
+    registry. ``subject``: for avro and protobuf, in place of ``schema``: its newest one. With both, the
+    columns of protobuf have to fit it. ``validate``: a body of json that its JSON Schema refuses is broken.
+    Raises OptionError; RegistryFailed and LoginRefused of the registry.
+    """
+    kept = _kept(df, column, keep, mode)
+    rows = watchable(df) if mode == "deadLetter" else None
+    made = _columns(df, column, schema, format, dict(options or {}), registry, subject, validate, rows)
+    _require_new(made.schema, kept, mode)
+    # two projections: Spark compiles the first, which it could not together with a parser
+    first = df.select("*", made.encoded.alias(_ENCODED))
+    with one_clear_error(df.sparkSession, format):
+        frame = first.select("*", made.parsed.alias(_PARSED))
+    columns = [F.col(quoted(name)) for name in kept]
+    if mode == "deadLetter":
+        whole = [F.col(quoted(name)) for name in df.columns]
+
+        def rejected() -> DataFrame:
+            return frame.where(made.broken).select(*whole, made.reason.alias(REASON))
+
+        if made.notes is None:
+            return Decoded(frame.where(~made.broken).select(*columns, *made.fields), rejected)
+        good, metric = watched(frame, [*columns, *made.fields], made.notes)
+        return Decoded(good, rejected, metric)
+    if mode == "fail":
+        error = F.raise_error(_text(df, column, made.reason)).cast("boolean")
+        return frame.where(F.when(made.broken, error).otherwise(F.lit(True))).select(*columns, *made.fields)
+    sound = frame.select(*columns, F.when(~made.broken, made.value).alias(_PARSED))
+    return sound.select(*columns, *(F.col(_PARSED).getField(name).alias(name) for name in made.schema.names))
+
+
+def _once(column: Column) -> Column:
+    """Spark moves filters below a projection and joins projections, and would evaluate it for each; not if it
+    depends on the partition.
+    """
+    return F.when(F.spark_partition_id() >= 0, column)
+
+
+def _any(faults: Sequence[Fault]) -> Column:
+    """Whether a condition is true. It is evaluated for each row, and so without the reasons."""
+    return F.coalesce(reduce(or_, (condition for condition, _ in faults)), F.lit(False))
+
+
+def _first(faults: Sequence[Fault]) -> Column:
+    """The reason of the first condition that is true."""
+    cases: Any = F
+    for condition, reason in faults:
+        cases = cases.when(condition, F.lit(reason) if isinstance(reason, str) else reason)
+    found: Column = cases.otherwise(F.lit(None).cast("string"))
+    return found
+
+
+def _text(df: DataFrame, column: str, reason: Column) -> Column:
+    """The text of the error of the message in this row."""
+    at = F.lit("a row")
+    if {"queue", "partition", "offset"} <= set(df.columns):
+        of = F.when(F.col("partition") > 0, F.concat(F.lit(", partition "), "partition"))
+        at = F.concat(
+            F.lit("message "), "offset", F.lit(" of queue '"), "queue", F.lit("'"), F.coalesce(of, F.lit(""))
+        )
+    advice = ", so nothing is decided: mend its sender, or decode with mode='deadLetter' or mode='null'\n"
+    return F.concat(
+        F.lit(f"[{DecodeError.code}] "),
+        at,
+        F.lit(f" cannot be decoded from {column!r} ("),
+        reason,
+        F.lit(")" + advice),
+    )
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[str]:
+    if mode not in ("deadLetter", "fail", "null"):
+        raise OptionError(f"decode has the mode {mode!r}", "allowed are deadLetter, fail, null")
+    types = {field.name: field.dataType for field in df.schema.fields}
+    if not isinstance(types.get(column), (BinaryType, StringType)):
+        found = types[column].simpleString() if column in types else "none"
+        raise OptionError(
+            f"decode needs the column {column!r} (binary or string), and the rows have {found}",
+            "name the column that holds the encoded value with column=",
+        )
+    kept = [keep] if isinstance(keep, str) else list(keep)
+    for name in kept:
+        if name not in types:
+            raise OptionError(
+                f"keep names the column {name!r}, which the rows do not have",
+                f"there are {', '.join(df.columns)}",
+            )
+    own = {_ENCODED, _PARSED, *([REASON, *OWN_COLUMNS] if mode == "deadLetter" else [])}
+    taken = sorted(own & {name.lower() for name in df.columns})
+    if taken:
+        raise OptionError(f"the rows have a column {taken[0]!r}, which decode adds", "rename yours first")
+    return kept
+
+
+def _require_new(schema: StructType, kept: Sequence[str], mode: Mode) -> None:
+    old = {name.lower() for name in kept}
+    for name in schema.names:
+        if name.lower() in old:
+            raise OptionError(
+                f"the decoded column {name!r} has the name of a column that is kept",
+                "rename that of the message before decode, or leave it out of keep",
+            )
+        if mode == "deadLetter" and name.lower() in OWN_COLUMNS:
+            raise OptionError(
+                f"the decoded column {name!r} has the name of a column that decode adds",
+                "rename that of the message before decode, or take mode='null'",
+            )
+
+
+# -- what is computed of a message ---------------------------------------------------------------------------
+
+_made: dict[tuple[Any, ...], _Columns] = {}
+
+
+def _columns(
+    df: DataFrame,
+    column: str,
+    schema: Any,
+    format: str,
+    options: dict[str, str],
+    registry: SchemaRegistry | str | None,
+    subject: str | None,
+    validate: bool,
+    rows: Watchable | None,
+) -> _Columns:
+    """Without a registry they depend on nothing else than the arguments."""
+    lasting = registry is None and subject is None and not validate and isinstance(format, str)
+    if lasting and format == "protobuf":
+        schema = descriptor_of(schema)  # the file may be another one now
+    told: Any = schema.json() if isinstance(schema, StructType) else schema
+    lasting = lasting and (isinstance(told, str) or format == "protobuf")
+    context = None if is_connect(df) else df.sparkSession.sparkContext
+    key = (context, column, format, told, *((str(name), str(options[name])) for name in options), rows)
+    if lasting and (found := _made.get(key)) is not None:
+        return found
+    chosen, wire = _chosen(df, column, schema, format, options, registry, subject, validate)
+    found = _columns_of(chosen, wire, column, format in ("json", "csv"), rows)
+    if lasting:
+        if len(_made) >= _KEPT:
+            oldest, *_ = _made
+            _made.pop(oldest, None)
+        _made[key] = found
+    return found
+
+
+def _columns_of(
+    chosen: Format, wire: WireFormat | None, column: str, is_text: bool, rows: Watchable | None
+) -> _Columns:
+    def bytes_of(body: Column) -> Column:
+        return payload(body) if wire and is_text else body
+
+    def unread(body: Column) -> Iterator[Fault]:
+        yield body.isNull(), "the body is null"
+        yield F.length(body) == 0, "the body is empty"
+        if wire:
+            yield from wire.faults(body)
+        if is_text:
+            yield ~F.is_valid_utf8(bytes_of(body).cast("string")), "the body is not UTF-8"
+
+    def faults(body: Column, parsed: Column) -> list[Fault]:
+        return list(chosen.faults(parsed, bytes_of(body).cast("string")))
+
+    body, parsed = F.col(quoted(column)), F.col(_PARSED)
+    given = bytes_of(body)
+    encoded = F.when(~_any([*unread(body)]), chosen.encoded(given.cast("binary"), given.cast("string")))
+    after = faults(body, parsed)
+    value = chosen.value(parsed)
+    notes = None
+    if rows is not None:
+        held = of_broken(column), of_broken(_PARSED)
+        reasons = [*unread(held[0]), *faults(*held)]
+        known = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons()
+        notes = notes_of(_any(after), _first(reasons), known, [column, _PARSED], rows)
+    return _Columns(
+        chosen.schema,
+        _once(encoded),
+        chosen.parsed(_once(F.col(_ENCODED))),
+        _any(after),  # also what is unread, of which nothing was parsed
+        _first([*unread(body), *after]),
+        value,
+        [value.getField(name).alias(name) for name in chosen.schema.names],
+        notes,
+    )
+
+
+# -- the format that the arguments say -----------------------------------------------------------------------
+
+
+def _chosen(
+    df: DataFrame,
+    column: str,
+    schema: Any,
+    format: str,
+    options: dict[str, str],
+    registry: SchemaRegistry | str | None,
+    subject: str | None,
+    validate: bool,
+) -> tuple[Format, WireFormat | None]:
+    if validate and (format != "json" or registry is None):
+        raise OptionError("decode got validate=True, which is for json with a registry", "leave it out")
+    if registry is None:
+        if subject is not None:
+            raise OptionError(f"decode got subject={subject!r}, but no registry", "give registry, or schema")
+        return _format(df, schema, format, options), None
+    asked = SchemaRegistry.of(registry)
+    if format == "json":
+        if subject is not None:
+            raise OptionError("decode of json got a subject", "give the columns as schema")
+        return registered_json(df, column, Json(schema_of(schema), options), asked, validate)
+    if format not in ("avro", "protobuf"):
+        raise OptionError(
+            f"decode has no registry for format {format!r}", "it has one for avro, json and protobuf"
+        )
+    if options:
+        raise OptionError(
+            f"decode of {format} with a registry got options, but it has none", "leave them out"
+        )
+    if format == "protobuf":
+        return registered_protobuf(df, column, schema, asked, subject)
+    return registered_avro(df, column, schema, asked, subject)
+
+
+def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) -> Format:
+    if format == "json":
+        return Json(schema_of(schema), options)
+    if format == "csv":
+        return Csv(schema_of(schema), options)
+    if format == "avro":
+        from pyspark.sql.avro.functions import from_avro
+
+        if not isinstance(schema, str):
+            raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
+        return from_package(
+            df, format, partial(from_avro, jsonFormatSchema=schema, options={**options, "mode": "PERMISSIVE"})
+        )
+    if format == "protobuf":
+        from pyspark.sql.protobuf.functions import from_protobuf
+
+        message, descriptor = schema
+        return from_package(
+            df,
+            format,
+            partial(
+                from_protobuf,
+                messageName=message,
+                options={**options, "mode": "PERMISSIVE"},
+                binaryDescriptorSet=descriptor,
+            ),
+        )
+    raise OptionError(f"decode has the format {format!r}", "allowed are json, avro, protobuf, csv")

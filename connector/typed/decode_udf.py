@@ -1,0 +1,63 @@
+"""Bodies that are decoded in Python: a value or a fault for each, as a column of Arrow.
+
+Not here: the formats (``avro.py``, ``typed/protobuf/read.py``).
+Invariant: whatever a body holds, the others of its batch are judged as without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import DataType
+
+VALUE, FAULT = "value", "fault"
+_LONGEST_FAULT = 300  # characters
+
+Judgement = tuple[Any, str | None]  # a value, or what is wrong; both are None for a body of no known schema
+
+
+def judged(
+    bodies: pa.Array, judge: Callable[[bytes | None], Judgement], columns: pa.DataType
+) -> pa.StructArray:
+    """Structs of ``value``, of ``columns``, and ``fault`` (string)."""
+    values: list[Any] = []
+    faults: list[str | None] = []
+    for body in bodies.to_pylist():
+        value, fault = judge(body)
+        values.append(value)
+        faults.append(fault)
+    try:
+        column = pa.array(values, columns)
+    except Exception:  # a value is too large for its type: find out which
+        column = _each(values, faults, columns)
+    return pa.StructArray.from_arrays([column, pa.array(faults, pa.string())], [VALUE, FAULT])
+
+
+def _each(values: list[Any], faults: list[str | None], columns: pa.DataType) -> pa.Array:
+    for index, value in enumerate(values):
+        try:
+            pa.array([value], columns)
+        except Exception as error:
+            values[index] = None
+            faults[index] = f"the body does not fit the columns ({told(error)})"
+    return pa.array(values, columns)
+
+
+def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
+    """A function over columns of Spark. Spark may not evaluate it twice for a row."""
+    made: Any = arrow_udf
+    return made(function, kind).asNondeterministic()
+
+
+def told(error: BaseException) -> str:
+    """An error of a library, in one line."""
+    text = " ".join(str(error).split())
+    return sayable(f"{type(error).__name__}: {text}"[:_LONGEST_FAULT])
+
+
+def sayable(text: str) -> str:
+    """The text, with escapes for what is no character (half of a surrogate pair), which Arrow refuses."""
+    return text.encode("utf-8", "backslashreplace").decode()

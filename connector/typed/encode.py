@@ -1,0 +1,184 @@
+"""``encode``: typed columns as messages, the way back from ``decode``.
+
+Not here: publishing them (``batch/foreach_batch.py``, ``stream/sink.py``).
+Invariant: the columns are those that a publish takes, and every row has a body.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StructType
+
+from broker_core.errors import OptionError
+from connector.sql import quoted
+from connector.typed import avro, json_schema
+from connector.typed.decode import Formats
+from connector.typed.decode_udf import over_columns
+from connector.typed.formats import one_clear_error
+from connector.typed.protobuf import write
+from connector.typed.protobuf.descriptors import Descriptors, UnsupportedSchema, descriptor_of, library
+from connector.typed.protobuf.read import SchemaMismatch
+from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
+from connector.typed.registry.message_indexes import written
+from connector.typed.registry.wire_format import header
+
+CONTENT_TYPES = {
+    "json": "application/json",
+    "csv": "text/csv",
+    "avro": "avro/binary",  # of Avro's specification
+    "protobuf": "application/protobuf",
+}
+_OF_MESSAGES = ("exchange", "routing_key", "properties")
+
+
+def encode(
+    df: DataFrame,
+    schema: Any = None,
+    format: Formats = "json",
+    *,
+    options: Mapping[str, str] | None = None,
+    registry: SchemaRegistry | str | None = None,
+    subject: str | None = None,
+    validate: bool = False,
+) -> DataFrame:
+    """The rows of ``df`` as messages: ``body`` and ``properties`` with its ``content_type``, for tx.publish
+    and for a write to format txmq.
+
+    The columns exchange, routing_key and properties stay what they are to a message; all others are in the
+    body. ``schema``: for avro the schema in JSON, or None: Spark's own; for protobuf as in ``decode``.
+    ``options``: of to_json, to_csv or to_protobuf.
+
+    ``registry`` (avro, json, protobuf): the bodies are in Confluent's wire format, with the id that the
+    schema gets in ``subject``. Then the schema of json is a JSON Schema as text, and None for avro that of
+    the columns. For protobuf the newest schema of ``subject`` is taken, and ``schema`` names a message in it,
+    or None: the first. ``validate``: a row of json that its JSON Schema refuses is an error. Raises
+    OptionError; RegistryFailed and LoginRefused of the registry.
+    """
+    if format not in CONTENT_TYPES:
+        raise OptionError(f"encode has the format {format!r}", f"allowed are {', '.join(CONTENT_TYPES)}")
+    names = [name for name in df.columns if name not in _OF_MESSAGES]
+    if not names:
+        raise OptionError(
+            "encode got no column for the body", "add one beside exchange, routing_key, properties"
+        )
+    value = F.struct(*(F.col(quoted(name)) for name in names))
+    columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
+    given = dict(options or {})
+    if validate and (format != "json" or registry is None):
+        raise OptionError("encode got validate=True, which is for json with a registry", "leave it out")
+    if registry is None and subject is None:
+        properties = _properties(df, CONTENT_TYPES[format])
+        body = _body(value, schema, format, given)
+    else:
+        properties = _properties(df, "application/octet-stream")  # an id, and then the value
+        types = StructType([df.schema[name] for name in names])
+        body = _registered(types, value, schema, format, given, registry, subject, validate)
+    with one_clear_error(df.sparkSession, format):
+        encoded = df.select(*columns, body.alias("body"), properties.alias("properties"))
+        _ = encoded.schema  # on Spark Connect, nothing is analysed before
+    return encoded
+
+
+def _body(value: Column, schema: Any, format: str, options: dict[str, str]) -> Column:
+    if format in ("json", "csv") and schema is not None:
+        raise OptionError(f"format {format!r} got a schema, but the columns have their types", "leave it out")
+    if format == "json":
+        return F.to_json(value, options)
+    if format == "csv":
+        return F.to_csv(value, options)
+    if format == "avro":
+        from pyspark.sql.avro.functions import to_avro
+
+        return to_avro(value) if schema is None else to_avro(value, schema)
+    from pyspark.sql.protobuf.functions import to_protobuf
+
+    message, descriptor = descriptor_of(schema)
+    return to_protobuf(value, message, options=options, binaryDescriptorSet=descriptor)
+
+
+def _registered(
+    columns: StructType,
+    value: Column,
+    schema: Any,
+    format: str,
+    options: dict[str, str],
+    registry: SchemaRegistry | str | None,
+    subject: str | None,
+    validate: bool,
+) -> Column:
+    if registry is None or not isinstance(subject, str) or not subject:
+        raise OptionError("encode got only one of registry and subject", "give both, or none")
+    if format == "csv":
+        raise OptionError("encode has no registry for format 'csv'", "it has one for avro, json and protobuf")
+    if options and format != "json":
+        raise OptionError(
+            f"encode to {format} with a registry got options, but it has none", "leave them out"
+        )
+    asked = SchemaRegistry.of(registry)
+    if format == "protobuf":
+        return _protobuf(columns, value, schema, asked, subject)
+    text = json.dumps(avro.avro_schema(columns)) if schema is None and format == "avro" else schema
+    if not isinstance(text, str):
+        raise OptionError(f"format {format!r} got the schema {schema!r:.200}", "give it as JSON text")
+    if format == "json":
+        return _json(value, text, options, asked, subject, validate)
+    avro.columns_of((text,))
+    written_id = header(asked.register(subject, "AVRO", text))
+    body: Column = over_columns(avro.encoder(written_id, text), BinaryType())(value)
+    return body
+
+
+def _json(
+    value: Column, text: str, options: dict[str, str], registry: SchemaRegistry, subject: str, validate: bool
+) -> Column:
+    found = RegisteredSchema("JSON", (text,))
+    if validate:
+        json_schema.library()
+        why = json_schema.unusable(found)
+        if why is not None:
+            raise OptionError(f"the schema {why}", "give a JSON Schema as text")
+    written_id = header(registry.register(subject, "JSON", text))
+    if not validate:
+        return F.concat(F.lit(written_id), F.to_json(value, options).cast("binary"))
+    checked: Column = over_columns(json_schema.encoder(written_id, found), BinaryType())(
+        F.to_json(value, options)
+    )
+    return checked
+
+
+def _protobuf(
+    columns: StructType, value: Column, message: Any, registry: SchemaRegistry, subject: str
+) -> Column:
+    library()
+    if message is not None and not isinstance(message, str):
+        raise OptionError(
+            f"format 'protobuf' with a registry got the schema {message!r:.200}",
+            "give the name of a message of the subject's newest schema, or None: the first",
+        )
+    number, schema = registry.latest_serialized(subject)
+    try:
+        files = Descriptors.of(schema.texts[-1], schema.named)
+        indexes = files.indexes(message)
+        write.writing(files.at(indexes), columns)
+    except UnsupportedSchema as error:
+        raise OptionError(f"the newest schema of subject {subject!r} {error}", "name another one") from None
+    except SchemaMismatch as error:
+        raise OptionError(f"the rows do not fit subject {subject!r}: {error}", "cast or drop it") from None
+    encoder = write.encoder(header(number) + written(indexes), schema, indexes, columns)
+    body: Column = over_columns(encoder, BinaryType())(value)
+    return body
+
+
+def _properties(df: DataFrame, content_type: str) -> Column:
+    if "properties" not in df.columns:
+        return F.struct(F.lit(content_type).alias("content_type"))
+    kind = df.schema["properties"].dataType
+    if not isinstance(kind, StructType):
+        raise OptionError(f"column 'properties' has the type {kind.simpleString()}", "give a struct")
+    others = [F.col("properties").getField(name).alias(name) for name in kind.names if name != "content_type"]
+    return F.struct(F.lit(content_type).alias("content_type"), *others)

@@ -1,0 +1,263 @@
+"""The formats of typed messages: how Spark's own functions parse a body, and what is then wrong with it.
+
+Not here: what happens to a broken message (``decode.py``), what no parser checks (``violations.py``).
+Invariant: a value is sound only if the whole body is one value of the schema. Spark's parsers of text stop at
+the end of the first value, so the body is parsed together with a mark at its end, which must be there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
+
+from broker_core.errors import OptionError
+from connector.errors import first_line
+from connector.typed.violations import violations
+
+Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
+
+_MARK = f"txmq_{secrets.token_hex(8)}"  # no message has it
+_CORRUPT = f"{_MARK}_corrupt"
+_INFINITY = "allowNonNumericNumbers"
+_NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
+
+
+class Format(Protocol):
+    @property
+    def schema(self) -> StructType:
+        """Of the decoded columns."""
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        """What is parsed, of the body and the body as text. It is null instead if the bytes are broken."""
+
+    def parsed(self, encoded: Column) -> Column:
+        """One value for the other methods."""
+
+    def value(self, parsed: Column) -> Column:
+        """The struct with the decoded columns."""
+
+    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
+        """What is wrong with the body; the first condition that is true says it. One is true if null was
+        parsed.
+        """
+
+    def reasons(self) -> list[str]:
+        """What a reason that is a column may be; [] if it may be anything."""
+
+
+def schema_of(given: StructType | str) -> StructType:
+    """Raises OptionError unless ``given`` is a struct, or its DDL (``id bigint not null, name string``)."""
+    schema: Any = given
+    if isinstance(given, str):
+        try:
+            schema = StructType.fromDDL(given)
+        except (ParseException, PySparkException) as error:
+            raise OptionError(
+                f"the schema {given[:200]!r} is no DDL: {first_line(error)[:200]}",
+                "write 'id bigint not null, name string', or give a StructType",
+            ) from None
+    if not isinstance(schema, StructType):
+        raise OptionError(f"the schema is {schema!r:.200}", "give a StructType, or its columns as DDL")
+    names = [each.name.lower() for each in schema.fields]
+    if not names or len(set(names)) < len(names):
+        raise OptionError(
+            f"the schema has the columns {', '.join(schema.names) or 'none'}",
+            "name at least one, and none twice (upper case and lower case are the same)",
+        )
+    return schema
+
+
+def _checked(options: Mapping[str, str], what: str) -> dict[str, str]:
+    for name in options:
+        if name.lower() in ("mode", "columnnameofcorruptrecord"):
+            raise OptionError(
+                f"option {name!r} of {what} is txmq's own: it finds the broken messages",
+                "leave it out; the argument mode says what happens to them",
+            )
+    given = {name: str(value) for name, value in options.items()}
+    return {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+
+
+@dataclass(frozen=True)
+class Json:
+    """One JSON object. ``options``: of ``from_json``."""
+
+    schema: StructType
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        """The object with a last member, the mark, in front of its closing brace. Only if the body is one
+        object, that is a member of the object that Spark reads.
+        """
+        # most bodies end with the brace, and have a member
+        trimmed = F.rtrim(text, F.lit(" \t\r\n")).cast("binary")
+        empty = text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
+        return (
+            F.when(_is_closed(body) & (F.instr(text, '"') > 0), _marked(body))
+            .when(empty, F.lit(f'{{"{_MARK}":1}}'))
+            .when(_is_closed(trimmed), _marked(trimmed))
+            .otherwise(text)
+        )
+
+    def parsed(self, encoded: Column) -> Column:
+        marks = [StructField(_MARK, IntegerType()), StructField(_CORRUPT, StringType())]
+        kind = StructType([*self.schema.fields, *marks])
+        options = _checked(self.options, "from_json")
+        if not self._allows_infinity:
+            options = {name: value for name, value in options.items() if name.lower() != _INFINITY.lower()}
+            options[_INFINITY] = "false"
+        return F.from_json(encoded, kind, options)
+
+    @property
+    def _allows_infinity(self) -> bool:
+        """JSON has no such number (RFC 8259), and Spark reads it by default."""
+        return any(
+            name.lower() == _INFINITY.lower() and str(value).lower() == "true"
+            for name, value in self.options.items()
+        )
+
+    def value(self, parsed: Column) -> Column:
+        return parsed
+
+    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
+        corrupt, mark = parsed.getField(_CORRUPT).isNotNull(), parsed.getField(_MARK).isNull()
+        yield corrupt | mark, self._misfit(parsed, text)
+        yield from violations(parsed, self.schema, finite=not self._allows_infinity)
+
+    def _misfit(self, value: Column, text: Column) -> Column:
+        """The first field that is there and was not read; Spark keeps the others."""
+        named = [
+            F.when(
+                value.getField(each.name).isNull() & F.get_json_object(text, f"$['{each.name}']").isNotNull(),
+                F.lit(_not_of_type(each)),
+            )
+            for each in self.schema.fields
+            if "'" not in each.name
+        ]
+        # Spark reads the mark if only a member before it is wrong
+        return F.when(value.getField(_MARK).isNull(), F.lit(_NO_OBJECT)).otherwise(
+            F.coalesce(*named, F.lit(_MISFIT))
+        )
+
+    def reasons(self) -> list[str]:
+        return [_NO_OBJECT, _MISFIT, *map(_not_of_type, self.schema.fields)]
+
+
+def _is_closed(body: Column) -> Column:
+    return F.substring(body, -1, 1) == F.lit(b"}")
+
+
+def _marked(body: Column) -> Column:
+    # bytes, because Spark takes a part of a text by counting its characters
+    opened = F.substring(body, F.lit(1), F.length(body) - 1)
+    return F.concat(opened, F.lit(f',"{_MARK}":1}}'.encode())).cast("string")
+
+
+def _not_of_type(field: StructField) -> str:
+    return f"field {field.name!r} is not {field.dataType.simpleString()}"
+
+
+@dataclass(frozen=True)
+class Csv:
+    """One row. ``options``: of ``from_csv``, which takes the end of a line for a character like others."""
+
+    schema: StructType
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one."""
+        del body
+        given = {name.lower(): value for name, value in self.options.items()}
+        separator = given.get("sep", given.get("delimiter", ","))
+        return F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{separator}{_MARK}"))
+
+    def parsed(self, encoded: Column) -> Column:
+        marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
+        kind = StructType([*_nullable(self.schema).fields, *marks])
+        return F.from_csv(encoded, kind.toDDL(), _checked(self.options, "from_csv"))
+
+    def value(self, parsed: Column) -> Column:
+        return parsed
+
+    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
+        del text
+        mark = F.coalesce(parsed.getField(_MARK), F.lit(""))
+        yield mark != _MARK, f"the body is not a row of {len(self.schema)} columns"
+        yield parsed.getField(_CORRUPT).isNotNull(), _MISFIT
+        names = {name.lower() for name in self.options}
+        yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))
+
+    def reasons(self) -> list[str]:
+        return []
+
+
+def _nullable(schema: StructType) -> StructType:
+    return StructType([StructField(each.name, each.dataType) for each in schema.fields])
+
+
+@dataclass(frozen=True)
+class FromPackage:
+    """A format of a package that Spark does not bring: Avro, Protobuf.
+
+    What follows a value in the body is not noticed, because the functions do not tell where it ended.
+    """
+
+    name: str
+    parse: Callable[[Column], Column]
+    schema: StructType
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        del text
+        return body
+
+    def parsed(self, encoded: Column) -> Column:
+        return self.parse(encoded)
+
+    def value(self, parsed: Column) -> Column:
+        return parsed
+
+    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
+        del text
+        yield parsed.isNull(), f"the body is not {self.name} of the schema"
+
+    def reasons(self) -> list[str]:
+        return []
+
+
+def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column]) -> FromPackage:
+    """Raises OptionError if the package is missing, or if its function refuses the schema."""
+    with one_clear_error(frame.sparkSession, format):
+        parsed = frame.sparkSession.range(1).select(parse(F.lit(b"")).alias("value"))
+        kind: DataType = parsed.schema["value"].dataType
+    if not isinstance(kind, StructType):
+        raise OptionError(
+            f"the schema of format {format!r} is of type {kind.simpleString()}", "give that of a record"
+        )
+    return FromPackage(format.capitalize(), parse, kind)
+
+
+@contextlib.contextmanager
+def one_clear_error(spark: SparkSession, format: str) -> Iterator[None]:
+    """Spark's refusal of a function of a package as OptionError: the package is missing, or the schema is
+    wrong.
+    """
+    try:
+        yield
+    except AnalysisException as error:
+        if "NOT_LOADED" in str(error):
+            package = f"org.apache.spark:spark-{format}_2.13:{spark.version}"
+            raise OptionError(
+                f"format {format!r} needs the package {package}, which is not on Spark's class path",
+                f'add it where the session is built: .config("spark.jars.packages", "{package}"), or '
+                f"spark-submit --packages {package}",
+            ) from None
+        told = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"
+        raise OptionError(told, "mend it") from None

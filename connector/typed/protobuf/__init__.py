@@ -1,0 +1,1 @@
+"""Protobuf: types of message as types of Spark, and bodies both ways."""

@@ -1,0 +1,231 @@
+"""Protobuf's descriptors: the files of a schema, and the types of message that they declare.
+
+Not here: the registry that has them (``typed/registry/client.py``), values (``read.py``).
+Invariant: each schema has a pool of its own. Two schemas may declare different types of one name, and neither
+reaches the types of the program.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from broker_core.errors import OptionError
+from connector.typed.decode_udf import told
+from connector.typed.registry.message_indexes import Indexes
+
+Descriptor = Any  # of google.protobuf
+
+_ROOT = "txmq_schema.proto"  # a schema of a registry has no name; what refers to it has one
+_LONGEST_REASON = 300  # characters
+# what registries and protoc know without a reference to it
+_KNOWN = (
+    *(
+        f"google/protobuf/{name}"
+        for name in (
+            "any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct",
+            "timestamp", "type", "wrappers",
+        )
+    ),
+    *(
+        f"google/type/{name}"
+        for name in (
+            "calendar_period", "color", "date", "datetime", "dayofweek", "decimal", "expr", "fraction",
+            "interval", "latlng", "localized_text", "money", "month", "phone_number", "postal_address",
+            "quaternion", "timeofday",
+        )
+    ),
+)  # fmt: skip
+_DECIMAL = "confluent/type/decimal.proto"
+
+
+class UnsupportedSchema(ValueError):
+    """Files that no message can be read with; the text follows "schema id 5" or "the schema"."""
+
+
+def library() -> Any:
+    """The modules of protobuf. Raises OptionError if it is not installed."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf.descriptor import FieldDescriptor
+    except ImportError:
+        raise OptionError(
+            "Protobuf with a schema registry needs the package protobuf", "pip install 'txmq[protobuf]'"
+        ) from None
+    return SimpleNamespace(
+        files=descriptor_pb2, pool=descriptor_pool, messages=message_factory, field=FieldDescriptor
+    )
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """``file``: the FileDescriptorProto whose messages the indexes count."""
+
+    file: Any = field(repr=False)
+    pool: Any = field(repr=False)
+
+    @classmethod
+    def of(cls, text: str, named: Iterable[tuple[str, str]] = ()) -> Descriptors:
+        """A schema of a registry and the files that it imports, each a FileDescriptorProto in base64. Raises
+        Undescribed.
+        """
+        files: dict[str, Any] = {}
+        for name, each in named:
+            files.setdefault(name, _file(name, each))
+        return cls._built(_file(_ROOT, text), files)
+
+    @classmethod
+    def of_set(cls, data: bytes, message: str) -> Descriptors:
+        """A FileDescriptorSet, as protoc writes it; ``file`` is the one that declares ``message``. Raises
+        Undescribed.
+        """
+        try:
+            files = {each.name: each for each in library().files.FileDescriptorSet.FromString(data).file}
+        except OptionError:
+            raise
+        except Exception as error:  # of any class, for any damage
+            raise UnsupportedSchema(f"is not a descriptor set ({told(error)})") from None
+        for each in files.values():
+            if _indexes(each, message) is not None:
+                return cls._built(each, files)
+        raise UnsupportedSchema(f"has no message {message!r}")
+
+    @classmethod
+    def _built(cls, file: Any, files: Mapping[str, Any]) -> Descriptors:
+        pool, added, missing = library().pool.DescriptorPool(), set[str](), list[str]()
+        try:
+            _add(pool, file, files, added, missing, ())
+        except UnsupportedSchema:
+            raise
+        except Exception as error:  # of any class, for any damage
+            lack = f"; it imports {', '.join(missing)}, which nobody has" if missing else ""
+            reason = f"is not a schema of Protobuf ({told(error)}{lack[:_LONGEST_REASON]})"
+            raise UnsupportedSchema(reason) from None
+        if not file.message_type:
+            raise UnsupportedSchema("has no message")
+        return cls(file, pool)
+
+    def at(self, indexes: Indexes) -> Descriptor:
+        """The type of message of these indexes. Raises Undescribed."""
+        scope, names = self.file.message_type, [self.file.package] if self.file.package else []
+        for index in indexes:
+            if index >= len(scope):
+                raise UnsupportedSchema(f"has no message {list(indexes)}")
+            maps = [at for at, each in enumerate(scope) if each.options.map_entry]
+            if maps and index >= maps[0]:
+                # a map is a message to some clients, which count it, and none to those that read the text
+                raise UnsupportedSchema(
+                    f"has no message {list(indexes)} on which all clients agree: maps are before it"
+                )
+            names.append(scope[index].name)
+            scope = scope[index].nested_type
+        return self.pool.FindMessageTypeByName(".".join(names))
+
+    def indexes(self, message: str | None) -> Indexes:
+        """Those of a message, named with or without the package; None: the first. Raises Undescribed."""
+        if message is None:
+            return (0,)
+        found = _indexes(self.file, message)
+        if found is None:
+            raise UnsupportedSchema(f"has no message {message!r}")
+        self.at(found)
+        return found
+
+
+def descriptor_of(schema: Any) -> tuple[str, bytes]:
+    """The message name and the descriptor set of a schema of protobuf. Raises OptionError."""
+    match schema:
+        case (str(message), bytes(descriptor)):
+            return message, descriptor
+        case (str(message), path):
+            try:
+                with open(path, "rb") as file:
+                    return message, file.read()
+            except (OSError, TypeError) as error:
+                raise OptionError(
+                    f"cannot read the descriptor set {path!r}: {error}", "protoc writes one"
+                ) from None
+    raise OptionError(
+        f"format 'protobuf' got the schema {schema!r:.200}",
+        "give (name of the message, descriptor set as bytes or the path of its file)",
+    )
+
+
+def _file(name: str, text: str) -> Any:
+    try:
+        made = library().files.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except OptionError:
+        raise
+    except (binascii.Error, ValueError) as error:
+        raise UnsupportedSchema(f"is not a schema of Protobuf ({told(error)})") from None
+    except Exception as error:  # of any class, for any damage
+        raise UnsupportedSchema(f"is not a schema of Protobuf ({told(error)})") from None
+    made.name = name
+    return made
+
+
+def _add(
+    pool: Any,
+    file: Any,
+    files: Mapping[str, Any],
+    added: set[str],
+    missing: list[str],
+    open_: tuple[str, ...],
+) -> None:
+    """Adds a file behind all that it imports."""
+    for name in file.dependency:
+        if name in (*open_, file.name):
+            raise UnsupportedSchema(f"has a file that imports itself: {name[:100]}")
+        if name not in added:
+            found = files.get(name) or _known(name)
+            if found is None:
+                # it may be imported for options only, which no value needs
+                found = library().files.FileDescriptorProto(name=name)
+                missing.append(name)
+            _add(pool, found, files, added, missing, (*open_, file.name))
+    pool.AddSerializedFile(file.SerializeToString())
+    added.add(file.name)
+
+
+def _known(name: str) -> Any:
+    """A file that is not registered, because everybody has it; None if it is not such a one."""
+    made = library().files.FileDescriptorProto()
+    if name == _DECIMAL:
+        kinds = library().field
+        made.name, made.package, made.syntax = name, "confluent.type", "proto3"
+        decimal = made.message_type.add(name="Decimal")
+        fields = (("value", kinds.TYPE_BYTES), ("precision", kinds.TYPE_UINT32), ("scale", kinds.TYPE_INT32))
+        for number, (each, kind) in enumerate(fields, 1):
+            decimal.field.add(name=each, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
+        return made
+    stem = name.removesuffix(".proto")
+    if stem not in _KNOWN or stem == name:
+        return None
+    try:
+        module = importlib.import_module(f"{stem.replace('/', '.')}_pb2")
+    except ImportError:  # google.type is a package of its own
+        return None
+    module.DESCRIPTOR.CopyToProto(made)
+    return made
+
+
+def _indexes(file: Any, message: str) -> Indexes | None:
+    """Those of the message with this name."""
+    prefix = f"{file.package}." if file.package else ""
+    for name in dict.fromkeys((message.removeprefix(prefix), message)):
+        scope, found = file.message_type, []
+        for part in name.split("."):
+            declared = [each for each in scope if not each.options.map_entry]
+            at = next((at for at, each in enumerate(declared) if each.name == part), None)
+            if at is None:
+                break
+            found.append(at)
+            scope = declared[at].nested_type
+        else:
+            return tuple(found)
+    return None

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker_core import errors, failpoint
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import OutcomeRecord
+from broker_core.broker.transaction.publish import Publish
+from broker_core.message.message import Message
+from broker_core.node.local import LocalBroker
+from broker_core.store.memory import MemoryStore
+from tests.reading import fetched
+
+
+class GatedStore(MemoryStore):
+    """A disk that is slow: a commit waits at the gate, so that others queue up behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.groups: list[int] = []
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self.entered.set()
+        assert self.gate.wait(600)
+        self.groups.append(len(changes))
+        super().commit(changes)
+
+
+def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
+    def work(state: BrokerState, change: Change, now: int) -> str:
+        if name == "bad":
+            raise errors.PreconditionFailed("no")
+        state.names.outcomes.remember(change, OutcomeRecord(name, "committed", now))
+        return name
+
+    return work
+
+
+def together(store: GatedStore, broker: LocalBroker, names: Sequence[str]) -> dict[str, object]:
+    """Run one work, and while it is on the disk all the others; the answers."""
+    answers: dict[str, object] = {}
+
+    def go(name: str) -> None:
+        try:
+            answers[name] = broker.run(remember(name))
+        except errors.TxmqError as error:
+            answers[name] = error
+
+    store.gate.clear()
+    store.entered.clear()
+    threads = [threading.Thread(target=go, args=(name,)) for name in names]
+    threads[0].start()
+    assert store.entered.wait(600)
+    for thread in threads[1:]:
+        thread.start()
+    waiting = threading.Event()
+    while len(broker.committer._waiting) < len(names) - 1:
+        waiting.wait(0.001)
+    store.gate.set()
+    for thread in threads:
+        thread.join(600)
+    return answers
+
+
+def test_commits_that_wait_share_one_write() -> None:
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    names = [f"t{number}" for number in range(8)]
+    assert together(store, broker, names) == {name: name for name in names}
+    assert store.groups == [1, 7]
+    assert set(broker.state.names.outcomes) == set(names)
+    broker.close()
+
+
+def test_one_refused_commit_does_not_fail_its_group() -> None:
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    answers = together(store, broker, ["first", "bad", "third"])
+    assert isinstance(answers.pop("bad"), errors.PreconditionFailed)
+    assert answers == {"first": "first", "third": "third"}
+    assert {
+        record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)
+    } == {"first", "third"}
+    broker.close()
+
+
+@pytest.mark.parametrize("step", ["store.commit.begin", "store.commit.executed"])
+def test_a_failed_write_stops_everything_with_store_failed_and_nothing_is_retried(step: str) -> None:
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+    failpoint.arm(step, "enospc")
+    try:
+        answers = together(store, broker, ["first", "second", "third"])
+    finally:
+        failpoint.disarm()
+    assert all(isinstance(answer, errors.StoreFailed) for answer in answers.values()), answers
+    assert "Errno 28" in str(answers["third"])
+    with pytest.raises(errors.StoreFailed, match="Errno 28"):
+        broker.run(remember("later"))
+    with pytest.raises(errors.StoreFailed):
+        broker.channel()
+    with pytest.raises(errors.StoreFailed):
+        broker.wait(lambda state: False, 10)
+    broker.close()
+    reopened = LocalBroker(store.reopened(), upkeep=False)
+    assert list(reopened.state.names.outcomes) == []
+    reopened.close()
+
+
+def test_a_defect_in_a_work_fails_its_caller_alone_and_changes_nothing() -> None:
+    store = MemoryStore()
+    broker = LocalBroker(store, upkeep=False)
+
+    def faulty(state: BrokerState, change: Change, now: int) -> None:
+        state.numbers.next_sequence()
+        state.names.outcomes.remember(change, OutcomeRecord("half", "committed", now))
+        raise ZeroDivisionError("a fault")
+
+    with pytest.raises(errors.InternalFault, match="a fault"):
+        broker.run(faulty)
+    assert (broker.state.numbers.sequence, list(broker.state.names.outcomes)) == (0, [])
+    assert broker.run(remember("later")) == "later"
+    assert [
+        record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)
+    ] == ["later"]
+    broker.close()
+
+
+def test_what_a_work_had_done_before_it_was_refused_is_undone() -> None:
+    store = MemoryStore()
+    broker = LocalBroker(store, upkeep=False)
+
+    def work(state: BrokerState, change: Change, now: int) -> None:
+        state.names.outcomes.remember(change, OutcomeRecord("acked below", "committed", now))
+        raise errors.LineageConflict("and then refused")
+
+    with pytest.raises(errors.LineageConflict):
+        broker.run(work)
+    assert list(broker.state.names.outcomes) == []
+    assert [
+        record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)
+    ] == []
+    broker.close()
+
+
+def test_nobody_sees_part_of_a_commit_over_several_queues() -> None:
+    broker = LocalBroker(MemoryStore(), upkeep=False)
+    with broker.channel() as channel:
+        for name in ("a", "b", "c"):
+            channel.queue_declare(name)
+    done = threading.Event()
+    torn: list[list[int]] = []
+
+    def watch() -> None:
+        while not done.is_set():
+            counts = [info.messages for info in broker.queues()]
+            if len(set(counts)) != 1 or counts[0] % 10:
+                torn.append(counts)
+
+    def write() -> None:
+        with broker.channel() as channel:
+            channel.tx_select()
+            for _ in range(60):
+                for _ in range(10):
+                    for name in ("a", "b", "c"):
+                        channel.publish(b"x", routing_key=name)
+                channel.tx_commit()
+
+    watcher = threading.Thread(target=watch)
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for thread in (watcher, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    watcher.join()
+    assert torn == []
+    assert [info.messages for info in broker.queues()] == [2400] * 3
+    broker.close()
+
+
+def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -> None:
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    reader = broker.channel()
+    reader.queue_declare("q")
+    queues: Queues = (broker.state.topology.queue("q"),)
+
+    def work(state: BrokerState, change: Change, now: int) -> None:
+        state.messages.enqueue_rows(change, [Publish(Message(b"x", "q"), queues)], now)
+
+    store.gate.clear()
+    store.entered.clear()
+    writer = threading.Thread(target=broker.run, args=(work,))
+    writer.start()
+    assert store.entered.wait(600)
+    assert reader.get("q") is None
+    assert broker.queues()[0].messages == 0
+    assert not broker.wait(lambda state: state.topology.queue("q").log.visible_end > 0, 0)
+    store.gate.set()
+    assert broker.wait(lambda state: state.topology.queue("q").log.visible_end > 0, 30)
+    writer.join()
+    assert reader.get("q") is not None
+    broker.close()
+
+
+def test_commit_times_and_sequences_never_fall_even_when_the_clock_does() -> None:
+    times = iter([100, 50, 10])
+    broker = LocalBroker(MemoryStore(), lambda: next(times), upkeep=False)
+    seen = [broker.run(lambda state, _change, now: (now, state.numbers.next_sequence())) for _ in range(3)]
+    assert seen == sorted(set(seen))
+    broker.committer._clock = lambda: 0
+    broker.close()
+
+
+def test_commit_times_do_not_fall_over_a_restart_with_a_clock_that_was_set_back() -> None:
+    store = MemoryStore()
+    broker = LocalBroker(store, lambda: 1000, upkeep=False)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.publish(b"1", routing_key="q")
+    committed_at = fetched(broker, broker.state.topology.queue("q"), 0).committed_at
+    broker.close()
+    again = LocalBroker(store.reopened(), lambda: 5, upkeep=False)
+    with again.channel() as channel:
+        channel.publish(b"2", routing_key="q")
+    assert fetched(again, again.state.topology.queue("q"), 1).committed_at > committed_at
+    again.close()
+
+
+def test_a_work_that_cannot_be_encoded_fails_alone_in_its_group_and_the_broker_goes_on() -> None:
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    answers = together(store, broker, ["first", "before", "lone \ud800 surrogate", "after"])
+    failed = answers.pop("lone \ud800 surrogate")
+    assert isinstance(failed, errors.OptionError) and "outcome.xid" in failed.message
+    assert answers == {name: name for name in ("first", "before", "after")}
+    assert store.groups == [1, 2]
+    assert broker.run(remember("later")) == "later"
+    found = LocalBroker(store.reopened(), upkeep=False)
+    assert set(found.state.names.outcomes) == {"first", "before", "after", "later"}
+    found.close()
+    broker.close()

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from broker_core.broker.queue import Queue, Run
+from broker_core.broker.state.block import Blocks
+from broker_core.broker.state.change import Change, Drop, InboxRow
+from broker_core.broker.state.records import HoleRecord, ProgressRecord, RunRecord
+
+
+def no_block(block_id: int) -> pa.RecordBatch:
+    raise AssertionError(block_id)
+
+
+class Ids:
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __call__(self) -> int:
+        self.last += 1
+        return self.last
+
+
+def rows_of(runs: list[Run]) -> list[tuple[int, int, int]]:
+    return [
+        (run.first + ahead, run.block_id, int(row)) for run in runs for ahead, row in enumerate(run.rows())
+    ]
+
+
+def take(queue: Queue) -> int | None:
+    """The next entry, which is held from now on."""
+    offset = queue.ready.head(queue.log.visible_end)
+    if offset is not None:
+        queue.ready.take_head(offset)
+    return offset
+
+
+class QueueModel(RuleBasedStateMachine):
+    """A queue against a plain list of entries; the records it writes are replayed into a second queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = Blocks(Ids(), no_block)
+        self.queue = Queue(1, "q", self.blocks)
+        self.entries: list[tuple[int, int]] = []  # (block, row)
+        self.settled: set[int] = set()
+        self.held: set[int] = set()
+        self.sent: set[int] = set()
+        self.records: dict[tuple[type, object], object] = {}
+
+    def _apply(self, change: Change) -> None:
+        for entry in change.journal:
+            if isinstance(entry, Drop):
+                self.records.pop(entry, None)
+            else:
+                self.records[(type(entry), entry.key)] = entry
+        for block_id in change.forgets:
+            assert not any(
+                entry[0] == block_id
+                for offset, entry in enumerate(self.entries)
+                if offset not in self.settled
+            ), "a living block is never forgotten"
+
+    @rule(gaps=st.lists(st.integers(1, 3), min_size=1, max_size=5))
+    def append_to_the_open_block(self, gaps: list[int]) -> None:
+        for gap in gaps:
+            block = self.blocks.open()
+            row = block.rows + gap - 1  # rows between belong to other queues
+            assert block.inbox is not None
+            block.inbox += [InboxRow(block.block_id, 0, 1, 1, "", "", b"", b"x", b"")] * gap
+            block.rows = row + 1
+            assert self.queue.log.append_row(block, row) == len(self.entries)
+            self.entries.append((block.block_id, row))
+        self.queue.log.show()
+
+    @rule(bits=st.lists(st.booleans(), min_size=1, max_size=20))
+    def append_a_stored_block(self, bits: list[bool]) -> None:
+        rows = [row for row, bit in enumerate(bits) if bit]
+        if not rows:
+            return
+        self.blocks.close_open()
+        info = self.blocks.name(self.blocks._new_block_id(), len(bits), len(bits))
+        bitmap = bytearray(-(-len(bits) // 8))
+        for row in rows:
+            bitmap[row >> 3] |= 1 << (row & 7)
+        contiguous = rows == list(range(rows[0], rows[-1] + 1))
+        first = self.queue.log.append(
+            len(rows), info.block_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7
+        )
+        assert first == len(self.entries)
+        self.records[(RunRecord, (1, first))] = self.queue.log.record_last_run()
+        self.entries += [(info.block_id, row) for row in rows]
+        self.queue.log.show()
+
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, len(self.entries)))
+        end = min(len(self.entries), start + data.draw(st.integers(0, 6)))
+        if any(offset in self.held for offset in range(start, end)):
+            return
+        self.queue.settle(start, end)
+        self.settled |= set(range(start, end))
+
+    @rule()
+    def take(self) -> None:
+        ready = [
+            offset
+            for offset in range(len(self.entries))
+            if offset not in self.settled and offset not in self.held
+        ]
+        requeued = [offset for offset in ready if offset in self.sent]
+        offset = take(self.queue)
+        assert offset == min(requeued or ready, default=None)
+        if offset is not None:
+            assert self.queue.ready.was_sent(offset) == (offset in self.sent)
+            self.held.add(offset)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), requeue=st.booleans())
+    def give_back_or_ack(self, data: st.DataObject, requeue: bool) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.discard(offset)
+        if requeue:
+            self.queue.requeue_range(offset, offset + 1)
+            self.sent.add(offset)
+        else:
+            self.queue.settle_range(offset, offset + 1)
+            self.settled.add(offset)
+
+    @rule()
+    def record(self) -> None:
+        change = Change()
+        self.queue.record(change)
+        self._apply(change)
+        progress = self.records.get((ProgressRecord, (1,)))
+        if isinstance(progress, ProgressRecord):
+            holes = [record for record in self.records.values() if isinstance(record, HoleRecord)]
+            found = set(range(progress.floor)) | {
+                offset for hole in holes for offset in range(hole.start, hole.end)
+            }
+            assert found == self.settled, "progress and holes say exactly what is settled"
+        for record in self.records.values():
+            if isinstance(record, RunRecord):
+                assert not set(range(record.first, record.first + record.count)) <= self.settled, (
+                    "a deletable run has no record"
+                )
+
+    @invariant()
+    def the_queue_says_what_the_list_says(self) -> None:
+        queue, end = self.queue, len(self.entries)
+        unsettled = [offset for offset in range(end) if offset not in self.settled]
+        assert queue.messages == len(unsettled)
+        assert queue.unacknowledged == len(self.held)
+        assert queue.droppable == len(unsettled) - len(self.held)
+        assert queue.progress.floor == min(unsettled, default=end)
+        middle = end // 2
+        for start, stop in ((0, end), (middle, end), (0, middle)):
+            assert {
+                at for low, high in queue.progress.settled_within(start, stop) for at in range(low, high)
+            } == self.settled & set(range(start, stop))
+            kept = rows_of(queue.log.runs_between(start, stop))
+            assert [entry for entry in kept if entry[0] not in self.settled] == [
+                (offset, *self.entries[offset]) for offset in unsettled if start <= offset < stop
+            ]
+        for offset in unsettled:
+            run, row = queue.log.locate(offset)
+            assert (run.block_id, row) == self.entries[offset]
+
+
+TestQueueModel = pytest.mark.slow(QueueModel.TestCase)
+TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def filled(count: int) -> Queue:
+    blocks = Blocks(Ids(), no_block)
+    queue = Queue(1, "q", blocks)
+    blocks.name(1, count, count * 100)
+    queue.log.append(count, 1, 0, b"", 5, 5)
+    queue.log.show()
+    return queue
+
+
+def test_an_owned_queue_keeps_what_is_settled_until_its_source_acks() -> None:
+    queue = filled(10)
+    queue.own("app")
+    queue.claim(0, 10)
+    queue.settle(0, 10)
+    change = Change()
+    queue.record(change)
+    assert queue.messages == 0
+    assert change.forgets == []
+    assert len(rows_of(queue.log.runs_between(0, 10))) == 10
+    queue.ack_to(10)
+    change = Change()
+    queue.record(change)
+    assert change.forgets == [1]
+    assert queue.log.runs_between(0, 10) == []
+
+
+def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivered() -> None:
+    queue = filled(10)
+    queue.own("app")
+    queue.claim(0, 6)
+    queue.settle(0, 4)
+    queue.release()
+    assert take(queue) == 4
+    assert (queue.ready.was_sent(4), queue.ready.was_sent(5), queue.ready.was_sent(6)) == (True, True, False)
+
+
+def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
+    blocks = Blocks(Ids(), no_block)
+    queue = Queue(1, "q", blocks)
+    for block_id in range(1, 611):
+        block = blocks.name(block_id, 16_384, 16_384 * 100)
+        queue.log.append_row(block, 0)
+        queue.log._runs[-1].count = 16_384
+        queue.log.next_offset += 16_383
+    assert queue.log.next_offset > 9_990_000
+    assert len(queue.log.runs_between(0, queue.log.next_offset)) == 610
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+def test_rows_of_one_open_block_stay_one_run_also_where_other_queues_rows_lie_between(gap: int) -> None:
+    blocks = Blocks(Ids(), no_block)
+    queue = Queue(1, "q", blocks)
+    block = blocks.open()
+    for row in range(0, 1000 * gap, gap):
+        queue.log.append_row(block, row)
+    (run,) = queue.log.runs_between(0, 1000)
+    assert list(map(int, run.rows())) == list(range(0, 1000 * gap, gap))
+    assert list(map(int, run.clip(10, 13).rows())) == [10 * gap, 11 * gap, 12 * gap]

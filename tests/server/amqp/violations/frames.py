@@ -1,0 +1,608 @@
+"""Violations of framing, of the states of connection and channel, and of who may send which method."""
+
+from __future__ import annotations
+
+import struct
+
+from pamqp import commands, heartbeat
+
+from tests.amqp_peer import encoded, method, raw
+from tests.server.amqp.violations.row import Answered, ChannelClosed, ConnectionClosed, Dropped, Like, Row
+
+C, H, Q, B, E = commands.Connection, commands.Channel, commands.Queue, commands.Basic, commands.Exchange
+FRAME_MAX = 131_072
+PUBLISH = B.Publish(routing_key="violation.nowhere")
+WRONG_STATE = "CHANNEL_ERROR - unexpected method in connection state running"
+UNIMPLEMENTED = "COMMAND_INVALID - unimplemented method"
+NOT_OPEN = "CHANNEL_ERROR - expected 'channel.open'"
+NO_METHOD = "UNEXPECTED_FRAME - expected method frame, got non method frame instead"
+NO_HEADER = "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead"
+NO_BODY = "UNEXPECTED_FRAME - expected content body, got non content body frame instead"
+TOO_MANY = "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
+NO_UTF_8 = "FRAME_ERROR - Malformed UTF-8 in shortstr"
+CANNOT_DECODE = Like("FRAME_ERROR - cannot decode <<.*>>")
+
+# where this broker differs from RabbitMQ 3.10.8
+CRASHES = "RabbitMQ's reader crashes on it and closes the socket without a word; the specification has a reply code for it"
+REMOVED = "the class is not part of 0-9-1, and no client of 0-9-1 sends it"
+WAITS = "RabbitMQ waits for more; the specification wants 505 for a content that is not well formed (4.2.6.1)"
+HEADER = "RabbitMQ finds the damage while it answers; the specification's code for illegal values is 502"
+EARLY = "RabbitMQ looks once it has the whole body; this broker does not take it first"
+UTF_8 = "RabbitMQ looks at some short strings only; all of them have to be UTF-8 (4.2.5.3)"
+BLAME = "the ids are of the method that is to blame"
+
+
+def unknown(class_id: int, method_id: int) -> ConnectionClosed:
+    return ConnectionClosed(503, Like(f"COMMAND_INVALID - .*{class_id}.*{method_id}.*"), (0, 0))
+
+
+DAMAGED = ConnectionClosed(502, Like("SYNTAX_ERROR - .*"), (60, 40))
+TABLE = ConnectionClosed(502, Like("SYNTAX_ERROR - .*"), (50, 10))
+TOO_LONG = ConnectionClosed(505, Like("UNEXPECTED_FRAME - .*"), (60, 40))
+
+
+def too_large(size: int) -> ChannelClosed:
+    return ChannelClosed(
+        406,
+        f"PRECONDITION_FAILED - message size {size} is larger than configured max size 134217728",
+        (60, 40),
+    )
+
+
+DECLARE = encoded(1, Q.Declare(queue="violation.q", exclusive=True))
+
+
+def content_header(
+    size: int, class_id: int = 60, weight: int = 0, flags: bytes = b"\0\0", channel: int = 1
+) -> bytes:
+    return raw(2, channel, struct.pack(">HHQ", class_id, weight, size) + flags)
+
+
+def body(data: bytes, channel: int = 1) -> bytes:
+    return raw(3, channel, data)
+
+
+def table_argument(table: bytes, length: int | None = None) -> bytes:
+    """queue.declare with these bytes as its table."""
+    name = b"violation.q"
+    arguments = (
+        struct.pack(">HB", 0, len(name))
+        + name
+        + b"\0"
+        + struct.pack(">I", len(table) if length is None else length)
+        + table
+    )
+    return method(1, 50, 10, arguments)
+
+
+FRAMES = [
+    Row(
+        "wrong frame end",
+        (DECLARE[:-1] + b"\0",),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*\\{invalid_frame_end_marker.*"), (0, 0)),
+    ),
+    Row(
+        "wrong frame end of a body",
+        (PUBLISH, content_header(3), raw(3, 1, b"abc", end=b"\0")),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 3, .*\\{invalid_frame_end_marker.*"), (0, 0)),
+    ),
+    Row(
+        "frame of type 0",
+        (raw(0, 1, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 0, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "frame of type 4",
+        (raw(4, 1, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 4, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "frame of type 255",
+        (raw(255, 0, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 255, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "frame of one byte more than frame-max",
+        (PUBLISH, content_header(FRAME_MAX - 7), body(bytes(FRAME_MAX - 7))),
+        Answered(),
+    ),
+    Row(
+        "frame of nine bytes more than frame-max",
+        (PUBLISH, content_header(FRAME_MAX + 1), body(bytes(FRAME_MAX + 1))),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 3, .*\\{frame_too_large.*"), (0, 0)),
+    ),
+    Row(
+        "frame that announces 4 GB",
+        (raw(3, 1, bytes(100), size=0xFFFFFFFF),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 3, .*\\{frame_too_large.*"), (0, 0)),
+    ),
+    Row(
+        "frame of exactly frame-max",
+        (
+            PUBLISH,
+            content_header(FRAME_MAX - 8),
+            body(bytes(FRAME_MAX - 8)),
+            Q.Declare(queue="", exclusive=True),
+        ),
+        Answered(("Queue.DeclareOk",)),
+    ),
+    Row(
+        "heartbeat on channel 1",
+        (raw(8, 1, b""),),
+        ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 8, .*"), (0, 0)),
+    ),
+    Row(
+        "heartbeat with a payload",
+        (raw(8, 0, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 8, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "protocol header in an open connection",
+        (b"AMQP\0\0\x09\x01",),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 65, .*\\{frame_too_large.*"), (0, 0)),
+    ),
+    Row(
+        "method frame without a payload",
+        (raw(1, 1, b""),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "method frame of two bytes",
+        (raw(1, 1, b"\0\x32"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "method frame without a payload on channel 0",
+        (raw(1, 0, b""),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row("unknown class", (method(1, 999, 10),), Dropped(), why=CRASHES, here=unknown(999, 10)),
+    Row("unknown class on channel 0", (method(0, 999, 10),), Dropped(), why=CRASHES, here=unknown(999, 10)),
+    Row("unknown method of queue", (method(1, 50, 99),), Dropped(), why=CRASHES, here=unknown(50, 99)),
+    Row("unknown method of connection", (method(0, 10, 99),), Dropped(), why=CRASHES, here=unknown(10, 99)),
+    Row("class file of 0-8", (method(1, 70, 10, bytes(8)),), Dropped(), why=CRASHES, here=unknown(70, 10)),
+    Row("class dtx of 0-8", (method(1, 100, 10),), Dropped(), why=CRASHES, here=unknown(100, 10)),
+    Row(
+        "class access of 0-8",
+        (method(1, 30, 10, b"\x05/data\0"),),
+        Answered(("class 30, method 11",)),
+        why=REMOVED,
+        here=unknown(30, 10),
+    ),
+    Row(
+        "arguments cut off",
+        (method(1, 50, 10, b"\0\0\x0bviol"),),
+        ConnectionClosed(501, CANNOT_DECODE, (50, 10)),
+    ),
+    Row("arguments that are missing", (method(1, 50, 10),), ConnectionClosed(501, CANNOT_DECODE, (50, 10))),
+    Row(
+        "arguments with bytes behind them",
+        (raw(1, 1, DECLARE[7:-1] + b"more"),),
+        ConnectionClosed(501, CANNOT_DECODE, (50, 10)),
+    ),
+    Row("table with an unknown type", (table_argument(b"\x01k?\0"),), Dropped(), why=CRASHES, here=TABLE),
+    Row(
+        "table longer than the method",
+        (table_argument(b"\x01kt\x01", 400),),
+        ConnectionClosed(501, CANNOT_DECODE, (50, 10)),
+    ),
+    Row("table cut off in a value", (table_argument(b"\x01kI\0"),), Dropped(), why=CRASHES, here=TABLE),
+    Row(
+        "table with a string longer than it",
+        (table_argument(b"\x01kS\0\0\x10\0ab"),),
+        Dropped(),
+        why=CRASHES,
+        here=TABLE,
+    ),
+    Row(
+        "routing key that is no UTF-8",
+        (method(1, 60, 40, b"\0\0\0\x02\xff\xfe\0"), content_header(0), Q.Declare(queue="", exclusive=True)),
+        Answered(("Queue.DeclareOk",)),
+        why=UTF_8,
+        here=ConnectionClosed(501, NO_UTF_8, (60, 40)),
+    ),
+    Row(
+        "consumer tag that is no UTF-8",
+        (method(1, 60, 20, b"\0\0\x0bviolation.q\x02\xff\xfe\0\0\0\0\0"),),
+        ConnectionClosed(501, NO_UTF_8, (0, 0)),
+        before=(Q.Declare(queue="violation.q", exclusive=True),),
+        why=BLAME,
+        here=ConnectionClosed(501, NO_UTF_8, (60, 20)),
+    ),
+    Row(
+        "queue name that is no UTF-8",
+        (method(1, 50, 10, b"\0\0\x02\xff\xfe\x04\0\0\0\0"),),
+        ConnectionClosed(501, NO_UTF_8, (0, 0)),
+        why=BLAME,
+        here=ConnectionClosed(501, NO_UTF_8, (50, 10)),
+    ),
+]
+
+CONTENT = [
+    Row(
+        "content header without a method",
+        (content_header(0),),
+        ConnectionClosed(505, NO_METHOD, (0, 0)),
+    ),
+    Row(
+        "body without a method",
+        (body(b"abc"),),
+        ConnectionClosed(505, NO_METHOD, (0, 0)),
+    ),
+    Row(
+        "content header behind a method without content",
+        (DECLARE, content_header(0)),
+        ConnectionClosed(505, NO_METHOD, (0, 0)),
+        before=(),
+    ),
+    Row(
+        "method in place of the content header",
+        (PUBLISH, DECLARE),
+        ConnectionClosed(505, NO_HEADER, (60, 40)),
+    ),
+    Row(
+        "publish in place of the content header",
+        (PUBLISH, PUBLISH),
+        ConnectionClosed(505, NO_HEADER, (60, 40)),
+    ),
+    Row(
+        "body in place of the content header",
+        (PUBLISH, body(b"abc")),
+        ConnectionClosed(505, NO_HEADER, (60, 40)),
+    ),
+    Row(
+        "method in the middle of the body",
+        (PUBLISH, content_header(6), body(b"abc"), DECLARE),
+        ConnectionClosed(505, NO_BODY, (60, 40)),
+    ),
+    Row(
+        "method before the body",
+        (PUBLISH, content_header(6), DECLARE),
+        ConnectionClosed(505, NO_BODY, (60, 40)),
+    ),
+    Row(
+        "second content header",
+        (PUBLISH, content_header(6), content_header(6)),
+        ConnectionClosed(505, NO_BODY, (60, 40)),
+    ),
+    Row(
+        "body longer than announced",
+        (PUBLISH, content_header(3), body(b"abcdef")),
+        Answered(),
+        why=WAITS,
+        here=TOO_LONG,
+    ),
+    Row(
+        "second frame longer than what is left",
+        (PUBLISH, content_header(4), body(b"abc"), body(b"def")),
+        Answered(),
+        why=WAITS,
+        here=TOO_LONG,
+    ),
+    Row(
+        "body behind a content of nothing",
+        (PUBLISH, content_header(0), body(b"a")),
+        ConnectionClosed(505, NO_METHOD, (0, 0)),
+    ),
+    Row(
+        "empty body frames are allowed",
+        (PUBLISH, content_header(3), body(b""), body(b"abc"), Q.Declare(queue="", exclusive=True)),
+        Answered(("Queue.DeclareOk",)),
+    ),
+    Row(
+        "content header of another class",
+        (PUBLISH, content_header(0, class_id=50)),
+        ConnectionClosed(
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead",
+            (60, 40),
+        ),
+    ),
+    Row(
+        "content header with a weight",
+        (PUBLISH, content_header(0, weight=1), Q.Declare(queue="", exclusive=True)),
+        ConnectionClosed(505, NO_HEADER, (60, 40)),
+    ),
+    Row(
+        "content header cut off",
+        (PUBLISH, raw(2, 1, bytes(11))),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 2, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "content header without flags",
+        (PUBLISH, raw(2, 1, struct.pack(">HHQ", 60, 0, 0))),
+        ConnectionClosed(541, "INTERNAL_ERROR", (0, 0)),
+        why=HEADER,
+        here=DAMAGED,
+    ),
+    Row(
+        "content header whose properties are missing",
+        (PUBLISH, content_header(0, flags=b"\xff\xfc")),
+        ConnectionClosed(541, "INTERNAL_ERROR", (0, 0)),
+        why=HEADER,
+        here=DAMAGED,
+    ),
+    Row(
+        "content header with bytes behind its properties",
+        (PUBLISH, content_header(0, flags=b"\0\0more")),
+        ConnectionClosed(541, "INTERNAL_ERROR", (0, 0)),
+        why=HEADER,
+        here=DAMAGED,
+    ),
+    Row(
+        "content header with more than one word of flags",
+        (PUBLISH, content_header(0, flags=b"\0\x01\0\0")),
+        ConnectionClosed(541, "INTERNAL_ERROR", (0, 0)),
+        why=HEADER,
+        here=DAMAGED,
+    ),
+    Row(
+        "body above the limit",
+        (PUBLISH, content_header((1 << 27) + 1)),
+        Answered(),
+        why=EARLY,
+        here=too_large((1 << 27) + 1),
+    ),
+    Row(
+        "body of 2 to the 63",
+        (PUBLISH, content_header(1 << 63)),
+        Answered(),
+        why=EARLY,
+        here=too_large(1 << 63),
+    ),
+    Row(
+        "other channel in the middle of a content is no violation",
+        (PUBLISH, content_header(3), (2, Q.Declare(queue="", exclusive=True)), body(b"abc")),
+        Answered(("Queue.DeclareOk",)),
+    ),
+    Row(
+        "channel.close in the middle of a content",
+        (PUBLISH, content_header(3), H.Close(200, "bye", 0, 0)),
+        ConnectionClosed(505, NO_BODY, (60, 40)),
+    ),
+    Row(
+        "heartbeat in the middle of a content is no violation",
+        (
+            PUBLISH,
+            content_header(3),
+            heartbeat.Heartbeat(),
+            body(b"abc"),
+            Q.Declare(queue="", exclusive=True),
+        ),
+        Answered(("Queue.DeclareOk",)),
+    ),
+]
+
+STATES = [
+    Row(
+        "channel above channel-max",
+        ((11, H.Open()), (11, Q.Declare(queue="", exclusive=True))),
+        Answered(("Channel.OpenOk", "Queue.DeclareOk")),
+        channel_max=10,
+    ),
+    Row("highest channel is allowed", ((10, H.Open()),), Answered(("Channel.OpenOk",)), channel_max=10),
+    Row(
+        "one channel more than channel-max",
+        ((3, H.Open()),),
+        ConnectionClosed(530, TOO_MANY, (0, 0)),
+        channel_max=2,
+    ),
+    Row(
+        "method on a channel that is not open",
+        ((5, Q.Declare(queue="violation.q")),),
+        ConnectionClosed(504, NOT_OPEN, (50, 10)),
+    ),
+    Row(
+        "publish on a channel that is not open",
+        ((5, PUBLISH), content_header(0, channel=5)),
+        ConnectionClosed(504, NOT_OPEN, (60, 40)),
+    ),
+    Row(
+        "content header on a channel that is not open",
+        (content_header(0, channel=5),),
+        ConnectionClosed(505, NO_METHOD, (0, 0)),
+    ),
+    Row(
+        "body on a channel that is not open",
+        (body(b"abc", channel=5),),
+        ConnectionClosed(505, NO_METHOD, (0, 0)),
+    ),
+    Row(
+        "channel.close of a channel that is not open",
+        ((5, H.Close(200, "bye", 0, 0)),),
+        ConnectionClosed(504, NOT_OPEN, (20, 40)),
+    ),
+    Row(
+        "channel.close-ok of a channel that is not open",
+        ((5, H.CloseOk()),),
+        ConnectionClosed(504, NOT_OPEN, (20, 41)),
+    ),
+    Row(
+        "channel.close-ok that nobody asked for",
+        (H.CloseOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (20, 41)),
+    ),
+    Row(
+        "channel.open twice",
+        (H.Open(),),
+        ConnectionClosed(504, "CHANNEL_ERROR - second 'channel.open' seen", (20, 10)),
+    ),
+    Row(
+        "channel.open on channel 0",
+        ((0, H.Open()),),
+        ConnectionClosed(504, WRONG_STATE, (20, 10)),
+    ),
+    Row(
+        "channel.close on channel 0",
+        ((0, H.Close(200, "bye", 0, 0)),),
+        ConnectionClosed(504, WRONG_STATE, (20, 40)),
+    ),
+    Row(
+        "channel.flow that stops the broker",
+        (H.Flow(False),),
+        ConnectionClosed(540, "NOT_IMPLEMENTED - active=false", (20, 20)),
+    ),
+    Row("channel.flow that does not", (H.Flow(True),), Answered(("Channel.FlowOk",))),
+    Row(
+        "channel.flow-ok that nobody asked for",
+        (H.FlowOk(True),),
+        ConnectionClosed(503, UNIMPLEMENTED, (20, 21)),
+    ),
+    Row(
+        "queue.declare on channel 0",
+        ((0, Q.Declare(queue="violation.q")),),
+        ConnectionClosed(504, WRONG_STATE, (50, 10)),
+    ),
+    Row(
+        "publish on channel 0",
+        ((0, PUBLISH),),
+        ConnectionClosed(504, WRONG_STATE, (60, 40)),
+    ),
+    Row(
+        "content header on channel 0",
+        (content_header(0, channel=0),),
+        ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 2, .*"), (0, 0)),
+    ),
+    Row(
+        "body on channel 0",
+        (body(b"abc", channel=0),),
+        ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 3, .*"), (0, 0)),
+    ),
+    Row(
+        "tx.select on channel 0",
+        ((0, commands.Tx.Select()),),
+        ConnectionClosed(504, WRONG_STATE, (90, 10)),
+    ),
+    Row(
+        "connection.open twice",
+        ((0, C.Open("/")),),
+        ConnectionClosed(504, WRONG_STATE, (10, 40)),
+    ),
+    Row(
+        "start-ok in an open connection",
+        ((0, C.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),),
+        ConnectionClosed(504, WRONG_STATE, (10, 11)),
+    ),
+    Row(
+        "secure-ok in an open connection",
+        ((0, C.SecureOk("x")),),
+        ConnectionClosed(504, WRONG_STATE, (10, 21)),
+    ),
+    Row(
+        "tune-ok in an open connection",
+        ((0, C.TuneOk(2047, 131072, 0)),),
+        ConnectionClosed(504, WRONG_STATE, (10, 31)),
+    ),
+    Row(
+        "connection.close-ok that nobody asked for",
+        ((0, C.CloseOk()),),
+        ConnectionClosed(504, WRONG_STATE, (10, 51)),
+    ),
+    Row(
+        "connection.update-secret",
+        ((0, C.UpdateSecret("new", "because")),),
+        Answered(("Connection.UpdateSecretOk",)),
+    ),
+    Row("connection.open on channel 1", ((1, C.Open("/")),), ConnectionClosed(503, UNIMPLEMENTED, (10, 40))),
+    Row(
+        "connection.close on channel 1",
+        ((1, C.Close(200, "bye", 0, 0)),),
+        ConnectionClosed(503, UNIMPLEMENTED, (10, 50)),
+    ),
+    Row(
+        "connection.close-ok on channel 1",
+        ((1, C.CloseOk()),),
+        ConnectionClosed(503, UNIMPLEMENTED, (10, 51)),
+    ),
+    Row(
+        "start-ok on channel 1 of an open connection",
+        ((1, C.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),),
+        ConnectionClosed(503, UNIMPLEMENTED, (10, 11)),
+    ),
+    Row(
+        "connection.close on a channel that is not open",
+        ((5, C.Close(200, "bye", 0, 0)),),
+        ConnectionClosed(504, NOT_OPEN, (10, 50)),
+    ),
+]
+
+FROM_THE_SERVER = [
+    Row(
+        "connection.start from the client",
+        ((0, C.Start(0, 9, {}, "PLAIN", "en_US")),),
+        ConnectionClosed(504, WRONG_STATE, (10, 10)),
+    ),
+    Row(
+        "connection.tune from the client",
+        ((0, C.Tune(0, 0, 0)),),
+        ConnectionClosed(504, WRONG_STATE, (10, 30)),
+    ),
+    Row(
+        "connection.open-ok from the client",
+        ((0, C.OpenOk()),),
+        ConnectionClosed(504, WRONG_STATE, (10, 41)),
+    ),
+    Row(
+        "connection.blocked from the client",
+        ((0, C.Blocked("full")),),
+        ConnectionClosed(504, WRONG_STATE, (10, 60)),
+    ),
+    Row("channel.open-ok from the client", (H.OpenOk(),), ConnectionClosed(503, UNIMPLEMENTED, (20, 11))),
+    Row(
+        "exchange.declare-ok from the client",
+        (E.DeclareOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (40, 11)),
+    ),
+    Row(
+        "queue.declare-ok from the client",
+        (Q.DeclareOk("violation.q", 0, 0),),
+        ConnectionClosed(503, UNIMPLEMENTED, (50, 11)),
+    ),
+    Row("basic.qos-ok from the client", (B.QosOk(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 11))),
+    Row(
+        "basic.consume-ok from the client",
+        (B.ConsumeOk("tag"),),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 21)),
+    ),
+    Row(
+        "basic.cancel-ok from the client",
+        (B.CancelOk("tag"),),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 31)),
+    ),
+    Row(
+        "basic.return from the client",
+        (B.Return(312, "NO_ROUTE", "", ""), content_header(0)),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 50)),
+    ),
+    Row(
+        "basic.deliver from the client",
+        (B.Deliver("tag", 1, False, "", ""), content_header(0)),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 60)),
+    ),
+    Row(
+        "basic.get-ok from the client",
+        (B.GetOk(1, False, "", "", 0), content_header(0)),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 71)),
+    ),
+    Row("basic.get-empty from the client", (B.GetEmpty(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 72))),
+    Row(
+        "basic.recover-ok from the client", (B.RecoverOk(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 111))
+    ),
+    Row(
+        "confirm.select-ok from the client",
+        (commands.Confirm.SelectOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (85, 11)),
+    ),
+    Row(
+        "tx.select-ok from the client",
+        (commands.Tx.SelectOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (90, 11)),
+    ),
+    Row(
+        "tx.commit-ok from the client",
+        (commands.Tx.CommitOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (90, 21)),
+    ),
+]
+
+ROWS = FRAMES + CONTENT + STATES + FROM_THE_SERVER

@@ -1,0 +1,194 @@
+"""Commits of an event loop beside those of threads: one order, nobody blocked, nobody forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import OutcomeRecord
+from broker_core.errors import PreconditionFailed, StoreFailed
+from broker_core.node.local import LocalBroker
+from broker_core.server.commit_queue import CommitQueue
+from broker_core.store.memory import MemoryStore
+
+
+class SlowStore(MemoryStore):
+    """A commit waits at the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.groups: list[int] = []
+        self.broken = False
+
+    def commit(self, changes) -> None:
+        self.entered.set()
+        assert self.gate.wait(600)
+        if self.broken:
+            raise OSError(5, "Input/output error")
+        self.groups.append(len(changes))
+        super().commit(changes)
+
+
+def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
+    def work(state: BrokerState, change: Change, now: int) -> str:
+        if name.startswith("bad"):
+            raise PreconditionFailed("no")
+        state.names.outcomes.remember(change, OutcomeRecord(name, "committed", now))
+        return name
+
+    return work
+
+
+@pytest.fixture
+def store() -> SlowStore:
+    return SlowStore()
+
+
+@pytest.fixture
+def broker(store: SlowStore) -> Iterator[LocalBroker]:
+    broker = LocalBroker(store, upkeep=False)
+    yield broker
+    broker.close()
+
+
+def test_what_is_submitted_in_one_tick_is_one_group_commit_answered_in_order(store, broker) -> None:
+    async def run() -> list[object]:
+        commits = CommitQueue(asyncio.get_running_loop(), broker)
+        answers: list[object] = []
+        done = asyncio.Event()
+        for name in ("a", "bad", "b"):
+            commits.submit(remember(name), lambda answer, error: answers.append(error or answer))
+        commits.submit(remember("last"), lambda _answer, _error: done.set())
+        await done.wait()
+        assert commits.idle
+        return answers
+
+    first, second, third = asyncio.run(run())
+    assert (first, third) == ("a", "b") and isinstance(second, PreconditionFailed)
+    assert store.groups == [3]  # the refused one wrote nothing
+
+
+def test_the_loop_goes_on_while_a_thread_commits_and_then_leads_itself(store, broker) -> None:
+    """A thread hangs in the disk: the loop still runs callbacks, and its own work is committed after that of
+    the thread.
+    """
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        store.gate.clear()
+        store.entered.clear()
+        thread = threading.Thread(target=broker.run, args=(remember("thread"),))
+        thread.start()
+        await loop.run_in_executor(None, store.entered.wait, 30)
+        answered = loop.create_future()
+        commits.submit(remember("loop"), lambda answer, error: answered.set_result((answer, error)))
+        for _ in range(100):
+            await asyncio.sleep(0)  # the loop is free, and nothing is answered before it is durable
+        assert not answered.done() and not commits.idle
+        store.gate.set()
+        assert await asyncio.wait_for(answered, 30) == ("loop", None)
+        assert broker.outcome("thread") == broker.outcome("loop") == "committed"
+        thread.join()
+
+    asyncio.run(run())
+
+
+def test_a_loop_and_threads_commit_side_by_side_and_each_is_answered_once(broker) -> None:
+    names = [[f"{who}-{number}" for number in range(300)] for who in range(4)]
+
+    async def run() -> list[str]:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        answers: list[str] = []
+        threads = [
+            threading.Thread(target=lambda own=own: [broker.run(remember(name)) for name in own])
+            for own in names[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        for name in names[0]:
+            answered = asyncio.Event()
+
+            def then(answer: str, error: BaseException | None, answered: asyncio.Event = answered) -> None:
+                assert error is None
+                answers.append(answer)
+                answered.set()
+
+            commits.submit(remember(name), then)
+            await asyncio.wait_for(answered.wait(), 30)
+        await loop.run_in_executor(None, lambda: [thread.join(600) for thread in threads])
+        return answers
+
+    assert asyncio.run(run()) == names[0]
+    assert all(broker.outcome(name) == "committed" for own in names for name in own)
+
+
+def test_a_failed_disk_answers_everybody_who_waits_in_the_loop(store, broker) -> None:
+    async def run() -> list[BaseException | None]:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        store.broken = True
+        store.gate.clear()
+        store.entered.clear()
+
+        def fails() -> None:
+            with pytest.raises(StoreFailed):
+                broker.run(remember("thread"))
+
+        thread = threading.Thread(target=fails)
+        thread.start()
+        await loop.run_in_executor(None, store.entered.wait, 30)
+        errors: list[BaseException | None] = []
+        done = asyncio.Event()
+        commits.submit(remember("one"), lambda _answer, error: errors.append(error))
+        commits.submit(remember("two"), lambda _answer, error: (errors.append(error), done.set()))
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.wait_for(done.wait(), 30)
+        thread.join()
+        return errors
+
+    assert [type(error) for error in asyncio.run(run())] == [StoreFailed, StoreFailed]
+
+
+def test_works_of_one_origin_are_answered_in_the_order_of_asking(store, broker) -> None:
+    """The first two are handed to a thread's group, and the third is committed by the loop before the answer
+    of the second comes from there.
+    """
+
+    async def run() -> list[object]:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        answers: list[object] = []
+        done = asyncio.Event()
+
+        def ask(name: str, origin: str = "channel") -> None:
+            commits.submit(remember(name), lambda answer, error: answers.append(error or answer), origin)
+
+        store.gate.clear()
+        store.entered.clear()
+        thread = threading.Thread(target=broker.run, args=(remember("thread"),))
+        thread.start()
+        await loop.run_in_executor(None, store.entered.wait, 30)
+        for name in ("first", "second"):
+            ask(name)
+            await asyncio.sleep(0)  # a tick each
+        store.gate.set()
+        thread.join()  # now the first work leads: its callback waits in the loop
+        ask("third")
+        commits.submit(remember("last"), lambda _answer, _error: done.set())
+        await asyncio.wait_for(done.wait(), 30)
+        while not commits.idle:
+            await asyncio.sleep(0)
+        return answers
+
+    assert asyncio.run(run()) == ["first", "second", "third"]

@@ -1,0 +1,50 @@
+"""Open transactions and memory: many small ones count for the alarm, and are spilled before it stops a
+publisher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from broker_core.node.node import SPILL_BYTES
+from broker_core.server.alarm import AlarmLimits
+from broker_core.server.amqp.options import AmqpOptions
+from tests.amqp_peer import Peer
+from tests.server.amqp.test_amqp_connection import MiB, c, eventually, peer, served
+
+OPEN = 40
+
+
+def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole() -> None:
+    with (
+        served(AmqpOptions(alarms=AlarmLimits(memory_bytes=24 * MiB))) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        peers: list[Peer] = [stack.enter_context(peer(broker.url, 1)) for _ in range(OPEN)]
+        peers[0].call(1, c.Queue.Declare(queue="q", arguments={"x-max-length": 1_000_000}), c.Queue.DeclareOk)
+        for one in peers:
+            one.call(1, c.Tx.Select(), c.Tx.SelectOk)
+            one.publish(1, "", "q", b"x" * MiB)
+            one.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk)
+        eventually(lambda: broker.broker.transaction_bytes() <= 6 * MiB)
+        eventually(lambda: not broker.server.alarm)
+        for one in peers:
+            one.call(1, c.Tx.Commit(), c.Tx.CommitOk)
+        assert (
+            peers[0].call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count
+            == OPEN
+        )
+
+
+def test_18_open_transactions_that_stay_in_memory_raise_the_alarm_until_they_end() -> None:
+    with served(AmqpOptions(alarms=AlarmLimits(memory_bytes=2 * MiB))) as broker:
+        # of threads in the process: nobody else may touch their transactions
+        channels = [broker.broker.channel() for _ in range(20)]
+        channels[0].queue_declare("q")
+        for channel in channels:
+            channel.tx_select()
+            channel.publish(bytes(SPILL_BYTES // 32), routing_key="q")
+        eventually(lambda: broker.server.alarm == "low on memory")
+        for channel in channels:
+            channel.tx_rollback()
+        eventually(lambda: not broker.server.alarm)

@@ -1,0 +1,144 @@
+"""Channels of other processes: a call is done once, however often and however late it arrives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from broker_core import errors, failpoint
+from broker_core.broker.access.rights import Rights
+from broker_core.flight import contract
+from broker_core.node.host_engines import HostEngines
+from broker_core.node.local import LocalBroker
+from broker_core.server.access.audit import Audit
+from broker_core.server.access.identity import OWNER
+from broker_core.server.flight.caller import Caller
+from broker_core.server.flight.channels import Channels
+from broker_core.server.flight.permits import Permits
+from broker_core.server.quotas import Quotas
+from broker_core.store.memory import MemoryStore
+from tests.reading import fetched
+
+
+class Doors:
+    def __init__(self) -> None:
+        self.broker = LocalBroker(MemoryStore(), upkeep=False)
+        permits = Permits(HostEngines(self.broker), self.broker, Audit())
+        self.channels = Channels(self.broker, permits, Quotas().channels)
+        state = self.broker.state
+        self.owner = Caller(OWNER, Rights(state.users, "", owner=True), "", state)
+        with self.broker.channel() as channel:
+            channel.queue_declare("q")
+
+    def say(self, word: str, number: int, channel: str = "c1", **arguments: Any) -> Any:
+        return self.channels.call(word, contract.ChannelCall(channel, number, arguments), self.owner)
+
+    def publish(self, number: int, body: bytes) -> Any:
+        return self.say(
+            "publish", number, body=body, exchange="", routing_key="q", properties=b"", mandatory=False
+        )
+
+    def bodies(self) -> list[bytes]:
+        queue = self.broker.state.topology.queue("q")
+        return [
+            fetched(self.broker, queue, offset).body
+            for offset in range(queue.progress.floor, queue.log.visible_end)
+        ]
+
+
+@pytest.fixture
+def doors() -> Iterator[Doors]:
+    found = Doors()
+    found.say("open", 0)
+    yield found
+    found.channels.close()
+    found.broker.close()
+
+
+def test_a_call_sent_twice_is_done_once_and_answered_twice(doors: Doors) -> None:
+    for _ in range(2):
+        assert doors.say("queue_declare", 1, queue="") == doors.say("queue_declare", 1, queue="")
+    doors.publish(2, b"order")
+    doors.publish(2, b"order")
+    for _ in range(2):
+        with pytest.raises(errors.QueueNotFound):
+            doors.say("get", 3, queue="nowhere")
+    assert doors.bodies() == [b"order"]
+
+
+def test_an_older_call_that_arrives_late_is_refused_and_not_made_again(doors: Doors) -> None:
+    doors.publish(1, b"order")
+    doors.publish(2, b"next")
+    for number in (1, 0, -1):
+        with pytest.raises(errors.RemoteProtocolError, match="not made again"):
+            doors.publish(number, b"order")
+    doors.publish(3, b"last")
+    assert doors.bodies() == [b"order", b"next", b"last"]
+
+
+def test_a_call_behind_a_gap_is_refused_and_the_next_one_is_taken(doors: Doors) -> None:
+    doors.publish(1, b"order")
+    with pytest.raises(errors.RemoteProtocolError, match="calls are missing"):
+        doors.publish(3, b"too early")
+    doors.publish(2, b"next")
+    assert doors.bodies() == [b"order", b"next"]
+
+
+def test_a_call_with_a_bad_argument_takes_its_number(doors: Doors) -> None:
+    for _ in range(2):
+        with pytest.raises(errors.OptionError, match="durable"):
+            doors.say("queue_declare", 1, queue="w", durable="yes")
+    doors.publish(2, b"order")
+    assert doors.bodies() == [b"order"]
+
+
+def test_a_late_open_of_a_channel_that_has_ended_opens_none_so_its_calls_are_not_made_again(
+    doors: Doors,
+) -> None:
+    doors.publish(1, b"order")
+    doors.say("close", 0)
+    with pytest.raises(errors.RemoteProtocolError, match="has ended"):
+        doors.say("open", 0)
+    with pytest.raises(errors.ConnectionFailed, match="is gone"):
+        doors.publish(1, b"order")
+    assert doors.bodies() == [b"order"]
+
+
+def test_a_channel_is_gone_for_nobody_before_its_last_call_is_answered(doors: Doors) -> None:
+    """Who is told that it is gone asks whether its commit took place: it must be over by then."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(_name: str) -> None:
+        entered.set()
+        assert leave.wait(600)
+
+    doors.say("tx_select", 1)
+    doors.publish(2, b"order")
+    failpoint.arm("committer.planned", slow)
+    first = threading.Thread(target=doors.say, args=("tx_commit", 3))
+    first.start()
+    assert entered.wait(600)
+    ending = threading.Thread(target=doors.say, args=("close", 0))
+    ending.start()
+    answers: list[Any] = []
+
+    def again() -> None:
+        try:
+            answers.append(doors.say("tx_commit", 3))
+        except errors.ConnectionFailed as error:
+            answers.append((error, doors.bodies()))
+
+    retry = threading.Thread(target=again)
+    retry.start()
+    retry.join(0.1)
+    assert answers == []
+    leave.set()
+    failpoint.disarm()
+    for thread in (first, ending, retry):
+        thread.join()
+    (answer,) = answers
+    assert answer == [] or answer[1] == [b"order"]
+    assert doors.bodies() == [b"order"]

@@ -1,0 +1,234 @@
+"""Connections at the port of Flight that do not log in: their number, time, bytes and streams are bounded, and
+those of others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.flight
+import pytest
+
+from bench.certificates import Authority
+from broker_core import errors
+from broker_core import password as passwords
+from broker_core.flight.authorization import Basic
+from broker_core.launcher import Broker
+from broker_core.server.amqp.options import AmqpOptions
+from broker_core.server.doors import Doors
+from broker_core.server.flight import entrance as entrances
+from broker_core.server.flight.entrance import FlightEntrance, peer_of
+from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
+from broker_core.server.quotas import QuotaLimits
+from broker_core.server.tls import TlsOptions
+from tests.server.conftest import eventually
+from tests.server.flight.flight_calls import Raw
+
+HEADER = Basic("ann", "secret").header
+
+
+def add(broker: Broker) -> None:
+    broker.accounts.add_user("ann", passwords.hashed("secret", passwords.Cost(4)))
+    broker.accounts.set_permissions("ann", ".*", ".*", ".*")
+
+
+@contextlib.contextmanager
+def serving(folder: Path, handshake_s: float = 600.0, limit: int | None = None) -> Iterator[Broker]:
+    with Broker.open(
+        folder / "data",
+        amqp_options=AmqpOptions(handshake_timeout_s=handshake_s),
+        quotas=QuotaLimits(flight_connections=limit),
+    ) as broker:
+        add(broker)
+        yield broker
+
+
+def knock(broker: Broker) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", broker.port), 30)
+
+
+def ended(client: socket.socket) -> bool:
+    """Whether the broker has closed it; what gRPC said before is read."""
+    client.settimeout(0)
+    try:
+        while client.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def request(method: str) -> bytes:
+    """The headers of a call, as HTTP/2 has them without a table."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/arrow.flight.protocol.FlightService/{method}",
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    texts = ((each.encode() for each in pair) for pair in fields.items())
+    return b"".join(
+        b"\x10" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in texts
+    )
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("method", ["DoPut", "DoExchange", "DoAction"])
+def test_streams_that_send_nothing_hold_few_threads_and_others_are_served(
+    tmp_path: Path, method: str
+) -> None:
+    with serving(tmp_path) as broker:
+        honest = Raw(broker.url, HEADER)
+        assert isinstance(honest.action("engine.identity", b""), list)
+        before = threads()
+        with knock(broker) as client:
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+            with contextlib.suppress(OSError):  # the broker ends it meanwhile
+                for stream in range(1, 1200, 2):
+                    client.sendall(frame(1, 4, stream, request(method)))
+            if method != "DoAction":  # those hold no thread
+                eventually(lambda: ended(client))
+            eventually(lambda: threads() < before + entrances.STREAMS)
+            for _ in range(20):
+                assert isinstance(honest.action("engine.identity", b""), list)
+        assert isinstance(Raw(broker.url, HEADER).action("engine.identity", b""), list)
+        eventually(lambda: not broker.server.entrance._silent)
+
+
+def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(tmp_path: Path) -> None:
+    with serving(tmp_path, handshake_s=0.5) as broker, knock(broker) as idle:
+        honest = Raw(broker.url, HEADER)
+        assert isinstance(honest.action("engine.identity", b""), list)
+        began = time.monotonic()
+        eventually(lambda: ended(idle))
+        assert time.monotonic() - began > 0.4
+        (name,) = broker.server.entrance._proved
+        time.sleep(1.0)  # twice the time that it would have had
+        assert isinstance(honest.action("engine.identity", b""), list)
+        assert list(broker.server.entrance._proved) == [name], "the same connection"
+        honest.client.close()
+        eventually(lambda: not broker.server.entrance._proved)
+
+
+def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).sign()
+    with Broker.open(
+        tmp_path / "data",
+        doors=Doors(TlsOptions(pair.cert, pair.key)),
+        amqp_options=AmqpOptions(handshake_timeout_s=0.5),
+    ) as broker:
+        add(broker)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(knock(broker)) for _ in range(50)]
+            for client in clients:
+                client.sendall(b"\x16\x03\x01")
+            eventually(lambda: all(map(ended, clients)))
+
+
+def test_a_large_call_without_a_login_is_not_taken(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        with pytest.raises(pyarrow.flight.FlightUnavailableError):
+            list(Raw(broker.url).client.do_action(("engine.logs", bytes(256 << 20))))
+        honest = Raw(broker.url, HEADER)
+        assert isinstance(honest.action("engine.identity", b""), list)
+        large = honest.action("engine.logs", bytes(2 * entrances.BYTES))
+        assert isinstance(large, errors.TxmqError), "it is taken, and has no arguments"
+
+
+def test_more_connections_than_the_limit_end_those_that_have_not_logged_in(tmp_path: Path) -> None:
+    with serving(tmp_path, limit=20) as broker, contextlib.ExitStack() as stack:
+        honest = Raw(broker.url, HEADER)
+        assert isinstance(honest.action("engine.identity", b""), list)
+        clients = [stack.enter_context(knock(broker)) for _ in range(60)]
+        eventually(lambda: sum(map(ended, clients)) >= 50)
+        assert isinstance(honest.action("engine.identity", b""), list)
+        late = Raw(broker.url, HEADER)
+        assert isinstance(late.action("engine.identity", b""), list)
+
+
+def made(limit: int) -> FlightEntrance:
+    return FlightEntrance(lambda _name: None, limit, 10.0)
+
+
+def log_in(entrance: FlightEntrance, name: str) -> None:
+    with entrance.login(name):
+        pass
+
+
+def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
+    entrance = made(20)
+    found = [Connected(Peer("10.0.0.1", n), n + 1, 0) for n in range(12)]
+    assert len(entrance.overdue(found[:3], 0.0)) == 0
+    alone = Connected(Peer("10.0.0.2", 1), 99, 0)
+    over = entrance.overdue([alone, *found], 1.0)
+    assert {each.peer for each in over} == {Peer("10.0.0.1", n) for n in range(3)}
+    assert alone in entrance.overdue([alone], 12.0)
+
+
+def test_who_is_asked_or_let_in_is_not_ended() -> None:
+    entrance = made(2)
+    first, second = Connected(Peer("10.0.0.1", 1), 1, 1 << 30), Connected(Peer("10.0.0.2", 1), 2, 1 << 30)
+    assert entrance.overdue([first], 0.0) == [first]
+    with entrance.login("ipv4:10.0.0.1:1"):
+        assert entrance.overdue([first, second], 60.0, flooded=True) == [second]
+    with contextlib.suppress(errors.LoginRefused), entrance.login("ipv4:10.0.0.2:1"):
+        raise errors.LoginRefused("wrong")
+    assert entrance.overdue([first, second], time.monotonic() + 60) == [second]
+    log_in(entrance, "ipv4:10.0.0.3:1")
+    with pytest.raises(errors.Busy, match="flight-connections"):
+        log_in(entrance, "ipv4:10.0.0.4:1")
+    log_in(entrance, "ipv4:10.0.0.3:1")
+    gone: list[str] = []
+    entrance = FlightEntrance(gone.append, 2, 10.0)
+    log_in(entrance, "ipv6:%5B2001:db8::1%5D:7")
+    assert entrance.overdue([], time.monotonic() + 1) == [] and gone == ["ipv6:%5B2001:db8::1%5D:7"]
+
+
+def test_the_kernel_tells_the_connections_of_a_port_and_ends_one_of_them() -> None:
+    with contextlib.closing(KernelSockets()) as kernel, socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in "ab"]
+            accepted = [stack.enter_context(listening.accept()[0]) for _ in clients]
+            clients[0].sendall(b"x" * 1000)
+            eventually(lambda: {each.received for each in kernel.connections(port)} == {0, 1000})
+            found = {each.peer: each for each in kernel.connections(port)}
+            peers = [Peer(*client.getsockname()) for client in clients]
+            assert set(found) == set(peers)
+            kernel.end({found[peers[0]].inode})
+            eventually(lambda: ended(clients[0]))
+            assert not ended(clients[1])
+            accepted[1].sendall(b"on")
+            clients[1].settimeout(30)
+            assert clients[1].recv(2) == b"on"
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("ipv4:127.0.0.1:4711", Peer("127.0.0.1", 4711)),
+        ("ipv6:%5B::1%5D:4711", Peer("::1", 4711)),
+        ("ipv6:[::ffff:10.0.0.1]:1", Peer("10.0.0.1", 1)),
+        ("unix:/tmp/socket", None),
+        ("", None),
+    ],
+)
+def test_the_connection_of_a_call_is_that_which_the_kernel_tells(name: str, peer: Peer | None) -> None:
+    assert peer_of(name) == peer
