@@ -7,6 +7,7 @@
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
 # make matrix  the same tests on every Spark, Delta, Python and JDK that go together; ARGS='--only 4.1.1 --write'
 # make lint    the checks of `make test` without the tests
+# make docs    the site of the pages, in site/: a dead link or a missing name fails
 # make audit   known vulnerabilities of what is locked, for a release: fails also where they could not be asked
 #
 # Every target sets up what it needs in .venv first; it needs Python >= 3.10 and a JDK 17 or later.
@@ -33,7 +34,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 # A test starts hundreds of processes: none of them compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-kafka test quick quick-checks quick-tests soak matrix bench bench-kafka compiled lint audit lock
+.PHONY: demo demo-kafka test quick quick-checks quick-tests soak matrix bench bench-kafka compiled lint docs audit lock
 
 demo: .venv/ready
 	$(BIN)/python examples/flights.py $(ARGS)
@@ -94,6 +95,9 @@ lint: .venv/ready
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive txmq broker_core connector bench pyspark_txmq.py
 	@echo "== known vulnerabilities"
 	$(BIN)/python -m tests.advisories requirements.lock
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # For a release: as in lint, but a version that could not be asked about is a failure.
 audit: .venv/ready

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import txmq
 from broker_core import errors
 from connector.conf import recommended_conf
 from connector.options import OPTIONS, table
@@ -231,6 +235,31 @@ def _leads(page: Path, link: str) -> bool:
         return target.exists()
     headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
     return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages as MkDocs renders them; a dead link, a page outside the navigation or a missing name fails."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_the_site_has_every_public_name_of_the_package(site: Path) -> None:
+    page = (site / "api.html").read_text()
+    headings = set(re.findall(r'<h\d id="[\w.]*?(\w+)"', page))
+    assert [name for name in txmq.__all__ if name not in headings] == ["__version__"]
+
+
+def test_a_page_of_the_site_requests_nothing_from_other_hosts(site: Path) -> None:
+    requested = re.compile(
+        r'<(?:script|img|link rel="(?:stylesheet|icon|preload)")[^>]*(?:src|href)="?(?:https?:)?//'
+    )
+    assert [page.name for page in site.rglob("*.html") if requested.search(page.read_text())] == []
 
 
 def test_the_architecture_stays_one_read() -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from connector.tables.table import is_connect
+
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import GatewayClient
 
@@ -19,7 +21,15 @@ PATH = "org.apache.hadoop.fs.Path"
 DELTA = "org.apache.spark.sql.delta"
 PYTHON = "org.apache.spark.api.python.PythonUtils"
 CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
+_SOURCES = "org.apache.spark.sql.execution.datasources.DataSource"
 _MAPPER = "com.fasterxml.jackson.databind.ObjectMapper"
+
+
+def only_sql(spark: SparkSession) -> bool:
+    """Whether Delta is reached by SQL alone: on Spark Connect, and in a session whose Delta has other classes
+    than delta-spark has, as that of a vendor's runtime.
+    """
+    return is_connect(spark) or (not _has_delta(_client(spark)) and _reads_delta(spark))
 
 
 def new(spark: SparkSession, name: str, *arguments: object) -> Any:
@@ -54,6 +64,28 @@ def json_mapper(spark: SparkSession) -> Any:
 def _client(spark: SparkSession) -> GatewayClient:
     jvm: Any = spark._jvm
     return jvm._gateway_client
+
+
+@lru_cache(maxsize=8)
+def _has_delta(client: GatewayClient) -> bool:
+    from py4j.protocol import Py4JError
+
+    try:
+        _member(client, f"{DELTA}.DeltaLog", "forTable")
+    except Py4JError:
+        return False
+    return True
+
+
+def _reads_delta(spark: SparkSession) -> bool:
+    from py4j.protocol import Py4JError
+
+    given: Any = spark
+    try:
+        call(spark, _SOURCES, "lookupDataSource", "delta", given._jsparkSession.sessionState().conf())
+    except Py4JError:
+        return False
+    return True
 
 
 def _class(client: GatewayClient, name: str) -> Any:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
 from connector.tables.commit_id import OTHERS, is_step_of
-from connector.tables.table import Table, in_sql, is_connect
+from connector.tables.table import Table, in_sql
 from connector.tables.table_format import TableMark
 
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
@@ -63,7 +63,7 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
 
     ``fresh=False`` saves a listing; use it to find a commit that this process has just made.
     """
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         yield from _told_history(spark, table)
         return
     log = log_at(spark, _location(spark, table))
@@ -116,7 +116,7 @@ def disturbed(
     spark: SparkSession, table: Table, seen: TableMark | None
 ) -> tuple[TableMark | None, list[str]]:
     """See ``TableFormat``. Reads commits only if there are new ones."""
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         return None, []
     version = int(log_at(spark, _location(spark, table)).unsafeVolatileSnapshot().version())
     now = TableMark(table.table_id, version)
@@ -191,7 +191,7 @@ def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
 def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
     """The last txnVersion of each id that begins with ``prefix``; on Connect of 100 commits."""
     held: dict[str, int] = {}
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):
             name = str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id")))
             if name.startswith(prefix):
@@ -226,7 +226,7 @@ def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mappin
 
 def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """When the table stored the last txnVersion of this app; 0 if that is not known."""
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         return 0
     transactions = snapshot(spark, table).setTransactions().iterator()
     while transactions.hasNext():

@@ -19,7 +19,6 @@ from connector.errors import first_line
 from connector.tables.table import (
     Table,
     in_sql,
-    is_connect,
     name_parts,
     path_of,
     plain_location,
@@ -49,7 +48,7 @@ def resolve(spark: SparkSession, spelling: str, commits: LastCommits | None = No
     if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
         raise OptionError(f"table {spelling!r}: files of format {parts[0]}", "name a Delta table")
     parts = _qualified(spark, parts)
-    if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not is_connect(spark):
+    if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not jvm.only_sql(spark):
         return _in_session_catalog(spark, parts, commits)
     return _in_some_catalog(spark, parts)
 
@@ -63,7 +62,7 @@ def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
 
 
 def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
         if found is None:
             return Table(path.rstrip("/") or "/", plain_location(path), "")

@@ -21,7 +21,7 @@ from connector.delta import jvm, log
 from connector.delta.commits import Altered
 from connector.delta.resolve import log_at, look_at, snapshot_at
 from connector.tables.commit_id import CommitId
-from connector.tables.table import Table, is_connect
+from connector.tables.table import Table
 from connector.tables.target import UNAPPLIED, replaced
 
 _MODE = "org.apache.spark.sql.execution.CommandExecutionMode"
@@ -29,7 +29,7 @@ _MODE = "org.apache.spark.sql.execution.CommandExecutionMode"
 
 def merge(session: SparkSession, text: str, table: Table, once: CommitId) -> None:
     """Executes a MERGE into ``table`` in the active session. Raises OptionError if that was replaced."""
-    if is_connect(session):
+    if jvm.only_sql(session):
         session.sql(text).collect()
         return
     given: Any = session
@@ -50,7 +50,7 @@ def merge(session: SparkSession, text: str, table: Table, once: CommitId) -> Non
 
 def require(session: SparkSession, table: Table, once: CommitId) -> None:
     """Raises OptionError if ``table`` is another one now."""
-    if is_connect(session):
+    if jvm.only_sql(session):
         return
     found, _, _ = look_at(snapshot_at(session, table.location))
     _require(table, found, once)
@@ -59,7 +59,7 @@ def require(session: SparkSession, table: Table, once: CommitId) -> None:
 
 def require_done_on(spark: SparkSession, table: Table, once: CommitId) -> None:
     """Raises OptionError if the commit of ``once`` is one of another table than ``table``."""
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         return
     delta_log = log_at(spark, table.location)
     if str(delta_log.unsafeVolatileSnapshot().metadata().id()) == table.table_id:

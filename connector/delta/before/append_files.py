@@ -15,10 +15,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
+from connector.delta import jvm
 from connector.delta.before.append_rows import merges_schema
 from connector.delta.before.fit import Known, fit
 from connector.delta.table_files import DISK
-from connector.tables.table import Table, is_connect
+from connector.tables.table import Table
 
 # Options and table features that mean the same to a commit of files.
 _OPTIONS = {"mergeschema", "maxrecordsperfile", "compression", "optimizewrite"}
@@ -57,8 +58,8 @@ def evaluates(table: Table) -> bool:
 
 def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str]) -> str:
     """Why the data files of an append cannot be written before the decision; "" if they can."""
-    if is_connect(spark):
-        return "Spark Connect has no access to Delta's writer"
+    if jvm.only_sql(spark):
+        return "this session has no access to Delta's writer"
     if not table.exists:
         return "the table does not exist yet"
     if not table.location.startswith(DISK):

@@ -20,11 +20,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
+from connector.delta import jvm
 from connector.delta.log import checksum
 from connector.delta.resolve import snapshot_at
 from connector.errors import message
 from connector.stream.staging import no_rows
-from connector.tables.table import Table, is_connect, without_high_water_marks
+from connector.tables.table import Table, without_high_water_marks
 
 # Tables whose commits go through a catalog: a copy of their log is not a table.
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
@@ -56,7 +57,7 @@ def rehearse(
     """Append no rows to a new table with the protocol and metadata of ``table``, or overwrite it ``where``.
     Raises OptionError with Delta's error.
     """
-    if is_connect(spark):
+    if jvm.only_sql(spark):
         return
     log: list[str] = []
     if table.exists:
