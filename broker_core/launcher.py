@@ -68,8 +68,8 @@ LOOK_S = 0.25  # how often ``serve`` checks whether it must end
 class Broker:
     """A broker in this process. It also listens on loopback, for other processes (Spark's workers).
 
-    >>> with Broker.open("data") as broker, broker.channel() as channel:
-    ...     channel.tx_select()
+        with Broker.open("data") as broker, broker.channel() as channel:
+            channel.tx_select()
     """
 
     def __init__(

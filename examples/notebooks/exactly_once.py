@@ -13,22 +13,36 @@ import json
 import tempfile
 from pathlib import Path
 
-from delta import configure_spark_with_delta_pip
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from txmq import Broker, recommended_conf, transactional
 
-folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
+# COMMAND ----------
 
-builder = SparkSession.builder.master("local[2]").appName("exactly once").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-builder = builder.config("spark.sql.shuffle.partitions", "2")
-for key, value in recommended_conf().items():
-    builder = builder.config(key, value)
-spark = configure_spark_with_delta_pip(builder).getOrCreate()
-spark.sparkContext.setLogLevel("ERROR")
+# MAGIC %md
+# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
+
+# COMMAND ----------
+
+given = "spark" in globals()
+if not given:
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("exactly once").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
+    for key, value in recommended_conf().items():
+        builder = builder.config(key, value)
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
+if "dbutils" in globals():
+    dbutils.widgets.text("folder", "")
+    folder = dbutils.widgets.get("folder")
+folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 # COMMAND ----------
 
@@ -144,7 +158,7 @@ assert state() == first, "nothing may be there twice"
 
 ledger = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
 ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "messages", "published").orderBy("batch_id").show()
-assert ledger.agg(F.sum("messages")).head()[0] == 1_000
+assert ledger.agg(F.sum("published")).head()[0] == expected
 
 # COMMAND ----------
 
@@ -161,6 +175,7 @@ assert state() == first
 
 # COMMAND ----------
 
-spark.stop()
+if not given:
+    spark.stop()
 channel.close()
 broker.close()

@@ -15,28 +15,43 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from delta import configure_spark_with_delta_pip
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from txmq import recommended_conf, transactional
 
 hosts = os.environ.get("KAFKA", "localhost:9092")
 url = f"kafka://{hosts}"
-folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
 run = uuid.uuid4().hex[:8]  # so that the notebook can run twice on one cluster
 orders_topic, large_topic, app = f"orders-{run}", f"large-orders-{run}", f"shop-{run}"
 
-builder = SparkSession.builder.master("local[2]").appName("on Kafka").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-builder = builder.config("spark.sql.shuffle.partitions", "2")
-for key, value in recommended_conf().items():
-    builder = builder.config(key, value)
-spark = configure_spark_with_delta_pip(builder).getOrCreate()
-spark.sparkContext.setLogLevel("ERROR")
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
+
+# COMMAND ----------
+
+given = "spark" in globals()
+if not given:
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("on Kafka").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
+    for key, value in recommended_conf().items():
+        builder = builder.config(key, value)
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
+if "dbutils" in globals():
+    dbutils.widgets.text("folder", "")
+    folder = dbutils.widgets.get("folder")
+folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 # COMMAND ----------
 
@@ -139,4 +154,5 @@ assert ledger.agg(F.sum(F.expr("end_offset - start_offset"))).head()[0] == 1_000
 
 # COMMAND ----------
 
-spark.stop()
+if not given:
+    spark.stop()

@@ -13,23 +13,37 @@ import json
 import tempfile
 from pathlib import Path
 
-from delta import configure_spark_with_delta_pip
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import txmq
 from txmq import Broker, Properties, recommended_conf, transactional
 
-folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
+# COMMAND ----------
 
-builder = SparkSession.builder.master("local[2]").appName("typed messages").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-builder = builder.config("spark.sql.shuffle.partitions", "2")
-for key, value in recommended_conf().items():
-    builder = builder.config(key, value)
-spark = configure_spark_with_delta_pip(builder).getOrCreate()
-spark.sparkContext.setLogLevel("ERROR")
+# MAGIC %md
+# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
+
+# COMMAND ----------
+
+given = "spark" in globals()
+if not given:
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("typed messages").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
+    for key, value in recommended_conf().items():
+        builder = builder.config(key, value)
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
+if "dbutils" in globals():
+    dbutils.widgets.text("folder", "")
+    folder = dbutils.widgets.get("folder")
+folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 # COMMAND ----------
 
@@ -149,6 +163,7 @@ assert nulls.where("id is null").count() == len(broken)
 
 # COMMAND ----------
 
-spark.stop()
+if not given:
+    spark.stop()
 channel.close()
 broker.close()

@@ -13,23 +13,37 @@ import json
 import tempfile
 from pathlib import Path
 
-from delta import configure_spark_with_delta_pip
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import txmq
 from txmq import Broker, recommended_conf, transactional
 
-folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
+# COMMAND ----------
 
-builder = SparkSession.builder.master("local[2]").appName("upserts").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-builder = builder.config("spark.sql.shuffle.partitions", "2")
-for key, value in recommended_conf().items():
-    builder = builder.config(key, value)
-spark = configure_spark_with_delta_pip(builder).getOrCreate()
-spark.sparkContext.setLogLevel("ERROR")
+# MAGIC %md
+# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
+
+# COMMAND ----------
+
+given = "spark" in globals()
+if not given:
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("upserts").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
+    for key, value in recommended_conf().items():
+        builder = builder.config(key, value)
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
+if "dbutils" in globals():
+    dbutils.widgets.text("folder", "")
+    folder = dbutils.widgets.get("folder")
+folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 # COMMAND ----------
 
@@ -111,7 +125,7 @@ assert customers() == {1: (15, 2), 2: (20, 1)}
 
 def meanwhile(batch, tx):
     merge(batch, tx)
-    spark.sql(f"ALTER TABLE delta.`{lake}` ADD CONSTRAINT never CHECK (balance <> 19)")
+    batch.sparkSession.sql(f"ALTER TABLE delta.`{lake}` ADD CONSTRAINT never CHECK (balance <> 19)")
 
 
 publish({"id": 1, "amount": 4}, {"id": 3, "amount": 7})
@@ -154,6 +168,7 @@ assert [each["offsets"]["changes"] for each in told] == [[0, 3], [3, 5], [5, 6]]
 
 # COMMAND ----------
 
-spark.stop()
+if not given:
+    spark.stop()
 channel.close()
 broker.close()

@@ -15,23 +15,37 @@ import tempfile
 from pathlib import Path
 
 import pika
-from delta import configure_spark_with_delta_pip
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import txmq
 from txmq import Broker, recommended_conf, transactional
 
-folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
+# COMMAND ----------
 
-builder = SparkSession.builder.master("local[2]").appName("without duplicates").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-builder = builder.config("spark.sql.shuffle.partitions", "2")
-for key, value in recommended_conf().items():
-    builder = builder.config(key, value)
-spark = configure_spark_with_delta_pip(builder).getOrCreate()
-spark.sparkContext.setLogLevel("ERROR")
+# MAGIC %md
+# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
+
+# COMMAND ----------
+
+given = "spark" in globals()
+if not given:
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("without duplicates").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
+    for key, value in recommended_conf().items():
+        builder = builder.config(key, value)
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
+if "dbutils" in globals():
+    dbutils.widgets.text("folder", "")
+    folder = dbutils.widgets.get("folder")
+folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 # COMMAND ----------
 
@@ -131,5 +145,6 @@ assert state() == {"rows": 301, "orders": 301, "left": 0}, "nothing may be there
 
 # COMMAND ----------
 
-spark.stop()
+if not given:
+    spark.stop()
 broker.close()

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+NOTEBOOKS = ("exactly_once", "typed_messages", "upserts", "without_duplicates")
 WITHOUT_PY4J = """
 import sys
 sys.modules["py4j"] = sys.modules["pyspark.core"] = None
@@ -102,3 +103,29 @@ def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp
         "copied": list("abcd"),
         "batches": 2,
     }
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+        yield address
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_with_the_session_and_the_parameters_of_a_platform(
+    name: str, remote: str, tmp_path: Path
+) -> None:
+    """On Spark Connect; as a plain script: ``tests/test_notebooks.py``."""
+    notebook = ROOT / "examples" / "notebooks" / f"{name}.py"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark.given_notebook",
+        remote,
+        str(notebook),
+        str(tmp_path / "given"),
+    ]
+    (tmp_path / "given").mkdir()
+    done = run_to_end(command, tmp_path, cwd=ROOT, env={})
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
