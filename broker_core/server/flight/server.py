@@ -39,6 +39,7 @@ from broker_core.server.flight.permits import Permits
 from broker_core.server.flight.staging import Staging
 from broker_core.server.flight.transactions import Transactions
 from broker_core.server.quotas import Quotas
+from broker_core.server.status import StatusReader
 from broker_core.server.tls import TlsFiles
 
 GRACE_S = 5.0  # for calls in progress when the server ends
@@ -57,6 +58,7 @@ class FlightServer:
         vhosts: Vhosts,
         quotas: Quotas | None = None,
         entrance: FlightEntrance | None = None,
+        listens: Callable[[], list[str]] = list,
     ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
@@ -73,8 +75,10 @@ class FlightServer:
         accounts.changed.append(self._channels.end_deleted)
         if quotas.alarm is not None:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
+        status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in permits.LISTS},
+            "status": status.now,
             "close": broker.held.close,
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,

@@ -162,6 +162,7 @@ ADMIN: dict[str, dict[str, Any]] = {
     "exchanges": {},
     "bindings": {},
     "channels": {},
+    "status": {},
     "close": {"id": "nobody"},
     "prepared": {},
     "committed": {"token": "t", "since": 1.0},
