@@ -35,6 +35,7 @@ from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
 
 CACHE_BYTES = 32 * 1024 * 1024
+CATALOG_COPY = "catalog.db.copy"  # while a backup begins
 
 
 def _info(block_id: BlockId, place: Place) -> BlockInfo:
@@ -116,6 +117,7 @@ class DurableStore:
         for number in kept_sums(self._path):
             if not live.get(number):
                 drop_sums(self._path, number)
+        (self._path / CATALOG_COPY).unlink(missing_ok=True)
         sync_directory(segments)
         failpoint.here("store.recovery.removed")
         self._segments = Segments(
@@ -455,6 +457,14 @@ class DurableStore:
         return Location(
             str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows
         )
+
+    @contextmanager
+    def copied(self, path: Path, progress: Callable[[], None]) -> Iterator[None]:
+        """The catalog of one moment at ``path``; until the end no segment that it names is deleted."""
+        with self._segments.kept():
+            failpoint.here("store.backup.kept")
+            self._catalog.copy_to(path, progress)
+            yield
 
     # Closing
 

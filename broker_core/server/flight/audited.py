@@ -27,6 +27,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.close": ("id",),
     "admin.commit": ("xid", "of"),
     "admin.rollback": ("xid", "of"),
+    "get.backup": (),
     "engine.release": ("app_id", "queue", "force"),
     "engine.skip": ("app_id", "sequence", "to"),
     "engine.note": ("app_id", "sequence", "name"),

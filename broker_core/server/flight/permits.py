@@ -27,7 +27,7 @@ commit, rollback                                               nothing for one's
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
 call_took_place                                                any permission, and the name
-give_up, users, permissions, virtual hosts                     the tag administrator
+give_up, users, permissions, virtual hosts; DoGet: backup      the tag administrator
 =============================================================  ===========================================
 
 An app belongs to the user who first claimed or opened it (``micro_batch/owners.py``); an administrator may

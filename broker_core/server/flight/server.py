@@ -28,7 +28,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, permits, streams, transactions
+from broker_core.server.flight import audited, backup, permits, streams, transactions
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
@@ -204,7 +204,10 @@ class FlightServer:
         with self._call("get", context) as caller:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             epoch = self._broker.state.users.epoch
-            found = streams.opened(self._engine(caller), self._permits, caller, request)
+            if request.backup:
+                found = backup.opened(self._broker, self._permits, caller, self._stopping)
+            else:
+                found = streams.opened(self._engine(caller), self._permits, caller, request)
             return pyarrow.flight.GeneratorStream(found.schema, self._stream(found, caller, epoch))
 
     def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[pa.RecordBatch]:

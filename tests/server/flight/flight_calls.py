@@ -221,7 +221,12 @@ FILE = {
     "size_bytes": 8,
     "parts": [{"position": 0, "length": 8, "rows": 1, "checksum": 1}],
 }
-TICKETS: list[dict[str, Any]] = [{"read": READ}, {"browse": [["in", 0, 3]]}, {"branches": ["b"]}]
+TICKETS: list[dict[str, Any]] = [
+    {"read": READ},
+    {"browse": [["in", 0, 3]]},
+    {"branches": ["b"]},
+    {"backup": True},
+]
 
 CALLS: list[Call] = [
     *((f"engine.{word}", arguments) for word, arguments in ENGINE.items()),

@@ -94,6 +94,7 @@ ROWS = (
     Row("get.read", (IN, APP)),
     Row("get.browse", (IN,)),
     Row("get.branches", (APP,)),
+    Row("get.backup", (ADMINISTER,)),
     Row("put", (WRITE,)),
 )
 ARGUMENTS: dict[str, Any] = {
@@ -103,6 +104,7 @@ ARGUMENTS: dict[str, Any] = {
     "get.read": TICKETS[0],
     "get.browse": TICKETS[1],
     "get.branches": {"branches": ["staged"]},
+    "get.backup": {"backup": True},
 }
 
 
