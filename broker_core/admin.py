@@ -163,6 +163,30 @@ class BrokerStatus:
         return tuple(level.name for level in self.levels if level.alarm)
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A part of definitions that has no counterpart where it is to go. ``kind``: user, queue, policy, ..."""
+
+    kind: str
+    name: str
+    vhost: str  # "" where it is of none
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """``counts``: how many of each kind are as the definitions say."""
+
+    counts: Mapping[str, int]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    definitions: Mapping[str, Any]
+    skipped: tuple[Skipped, ...]
+
+
 class Admin(Protocol):
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]

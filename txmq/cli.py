@@ -28,8 +28,9 @@ from broker_core.errors import (
     UnknownTransaction,
 )
 from broker_core.message.properties import Properties
-from txmq import accounts, backup, channels, move, status, topology, vhosts
+from txmq import accounts, channels, move, topology, vhosts
 from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
+from txmq.admin import backup, definitions, status
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
 from txmq.ledger import ledger
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_setup(commands)
     accounts.arguments(commands, _command)
     vhosts.arguments(commands, _command)
+    definitions.arguments(commands, _command)
     backup.arguments(commands, _command)
     doctor_arguments(_command(commands, "doctor", doctor, "check this installation, and say what to do"))
     verify = _command(commands, "verify", _verify, "check a data directory and change nothing")

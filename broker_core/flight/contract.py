@@ -268,6 +268,8 @@ ACCOUNTS = (
     "add_vhost",
     "limit_vhost",
     "delete_vhost",
+    "export_definitions",
+    "import_definitions",
 )
 
 

@@ -133,9 +133,7 @@ class Node:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Brackets writes to the store outside a commit: the store stays open until then, and a failure stops
-        the broker.
-        """
+        """Brackets writes to the open store outside a commit; a failure stops the broker."""
         with self.open_store():
             try:
                 yield

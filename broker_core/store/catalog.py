@@ -49,6 +49,7 @@ _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024
+CATALOG_COPY = "catalog.db.copy"  # while a backup begins
 _COPY_PAGES = 1024  # of a step, during which no commit is written: a few milliseconds
 _COPY_AGAIN_S = 0.001
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
@@ -184,6 +185,8 @@ class Catalog:
             raise
 
     def _open(self, log: bool) -> None:
+        if log:
+            self.path.with_name(CATALOG_COPY).unlink(missing_ok=True)
         self._execute("PRAGMA locking_mode = EXCLUSIVE")
         # before anything that a newer format may have changed
         found = self._execute(QUERIES["read_format"]).fetchone()[0]
@@ -262,6 +265,7 @@ class Catalog:
         """Copies what is committed at one moment, in steps between which others commit. For any thread.
         ``progress``: called after each step; what it raises ends the copy. Raises sqlite3.Error.
         """
+        failpoint.here("store.backup.kept")
         target = sqlite3.connect(path, isolation_level=None)
         try:
             for pragma in ("journal_mode = OFF", "synchronous = OFF"):  # whoever receives it syncs it

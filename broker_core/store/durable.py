@@ -35,7 +35,6 @@ from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
 
 CACHE_BYTES = 32 * 1024 * 1024
-CATALOG_COPY = "catalog.db.copy"  # while a backup begins
 
 
 def _info(block_id: BlockId, place: Place) -> BlockInfo:
@@ -117,7 +116,6 @@ class DurableStore:
         for number in kept_sums(self._path):
             if not live.get(number):
                 drop_sums(self._path, number)
-        (self._path / CATALOG_COPY).unlink(missing_ok=True)
         sync_directory(segments)
         failpoint.here("store.recovery.removed")
         self._segments = Segments(
@@ -462,7 +460,6 @@ class DurableStore:
     def copied(self, path: Path, progress: Callable[[], None]) -> Iterator[None]:
         """The catalog of one moment at ``path``; until the end no segment that it names is deleted."""
         with self._segments.kept():
-            failpoint.here("store.backup.kept")
             self._catalog.copy_to(path, progress)
             yield
 

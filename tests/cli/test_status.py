@@ -19,7 +19,7 @@ from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp.options import AmqpOptions
 from tests.cli.test_accounts import Shell, shell
 from tests.server.conftest import end_broker
-from txmq import status
+from txmq.admin import status
 
 __all__ = ["shell"]
 

@@ -28,7 +28,8 @@ from broker_core.errors import (
 )
 from broker_core.launcher import Broker
 from broker_core.password import hashed
-from broker_core.store.durable import CATALOG_COPY, DurableStore
+from broker_core.store.catalog import CATALOG_COPY
+from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
 from tests.server.conftest import eventually

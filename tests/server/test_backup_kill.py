@@ -12,7 +12,7 @@ import pytest
 from broker_core.endpoint import UNFINISHED
 from broker_core.errors import DataDirectoryInvalid
 from broker_core.launcher import Broker
-from broker_core.store.durable import CATALOG_COPY
+from broker_core.store.catalog import CATALOG_COPY
 from broker_core.store.salvage.verify import verify
 from tests.forked import Forked
 from tests.progress import wait_for_end

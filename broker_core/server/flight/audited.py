@@ -43,6 +43,8 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.add_vhost": ("name", *LIMITS),
     "admin.limit_vhost": ("name", *LIMITS),
     "admin.delete_vhost": ("name",),
+    "admin.export_definitions": (),
+    "admin.import_definitions": ("vhost", "check"),
 }
 assert {f"admin.{word}" for word in contract.ACCOUNTS} - set(WRITTEN) == {
     "admin.users",

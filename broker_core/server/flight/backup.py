@@ -29,9 +29,9 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits
 from broker_core.server.flight.streams import Stream
-from broker_core.store.catalog import QUERIES
+from broker_core.store.catalog import CATALOG_COPY, QUERIES
 from broker_core.store.directory import segment_path
-from broker_core.store.durable import CATALOG_COPY, DurableStore
+from broker_core.store.durable import DurableStore
 from broker_core.store.sums import sums_path
 
 PIECE_BYTES = 1024 * 1024

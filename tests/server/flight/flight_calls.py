@@ -193,6 +193,8 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "add_vhost": {"name": "new", "max_queues": 1, "max_connections": 2, "max_messages": 3},
     "limit_vhost": {"name": "new", "max_queues": 1, "max_connections": -1, "max_messages": 0},
     "delete_vhost": {"name": "new"},
+    "export_definitions": {},
+    "import_definitions": {"definitions": {}, "vhost": "/", "check": True},
 }
 HEADER = {
     "token": "s",
