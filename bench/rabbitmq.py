@@ -12,13 +12,15 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.ports import free_ports
 from bench.report import Skipped
 
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the wrapper in /usr/sbin needs root
+CONTROL = SERVER.with_name("rabbitmqctl")
 START_S = 60.0
 GREETING = b"AMQP\x00\x00\x09\x01"
 
@@ -29,11 +31,13 @@ def installed() -> None:
         raise Skipped("rabbitmq-server is not installed: apt-get install rabbitmq-server")
 
 
-def _environment(folder: Path, port: int, mapper: int, distribution: int) -> dict[str, str]:
+def _environment(
+    folder: Path, port: int, mapper: int, distribution: int, plugins: Sequence[str] = ()
+) -> dict[str, str]:
     for name in ("home", "mnesia", "log"):
         (folder / name).mkdir(parents=True)
     (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
-    (folder / "enabled_plugins").write_text("[].\n")
+    (folder / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
     own = {
         "HOME": folder / "home",  # for the cookie
         "LANG": "C.UTF-8",
@@ -70,12 +74,35 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+@dataclass(frozen=True)
+class Node:
+    """A node that runs. ``uri``: of AMQP, for guest."""
+
+    uri: str
+    environment: dict[str, str]
+
+    def ctl(self, *arguments: str) -> str:
+        """The output of rabbitmqctl."""
+        command = [str(CONTROL), *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+
 @contextlib.contextmanager
 def rabbitmq(folder: Path) -> Iterator[str]:
     """Run RabbitMQ; its AMQP URI for guest. Raises Skipped if the package is not installed."""
+    with node(folder) as running:
+        yield running.uri
+
+
+@contextlib.contextmanager
+def node(folder: Path, plugins: Sequence[str] = ()) -> Iterator[Node]:
+    """Run RabbitMQ with these plugins. Raises Skipped if the package is not installed."""
     installed()
     port, mapper, distribution = free_ports(3)
-    environment = _environment(folder, port, mapper, distribution)
+    environment = _environment(folder, port, mapper, distribution, plugins)
     output = folder / "output.log"
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(output.open("wb"))
@@ -99,4 +126,4 @@ def rabbitmq(folder: Path) -> Iterator[str]:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"RabbitMQ did not start:\n{output.read_text()[-3000:]}")
             time.sleep(0.1)
-        yield f"amqp://guest:guest@127.0.0.1:{port}/%2f"
+        yield Node(f"amqp://guest:guest@127.0.0.1:{port}/%2f", environment)

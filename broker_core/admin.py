@@ -124,6 +124,69 @@ class VhostInfo:
     max_messages: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much is in use of something that runs out, or is free where ``name`` says so. ``alarm``: the limit
+    is passed.
+    """
+
+    name: str
+    found: int
+    limit: int
+    alarm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """``txmq status``: a broker as a whole, over all its virtual hosts. ``unapplied``: decided batches that a
+    table does not have yet; ``attempts``: what is staged and not decided.
+    """
+
+    version: str
+    uptime_s: float
+    pid: int
+    directory: str
+    listens: tuple[str, ...]
+    levels: tuple[Level, ...]
+    vhosts: int
+    queues: int
+    messages: int
+    unacknowledged: int
+    connections: int  # of AMQP
+    channels: int
+    prepared: int
+    attempts: int
+    unapplied: int
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        return tuple(level.name for level in self.levels if level.alarm)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A part of definitions that has no counterpart where it is to go. ``kind``: user, queue, policy, ..."""
+
+    kind: str
+    name: str
+    vhost: str  # "" where it is of none
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """``counts``: how many of each kind are as the definitions say."""
+
+    counts: Mapping[str, int]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    definitions: Mapping[str, Any]
+    skipped: tuple[Skipped, ...]
+
+
 class Admin(Protocol):
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]

@@ -121,7 +121,8 @@ class Broker:
             hosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, (amqp_options or AmqpOptions()).alarms)
             parts = (self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas)
-            self._server = FlightServer(*parts, _entrance(self._logins, doors, quotas, amqp_options))
+            entrance = _entrance(self._logins, doors, quotas, amqp_options)
+            self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
             # what a certificate is for is a name of this host, and seldom loopback

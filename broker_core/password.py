@@ -2,6 +2,9 @@
 
 ``ln`` is the binary logarithm of the cost; salt and hash are base64. A hash carries its cost, so a later
 version may raise it. One check takes tens of milliseconds and 16 MiB.
+
+A hash of RabbitMQ may be kept too, of a user who was imported: ``$rabbit_sha256$`` or ``$rabbit_sha512$``,
+then its text. It costs an attacker who has read it far less; a check takes as long as any other.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import binascii
 import hashlib
 import hmac
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker_core.errors import OptionError
 
 _PREFIX = "$scrypt$"
+_RABBIT = {"$rabbit_sha256$": hashlib.sha256, "$rabbit_sha512$": hashlib.sha512}
+_RABBIT_SALT_BYTES = 4
 _SALT_BYTES, _HASH_BYTES = 16, 32
 _MAX_MEMORY = 256 * 1024 * 1024
 MAX_BYTES = 1024  # of a password
@@ -38,6 +43,12 @@ class _Hash(NamedTuple):
     digest: bytes
 
 
+class _Rabbit(NamedTuple):
+    hash: Any
+    salt: bytes
+    digest: bytes
+
+
 def hashed(password: str, cost: Cost = COST) -> str:
     """Raises OptionError for an empty password, one that is too long, and one that is no text. Nor may it
     have zeros: scrypt does not see those at its end.
@@ -54,7 +65,7 @@ def unmatched(cost: Cost = COST) -> str:
 
 def is_hash(text: str) -> bool:
     """Whether ``text`` is meant as a hash."""
-    return text.startswith(_PREFIX)
+    return text.startswith((_PREFIX, *_RABBIT))
 
 
 def check_hash(text: str) -> None:
@@ -66,6 +77,9 @@ def is_right(password: str, text: str) -> bool:
     """Whether ``text`` is a hash of ``password``, in a time that depends on the hash alone."""
     known = _parse(text)
     given = password.encode(errors="surrogateescape")
+    if isinstance(known, _Rabbit):
+        _scrypt(given[:MAX_BYTES], known.salt, COST, _HASH_BYTES)  # so that the time tells nothing
+        return hmac.compare_digest(known.hash(known.salt + given).digest(), known.digest)
     digest = _scrypt(given[:MAX_BYTES], known.salt, known.cost, len(known.digest))
     return hmac.compare_digest(digest, known.digest) and len(given) <= MAX_BYTES and b"\0" not in given
 
@@ -91,7 +105,39 @@ def _scrypt(password: bytes, salt: bytes, cost: Cost, length: int) -> bytes:
     )
 
 
-def _parse(text: str) -> _Hash:
+def of_rabbitmq(algorithm: str, text: str) -> str:
+    """The form in which a hash of RabbitMQ's definitions is kept. Raises OptionError for one that is none, or
+    whose algorithm is not known.
+    """
+    found = f"${algorithm.replace('rabbit_password_hashing_', 'rabbit_', 1)}${text}"
+    if not found.startswith(tuple(_RABBIT)):
+        raise OptionError(f"hashes of {algorithm[:80]!r} are not known", "set the password again")
+    check_hash(found)
+    return found
+
+
+def to_rabbitmq(text: str) -> tuple[str, str]:
+    """(hashing_algorithm, password_hash) as definitions have them."""
+    for prefix in _RABBIT:
+        if text.startswith(prefix):
+            return prefix.strip("$").replace("rabbit_", "rabbit_password_hashing_"), text[len(prefix) :]
+    return "scrypt", text
+
+
+def _parse_rabbit(prefix: str, text: str) -> _Rabbit:
+    try:
+        found = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        found = b""
+    if len(found) != _RABBIT_SALT_BYTES + _RABBIT[prefix]().digest_size:
+        raise OptionError("a hash of RabbitMQ must be base64 of a salt of four bytes and the hash")
+    return _Rabbit(_RABBIT[prefix], found[:_RABBIT_SALT_BYTES], found[_RABBIT_SALT_BYTES:])
+
+
+def _parse(text: str) -> _Hash | _Rabbit:
+    for prefix in _RABBIT:
+        if text.startswith(prefix):
+            return _parse_rabbit(prefix, text[len(prefix) :])
     try:
         _, name, parameters, salt, digest = text.split("$")
         values = dict(item.split("=") for item in parameters.split(","))

@@ -65,11 +65,11 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.server.amqp.session.Session": (252, ENTRY),
     "broker_core.store.durable.DurableStore": (
-        450,
+        457,
         "the commit, its recovery and its parts are one order of steps",
     ),
     "broker_core.store.salvage.salvage._Salvage": (350, "one pass over a damaged directory"),
-    "broker_core.store.segment.Segments": (261, "files, their open ends and their blocks are one state"),
+    "broker_core.store.segment.Segments": (283, "files, their open ends and their blocks are one state"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),

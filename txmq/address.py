@@ -20,7 +20,7 @@ URL_VARIABLE = "TXMQ_URL"  # the broker of a command that names none
 
 def client_at(options: argparse.Namespace) -> BrokerClient:
     """The embedded broker, for what only it has."""
-    _require_directory(options)
+    require_directory(options)
     check_settings(options.url, _settings(options))
     return _client(options)
 
@@ -37,7 +37,7 @@ def _client(options: argparse.Namespace) -> BrokerClient:
 
 
 def engine_at(options: argparse.Namespace) -> Engine:
-    _require_directory(options)
+    require_directory(options)
     if not is_kafka(options.url):
         return client_at(options)
     return connect(options.url, options.data, _settings(options), credentials(options), vhost=options.vhost)
@@ -45,7 +45,7 @@ def engine_at(options: argparse.Namespace) -> Engine:
 
 def admin_at(options: argparse.Namespace, *, create: bool = False) -> Admin:
     if not create:
-        _require_directory(options)
+        require_directory(options)
     if not is_kafka(options.url):
         check_settings(options.url, _settings(options))
         return RemoteAdmin(_client(options))
@@ -72,7 +72,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
-def _require_directory(options: argparse.Namespace) -> None:
+def require_directory(options: argparse.Namespace) -> None:
     if options.data is not None and not os.path.isdir(options.data):
         raise DataDirectoryInvalid(
             f"there is no data directory {options.data}",

@@ -1,7 +1,8 @@
 """The command line: ``txmq serve`` and the commands for operators.
 
 Not here: rules of the broker; each command makes one or two calls. Lists are aligned tables, or JSON with
-``--json``. An error is one line on stderr and exit code 1; a wrong command line is exit code 2.
+``--json``. An error is one line on stderr and exit code 1; a wrong command line is exit code 2. ``txmq
+status`` has two codes more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from broker_core.errors import (
 from broker_core.message.properties import Properties
 from txmq import accounts, channels, move, topology, vhosts
 from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
+from txmq.admin import backup, definitions, status
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
 from txmq.ledger import ledger
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"txmq {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve_arguments(_command(commands, "serve", serve, "run the broker of a data directory until SIGTERM"))
+    status.arguments(commands, _command)
     _add_lists(commands)
     _add_decisions(commands)
     topology.arguments(commands, _command)
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_setup(commands)
     accounts.arguments(commands, _command)
     vhosts.arguments(commands, _command)
+    definitions.arguments(commands, _command)
+    backup.arguments(commands, _command)
     doctor_arguments(_command(commands, "doctor", doctor, "check this installation, and say what to do"))
     verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
     verify.add_argument("directory", metavar="DIR")

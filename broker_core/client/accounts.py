@@ -6,11 +6,11 @@ name, tag, pattern or password, and AccessRefused for a caller without the tag a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker_core import password as passwords
-from broker_core.admin import PermissionInfo, UserInfo
+from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.client.broker import BrokerClient
 
 
@@ -66,6 +66,20 @@ class RemoteAccounts:
     def give_app(self, app_id: str, user: str) -> None:
         """It is the owner from now on, also of an app that is yet to be."""
         self._do("give_app", app_id=app_id, user=user, vhost=self._vhost)
+
+    def export_definitions(self) -> Exported:
+        """Of all virtual hosts, with the hashes of passwords."""
+        found: Exported = self._client.administer(Exported, "export_definitions")
+        return found
+
+    def import_definitions(self, definitions: Mapping[str, Any], *, check: bool = False) -> Imported:
+        """All or nothing; ``check``: only what would be done. What names no virtual host is for that of the
+        client. Raises PreconditionFailed and others too, where something is there in another form.
+        """
+        found: Imported = self._client.administer(
+            Imported, "import_definitions", definitions=definitions, vhost=self._vhost, check=check
+        )
+        return found
 
     def _do(self, word: str, **arguments: Any) -> None:
         self._client.administer(type(None), word, **arguments)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
+from broker_core.admin import BindingInfo, BrokerStatus, ExchangeInfo, Preparation, QueueInfo
 from broker_core.client.broker import BrokerClient
+from broker_core.client.connection import HELLO_S
 from broker_core.errors import Unroutable
 
 
@@ -80,3 +81,9 @@ class RemoteAdmin:
                 f"bind a queue to exchange {exchange!r} for routing key {routing_key!r}",
             )
         return count
+
+
+def status(client: BrokerClient) -> BrokerStatus:
+    """The broker as a whole. Raises AccessRefused, and ConnectionFailed for one that does not answer."""
+    found: BrokerStatus = client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
+    return found

@@ -456,9 +456,9 @@ class BrokerClient:
         found: str = self.administer(str, "outcome", xid=xid, since=since, of=of)
         return found
 
-    def administer(self, kind: Any, word: str, **arguments: Any) -> Any:
+    def administer(self, kind: Any, word: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
-        (answer,) = self._connection.call(f"admin.{word}", contract.encode(arguments))
+        (answer,) = self._connection.call(f"admin.{word}", contract.encode(arguments), timeout_s=timeout_s)
         return contract.decode(kind, answer)
 
 

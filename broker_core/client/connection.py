@@ -123,13 +123,23 @@ class Connection:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def call(self, action: str, body: bytes = b"", *, patience: Patience | None = None) -> list[pa.Buffer]:
-        """The results of an action. Raises what the broker raised, or ConnectionFailed."""
+    def call(
+        self,
+        action: str,
+        body: bytes = b"",
+        *,
+        patience: Patience | None = None,
+        timeout_s: float | None = None,
+    ) -> list[pa.Buffer]:
+        """The results of an action. Raises what the broker raised, or ConnectionFailed. ``timeout_s``: of one
+        try; None: as long as the broker lives.
+        """
+        options = arrow_flight.FlightCallOptions(timeout=timeout_s)
         patience = patience or self.patience()
         while True:
             live = self.live(patience)
             try:
-                return [result.body for result in live.client.do_action((action, body))]
+                return [result.body for result in live.client.do_action((action, body), options)]
             except FAILED as error:
                 # a channel keeps the answer to each call
                 self.broken(live, error, patience, again=not action.startswith("channel."))

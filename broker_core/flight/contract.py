@@ -13,9 +13,12 @@ action                body -> results
 ``admin.<word>``      arguments -> the word's answer
 ====================  ================================================================================
 
-DoGet takes a :class:`Ticket` and streams batches. DoPut's descriptor is the command ``stage`` with the
-BranchHeader; its schema has no columns. Each message has one numbered part as its metadata, and is answered
-by one PartReceipt, once it is durable and named in the catalog.
+DoGet takes a :class:`Ticket` and streams batches; of a backup, pieces of files (``BACKUP_SCHEMA``), and a
+:class:`Manifest` at the end, in the piece of a file without a name.
+
+DoPut's descriptor is the command ``stage`` with the BranchHeader; its schema has no columns. Each message has
+one numbered part as its metadata, and is answered by one PartReceipt, once it is durable and named in the
+catalog.
 
 Dataclasses cross as JSON, read back by their annotations. An error crosses as ``[CODE] text`` and is the same
 class there.
@@ -75,6 +78,17 @@ class Ticket:
     read: ReadTicket | None = None
     browse: tuple[tuple[checks.Name, int, int], ...] | None = None
     branches: tuple[str, ...] | None = None
+    backup: bool | None = None
+
+
+BACKUP_SCHEMA = pa.schema([("file", pa.string()), ("piece", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup consists of: (size, xxh3_64 in hexadecimal) by file."""
+
+    files: dict[str, tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +268,8 @@ ACCOUNTS = (
     "add_vhost",
     "limit_vhost",
     "delete_vhost",
+    "export_definitions",
+    "import_definitions",
 )
 
 

@@ -54,9 +54,12 @@ class HostEngines:
                 found = self._engines[vhost] = self._made(vhost)
             return found
 
+    def all(self) -> list[EmbeddedEngine]:
+        return list(self._engines.values())
+
     def kept(self) -> int:
         """Returns how many attempts, branches, claims and decided batches there are, of all."""
-        of = [engine.batches for engine in list(self._engines.values())]
+        of = [engine.batches for engine in self.all()]
         return sum(each.branches.kept() + each.claims.size() + each.ledger.size() for each in of)
 
     def forget(self, change: Change, vhost: str) -> None:

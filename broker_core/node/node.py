@@ -133,15 +133,20 @@ class Node:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Brackets writes to the store outside a commit: the store stays open until then, and a failure stops
-        the broker.
-        """
+        """Brackets writes to the open store outside a commit; a failure stops the broker."""
+        with self.open_store():
+            try:
+                yield
+            except StoreError as error:
+                self.committer.stop(error)
+                raise
+
+    @contextlib.contextmanager
+    def open_store(self) -> Iterator[Store]:
+        """The store, which is not closed until then."""
         self._count_writing(1)
         try:
-            yield
-        except StoreError as error:
-            self.committer.stop(error)
-            raise
+            yield self._store
         finally:
             self._count_writing(-1)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker_core.admin import Level
 from broker_core.node.local import LocalBroker
 
 logger = logging.getLogger("txmq.alarm")
@@ -23,6 +24,11 @@ MiB = 1024 * 1024
 LOOK_S = 0.5  # an answer is as old
 RECORD_BYTES = 512  # of one record or id that outlives its call, about
 _SPILL_SHARE = 0.25  # of ``memory_bytes``
+_RESOURCE = {"memory": "memory", "unsealed": "memory", "disk free": "disk"}  # RabbitMQ's words
+_WHAT = {
+    "memory": "of messages and records in memory",
+    "unsealed": "of small commits not yet in a segment",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +82,46 @@ class Alarm:
 
     def look(self) -> Shortage | None:
         """Why publishers have to wait; None if they need not."""
-        low = {"memory": self._memory_low(), "disk": self._disk_low() if self._directory else ""}
-        short = {resource: numbers for resource, numbers in low.items() if numbers}
-        return Shortage(f"low on {' & '.join(short)}", "; ".join(short.values())) if short else None
+        short = [level for level in self.levels() if level.alarm]
+        resources = dict.fromkeys(_RESOURCE[level.name] for level in short)  # each once, in this order
+        return (
+            Shortage(f"low on {' & '.join(resources)}", "; ".join(map(self._text, short))) if short else None
+        )
+
+    def levels(self) -> list[Level]:
+        """What publishers have to wait for, with its limits."""
+        limits = self._limits
+        memory, unsealed = self._memory()
+        levels = [
+            Level("memory", memory, limits.memory_bytes, memory > limits.memory_bytes),
+            Level("unsealed", unsealed, limits.unsealed_bytes, unsealed > limits.unsealed_bytes),
+        ]
+        free = self._disk_free() if self._directory else None
+        if free is not None:
+            levels.append(Level("disk free", free, limits.disk_free_bytes, free < limits.disk_free_bytes))
+        return levels
+
+    def _text(self, level: Level) -> str:
+        what = _WHAT.get(level.name, f"free on the disk of {self._directory}")
+        return f"{level.found / MiB:.1f} MiB {what}, the limit is {level.limit / MiB:.1f}"
 
     def transactions_large(self) -> bool:
         """Whether open transactions together take so much memory that they have to spill early."""
         return self._broker.transaction_bytes() > self._limits.memory_bytes * _SPILL_SHARE
 
-    def _disk_low(self) -> str:
+    def _disk_free(self) -> int | None:
         try:
             found = os.statvfs(self._directory)
         except OSError:
-            return ""  # the next commit reports the error
-        free = found.f_bavail * found.f_frsize
-        return _below(f"free on the disk of {self._directory}", free, self._limits.disk_free_bytes)
+            return None  # the next commit reports the error
+        return found.f_bavail * found.f_frsize
 
     def _kept_records(self) -> int:
         outcomes = self._broker.state.names.outcomes
         return len(outcomes) + len(outcomes.channels) + sum(count() for count in self.counted)
 
-    def _memory_low(self) -> str:
+    def _memory(self) -> tuple[int, int]:
+        """Bytes of messages and records in memory, and those of small commits not yet in a segment."""
         memory = self._broker.transaction_bytes() + RECORD_BYTES * self._kept_records()
         unsealed = 0
         with self._broker.look as state:
@@ -108,17 +133,4 @@ class Alarm:
                     memory += block.size_bytes
                 else:
                     unsealed += block.size_bytes
-        limits = self._limits
-        above = [
-            _above("of messages and records in memory", memory, limits.memory_bytes),
-            _above("of small commits not yet in a segment", unsealed, limits.unsealed_bytes),
-        ]
-        return "; ".join(filter(None, above))
-
-
-def _below(what: str, found: int, limit: int) -> str:
-    return f"{found / MiB:.1f} MiB {what}, the limit is {limit / MiB:.1f}" if found < limit else ""
-
-
-def _above(what: str, found: int, limit: int) -> str:
-    return f"{found / MiB:.1f} MiB {what}, the limit is {limit / MiB:.1f}" if found > limit else ""
+        return memory, unsealed

@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,9 @@ _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024
+CATALOG_COPY = "catalog.db.copy"  # while a backup begins
+_COPY_PAGES = 1024  # of a step, during which no commit is written: a few milliseconds
+_COPY_AGAIN_S = 0.001
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
 
 
@@ -182,6 +185,8 @@ class Catalog:
             raise
 
     def _open(self, log: bool) -> None:
+        if log:
+            self.path.with_name(CATALOG_COPY).unlink(missing_ok=True)
         self._execute("PRAGMA locking_mode = EXCLUSIVE")
         # before anything that a newer format may have changed
         found = self._execute(QUERIES["read_format"]).fetchone()[0]
@@ -255,6 +260,22 @@ class Catalog:
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def copy_to(self, path: Path, progress: Callable[[], None]) -> None:
+        """Copies what is committed at one moment, in steps between which others commit. For any thread.
+        ``progress``: called after each step; what it raises ends the copy. Raises sqlite3.Error.
+        """
+        failpoint.here("store.backup.kept")
+        target = sqlite3.connect(path, isolation_level=None)
+        try:
+            for pragma in ("journal_mode = OFF", "synchronous = OFF"):  # whoever receives it syncs it
+                target.execute(f"PRAGMA {pragma}")
+            # during a transaction of a commit a step copies nothing, and is repeated
+            self._connection.backup(
+                target, pages=_COPY_PAGES, progress=lambda *_: progress(), sleep=_COPY_AGAIN_S
+            )
+        finally:
+            target.close()
 
     def close(self) -> None:
         """Releases the file and its lock, also during a transaction, which is then rolled back."""

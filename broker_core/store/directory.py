@@ -19,13 +19,13 @@ import socket
 import stat
 from pathlib import Path
 
-from broker_core.endpoint import why_foreign
+from broker_core.endpoint import UNFINISHED, why_foreign
 from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
 
 logger = logging.getLogger("txmq.store")
 
 OURS_ALONE = 0o700
-_OURS = ("lock", "catalog.db", "segments", "sums", "broker.", "endpoint.")
+_OURS = ("lock", "catalog.db", "segments", "sums", "broker.", "endpoint.", UNFINISHED)
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -93,7 +93,13 @@ class DirectoryLock:
     """Held until ``release``; the operating system releases it when the process ends."""
 
     def __init__(self, path: Path, *, write: bool = True) -> None:
-        """``write`` False: the lock file is not changed. Raises DataDirectoryLocked, DataDirectoryInvalid."""
+        """``write`` False: the lock file is not changed. Raises DataDirectoryLocked, DataDirectoryInvalid,
+        also for a copy that was not finished.
+        """
+        if (path / UNFINISHED).exists():
+            raise DataDirectoryInvalid(
+                f"{path} is a backup that was not finished, and lacks data: delete it, and make it again"
+            )
         name = path / "lock"
         try:
             self._descriptor = os.open(

@@ -456,6 +456,13 @@ class DurableStore:
             str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows
         )
 
+    @contextmanager
+    def copied(self, path: Path, progress: Callable[[], None]) -> Iterator[None]:
+        """The catalog of one moment at ``path``; until the end no segment that it names is deleted."""
+        with self._segments.kept():
+            self._catalog.copy_to(path, progress)
+            yield
+
     # Closing
 
     def close(self, *, clean: bool = True) -> None:

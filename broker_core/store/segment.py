@@ -25,7 +25,7 @@ import xxhash
 from broker_core import failpoint
 from broker_core.arrow.part_file import END_MARK as END_MARK
 from broker_core.arrow.part_file import PartFile, unwritable
-from broker_core.errors import CorruptSegment, DataLoss, OptionError, ResourceShortage
+from broker_core.errors import CorruptSegment, DataLoss, OptionError, ResourceLocked, ResourceShortage
 from broker_core.ids import BlockId
 from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
@@ -198,6 +198,24 @@ class Segments:
         # a failed write or sync: after it the content of the page cache is unknown
         self._broken: BaseException | None = None
         self.next_number = next_number
+        self._kept: list[int] | None = None  # what was to be deleted during a copy
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Until its end no file is deleted. Raises ResourceLocked: one at a time."""
+        with self._lock:
+            if self._kept is not None:
+                raise ResourceLocked(
+                    "another backup of this broker is in progress", "wait until it has ended"
+                )
+            self._kept = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                kept, self._kept = self._kept or [], None
+            for number in kept:
+                self._remove(number)
 
     def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[BlockId]) -> None:
         """Adds a closed segment that the catalog names."""
@@ -398,6 +416,12 @@ class Segments:
             self._dirty.pop(number, None)
             if segment.descriptor >= 0:
                 self._files.close(segment.descriptor)
+            if self._kept is not None:
+                self._kept.append(number)
+                return
+        self._remove(number)
+
+    def _remove(self, number: int) -> None:
         with contextlib.suppress(OSError):  # the next recovery removes it
             self.path(number).unlink()
         drop_sums(self._directory, number)

@@ -59,6 +59,7 @@ def test_help_names_every_command() -> None:
     assert shown.returncode == 0
     for command in (
         "serve",
+        "status",
         "queues",
         "apps",
         "transactions",

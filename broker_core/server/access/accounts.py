@@ -12,16 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from broker_core import __version__
 from broker_core import password as passwords
 from broker_core.address import VHOST
-from broker_core.admin import PermissionInfo, UserInfo
+from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
+from broker_core.broker import definitions as definitions_module
 from broker_core.broker.access.users import DEFAULT_USER
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.errors import TxmqError
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
 
 Changes = Callable[[BrokerState, Change], None]
+
+
+class _Checked(TxmqError):
+    """Takes back the work that raises it."""
+
+    def __init__(self, done: Imported) -> None:
+        super().__init__("only checked")
+        self.done = done
 
 
 class Accounts:
@@ -168,6 +179,35 @@ class Accounts:
             of=user,
             vhost=vhost,
         )
+
+    def export_definitions(self) -> Exported:
+        """Returns users with their hashes, permissions, virtual hosts and topology (``definitions.py``)."""
+        with self._broker.look as state:
+            return definitions_module.write(state, __version__)
+
+    def import_definitions(
+        self, definitions: dict[str, Any], vhost: str = VHOST, check: bool = False
+    ) -> Imported:
+        """Makes true what definitions of RabbitMQ or txmq say, all or nothing. ``vhost``: of what names none.
+        ``check``: only says what would be done. Raises OptionError, PreconditionFailed, ...
+        """
+        found = definitions_module.read(definitions, vhost)
+
+        def work(state: BrokerState, change: Change, _now: int) -> Imported:
+            done = definitions_module.apply(found, state, change)
+            if check:
+                raise _Checked(done)
+            return done
+
+        try:
+            imported = self._broker.run(work)
+        except _Checked as only:
+            return only.done
+        if self._audit is not None:
+            self._audit.say("admin.import_definitions", "", "", door="process")
+        for told in self.changed:
+            told()
+        return imported
 
     def _change(self, change_users: Changes, word: str, **what: Any) -> None:
         def work(state: BrokerState, change: Change, _now: int) -> None:

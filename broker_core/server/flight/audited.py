@@ -27,6 +27,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.close": ("id",),
     "admin.commit": ("xid", "of"),
     "admin.rollback": ("xid", "of"),
+    "get.backup": (),
     "engine.release": ("app_id", "queue", "force"),
     "engine.skip": ("app_id", "sequence", "to"),
     "engine.note": ("app_id", "sequence", "name"),
@@ -42,6 +43,8 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.add_vhost": ("name", *LIMITS),
     "admin.limit_vhost": ("name", *LIMITS),
     "admin.delete_vhost": ("name",),
+    "admin.export_definitions": (),
+    "admin.import_definitions": ("vhost", "check"),
 }
 assert {f"admin.{word}" for word in contract.ACCOUNTS} - set(WRITTEN) == {
     "admin.users",

@@ -20,13 +20,14 @@ commit_branches, rollback_batch                                the app of the at
 apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
 ``channel``                                                    as AMQP (``broker/permits.py``)
-``admin``: queues, exchanges, bindings, channels, prepared     a tag
+``admin``: status, queues, exchanges, bindings, channels,
+prepared                                                       a tag
 close                                                          the tag administrator or operator
 commit, rollback                                               nothing for one's own transaction; else the
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
 call_took_place                                                any permission, and the name
-give_up, users, permissions, virtual hosts                     the tag administrator
+give_up, users, permissions, virtual hosts; DoGet: backup      the tag administrator
 =============================================================  ===========================================
 
 An app belongs to the user who first claimed or opened it (``micro_batch/owners.py``); an administrator may
@@ -156,6 +157,7 @@ ENGINE: dict[str, Check] = {
 }
 ADMIN: dict[str, Check] = {
     **{word: _look(f"the list of {word}") for word in LISTS},
+    "status": _look("the state of the broker"),
     "close": _operate("the channels of others"),
     "prepared": _look("the list of prepared transactions"),
     "commit": _enter,

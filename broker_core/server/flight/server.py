@@ -28,7 +28,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, permits, streams, transactions
+from broker_core.server.flight import audited, backup, permits, streams, transactions
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
@@ -39,6 +39,7 @@ from broker_core.server.flight.permits import Permits
 from broker_core.server.flight.staging import Staging
 from broker_core.server.flight.transactions import Transactions
 from broker_core.server.quotas import Quotas
+from broker_core.server.status import StatusReader
 from broker_core.server.tls import TlsFiles
 
 GRACE_S = 5.0  # for calls in progress when the server ends
@@ -57,6 +58,7 @@ class FlightServer:
         vhosts: Vhosts,
         quotas: Quotas | None = None,
         entrance: FlightEntrance | None = None,
+        listens: Callable[[], list[str]] = list,
     ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
@@ -73,8 +75,10 @@ class FlightServer:
         accounts.changed.append(self._channels.end_deleted)
         if quotas.alarm is not None:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
+        status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in permits.LISTS},
+            "status": status.now,
             "close": broker.held.close,
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
@@ -200,7 +204,10 @@ class FlightServer:
         with self._call("get", context) as caller:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             epoch = self._broker.state.users.epoch
-            found = streams.opened(self._engine(caller), self._permits, caller, request)
+            if request.backup:
+                found = backup.opened(self._broker, self._permits, caller, self._stopping)
+            else:
+                found = streams.opened(self._engine(caller), self._permits, caller, request)
             return pyarrow.flight.GeneratorStream(found.schema, self._stream(found, caller, epoch))
 
     def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[pa.RecordBatch]:

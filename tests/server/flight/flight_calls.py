@@ -162,6 +162,7 @@ ADMIN: dict[str, dict[str, Any]] = {
     "exchanges": {},
     "bindings": {},
     "channels": {},
+    "status": {},
     "close": {"id": "nobody"},
     "prepared": {},
     "committed": {"token": "t", "since": 1.0},
@@ -192,6 +193,8 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "add_vhost": {"name": "new", "max_queues": 1, "max_connections": 2, "max_messages": 3},
     "limit_vhost": {"name": "new", "max_queues": 1, "max_connections": -1, "max_messages": 0},
     "delete_vhost": {"name": "new"},
+    "export_definitions": {},
+    "import_definitions": {"definitions": {}, "vhost": "/", "check": True},
 }
 HEADER = {
     "token": "s",
@@ -220,7 +223,12 @@ FILE = {
     "size_bytes": 8,
     "parts": [{"position": 0, "length": 8, "rows": 1, "checksum": 1}],
 }
-TICKETS: list[dict[str, Any]] = [{"read": READ}, {"browse": [["in", 0, 3]]}, {"branches": ["b"]}]
+TICKETS: list[dict[str, Any]] = [
+    {"read": READ},
+    {"browse": [["in", 0, 3]]},
+    {"branches": ["b"]},
+    {"backup": True},
+]
 
 CALLS: list[Call] = [
     *((f"engine.{word}", arguments) for word, arguments in ENGINE.items()),

@@ -82,6 +82,7 @@ ROWS = (
     *(Row(f"channel.{word}") for word in ("ack", "nack", "reject", "recover", "tx_select")),
     *(Row(f"channel.{word}") for word in ("confirm_select", "tx_commit", "tx_rollback", "prepare")),
     *(Row(f"admin.{word}", (LOOK,)) for word in ("queues", "exchanges", "bindings", "channels", "prepared")),
+    Row("admin.status", (LOOK,)),
     Row("admin.close", (OPERATE,)),
     *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # access/test_transaction_owners.py
     *(Row(f"admin.{word}") for word in ("committed", "outcome", "call_took_place")),
@@ -93,6 +94,7 @@ ROWS = (
     Row("get.read", (IN, APP)),
     Row("get.browse", (IN,)),
     Row("get.branches", (APP,)),
+    Row("get.backup", (ADMINISTER,)),
     Row("put", (WRITE,)),
 )
 ARGUMENTS: dict[str, Any] = {
@@ -102,6 +104,7 @@ ARGUMENTS: dict[str, Any] = {
     "get.read": TICKETS[0],
     "get.browse": TICKETS[1],
     "get.branches": {"branches": ["staged"]},
+    "get.backup": {"backup": True},
 }
 
 

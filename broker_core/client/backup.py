@@ -1,0 +1,152 @@
+"""A copy of a data directory, while its broker goes on: receives the files of one moment.
+
+1. The directory, with the file UNFINISHED in it, which no broker opens. 2. Each file, synced. 3. All names.
+4. UNFINISHED is removed: from now on the copy is one. A kill before that leaves UNFINISHED.
+
+Not here: which files (``server/flight/backup.py``).
+Invariant: only what a data directory has is written, only below a directory that was absent or empty, and
+only for its owner.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.flight as arrow_flight
+import xxhash
+
+from broker_core import failpoint
+from broker_core.address import Address
+from broker_core.client.connection import FAILED, Connection
+from broker_core.endpoint import ID, UNFINISHED
+from broker_core.errors import ConnectionFailed, DataDirectoryInvalid, DiskFull, RemoteProtocolError
+from broker_core.flight import contract
+
+_NAME = re.compile(rf"catalog\.db|{ID}|segments/\d{{8}}\.arrow|sums/\d{{8}}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    directory: str
+    files: int
+    size_bytes: int
+
+
+def backup(address: Address, to: str | os.PathLike[str], connect_s: float = 0.0) -> Backup:
+    """Raises DataDirectoryInvalid (``to`` is not absent or empty), AccessRefused, ResourceLocked (a backup is
+    in progress), ConnectionFailed (the broker ended), DiskFull.
+    """
+    path = Path(to).absolute()
+    if address.directory and Path(address.directory).resolve() in (path.resolve(), *path.resolve().parents):
+        raise DataDirectoryInvalid(f"{path} is in the data directory {address.directory}; name another place")
+    connection = Connection(address, connect_s=connect_s)
+    try:
+        connection.live(connection.patience())
+        try:
+            return _received(connection, path)
+        except OSError as error:
+            raise DiskFull(
+                f"{path} cannot be written: {error.strerror or error}; the copy is not finished: delete it, "
+                "and make it again where there is room"
+            ) from error
+    finally:
+        connection.close()
+
+
+def _received(connection: Connection, path: Path) -> Backup:
+    # 1.
+    _begin(path)
+    failpoint.here("backup.begun")
+    # 2.
+    files: dict[str, tuple[int, str]] = {}
+    manifest: contract.Manifest | None = None
+    name, descriptor, checksum = "", -1, xxhash.xxh3_64()
+    for given, piece in _pieces(connection, path):
+        if given != name and descriptor >= 0:
+            files[name] = _ended(descriptor, checksum)
+            descriptor = -1
+            failpoint.here("backup.file")
+        if not given:
+            manifest = contract.decode_checked(contract.Manifest, piece, "backup")
+            break
+        if descriptor < 0:
+            if not _NAME.fullmatch(given) or given in files:
+                raise RemoteProtocolError(
+                    f"the broker sent a file {given[:80]!r}, which a backup does not have"
+                )
+            name, checksum = given, xxhash.xxh3_64()
+            descriptor = os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        checksum.update(piece)
+        _write(descriptor, piece)
+    if manifest is None or manifest.files != files or not {"catalog.db", ID} <= files.keys():
+        raise RemoteProtocolError(f"{path} is not what the broker has sent: delete it, and make it again")
+    # 3.
+    for directory in (path / "segments", path / "sums", path):
+        _sync(directory)
+    failpoint.here("backup.synced")
+    # 4.
+    (path / UNFINISHED).unlink()
+    _sync(path)
+    failpoint.here("backup.done")
+    return Backup(str(path), len(files), sum(size for size, _ in files.values()))
+
+
+def _begin(path: Path) -> None:
+    """Raises DataDirectoryInvalid, OSError."""
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        if not path.is_dir() or path.is_symlink():
+            raise DataDirectoryInvalid(f"{path} is no directory; name a new or an empty one") from None
+        if held := sorted(each.name for each in path.iterdir()):
+            what = "a backup that was not finished" if UNFINISHED in held else f"not empty: it has {held[0]}"
+            raise DataDirectoryInvalid(f"{path} is {what}; delete it, or name another place") from None
+        path.chmod(0o700)
+    for name in (UNFINISHED, "lock"):
+        os.close(os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+    _sync(path)
+    for name in ("segments", "sums"):
+        (path / name).mkdir(mode=0o700)
+    _sync(path.parent)
+
+
+def _pieces(connection: Connection, path: Path) -> Iterator[tuple[str, bytes]]:
+    """Once: a backup of another moment cannot go on where this one broke off. Raises ConnectionFailed."""
+    ticket = arrow_flight.Ticket(contract.encode(contract.Ticket(backup=True)))
+    try:
+        for chunk in connection.live().client.do_get(ticket):
+            for row in chunk.data.to_pylist():
+                yield row["file"], row["piece"]
+    except FAILED as error:
+        crossed = contract.error_from(error)
+        if crossed is None:
+            crossed = ConnectionFailed(
+                f"the broker at {connection.address} has ended, and the backup {path} is not finished",
+                "delete it, and make it again",
+            )
+        raise crossed from error
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _ended(descriptor: int, checksum: xxhash.xxh3_64) -> tuple[int, str]:
+    size = os.fstat(descriptor).st_size
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return size, checksum.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

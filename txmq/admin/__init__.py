@@ -1,0 +1,1 @@
+"""What an operator does with a broker as a whole: its status, a backup, its definitions."""

@@ -1,0 +1,89 @@
+"""``txmq export`` and ``txmq import``: definitions of a broker, in the form of RabbitMQ.
+
+Not here: what they are (``broker_core/broker/definitions.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from broker_core.admin import Skipped
+from broker_core.client.accounts import RemoteAccounts
+from broker_core.errors import OptionError
+from txmq.address import client_at
+from txmq.output import done, print_json, say
+
+Add = Callable[..., argparse.ArgumentParser]
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def arguments(commands: Any, add: Add) -> None:
+    """``add``: as ``cli._command``."""
+    export = add(
+        commands, "export", _export, "write users, permissions, queues and so on as JSON", address=True
+    )
+    export.add_argument("--to", metavar="FILE", help="made for its owner alone; default: standard output")
+    load = add(
+        commands, "import", _import, "take users, permissions, queues and so on from a file", address=True
+    )
+    load.add_argument(
+        "file", metavar="FILE", help="of RabbitMQ (rabbitmqctl export_definitions) or txmq export"
+    )
+    load.add_argument("--check", action="store_true", help="only say what would be done")
+
+
+def _export(options: argparse.Namespace) -> int:
+    found = RemoteAccounts(client_at(options)).export_definitions()
+    _say_skipped("exported", found.skipped)
+    text = json.dumps(found.definitions, indent=2, ensure_ascii=False, sort_keys=True)
+    if options.to is None:
+        print_json(found.definitions) if options.json else sys.stdout.write(
+            json.dumps(found.definitions, indent=2) + "\n"
+        )
+        return 0
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(options.to, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise OptionError(f"--to {options.to} cannot be made: {error.strerror}", "name a new file") from error
+    return done(options, f"wrote {options.to}, which has the hashes of passwords", to=options.to)
+
+
+def _import(options: argparse.Namespace) -> int:
+    found = RemoteAccounts(client_at(options)).import_definitions(_read(options.file), check=options.check)
+    if options.json:
+        print_json({**dataclasses.asdict(found), "check": options.check})
+        return 0
+    _say_skipped("imported", found.skipped)
+    what = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.counts.items() if count)
+    say(
+        f"{'would import' if options.check else 'imported'} {what or 'nothing'}; {len(found.skipped)} skipped"
+    )
+    return 0
+
+
+def _read(name: str) -> dict[str, Any]:
+    """Raises OptionError."""
+    try:
+        if Path(name).stat().st_size > MAX_BYTES:
+            raise OptionError(f"{name} has more than {MAX_BYTES} bytes", "divide it")
+        found = json.loads(Path(name).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"{name} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise OptionError(f"{name} has no JSON object, but a {type(found).__name__}")
+    return found
+
+
+def _say_skipped(verb: str, skipped: Iterable[Skipped]) -> None:
+    for each in skipped:
+        where = f" in virtual host {each.vhost!r}" if each.vhost else ""
+        say(f"not {verb}: {each.kind} {each.name!r}{where}: {each.why}", error=True)
