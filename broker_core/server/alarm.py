@@ -54,7 +54,7 @@ class Alarm:
     def __init__(self, broker: LocalBroker, directory: str, limits: AlarmLimits) -> None:
         self._broker = broker
         self._directory = directory
-        self._limits = limits
+        self.limits = limits
         self.counted: list[Callable[[], int]] = []
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
@@ -82,7 +82,7 @@ class Alarm:
 
     def transactions_large(self) -> bool:
         """Whether open transactions together take so much memory that they have to spill early."""
-        return self._broker.transaction_bytes() > self._limits.memory_bytes * _SPILL_SHARE
+        return self._broker.transaction_bytes() > self.limits.memory_bytes * _SPILL_SHARE
 
     def _disk_low(self) -> str:
         try:
@@ -90,7 +90,7 @@ class Alarm:
         except OSError:
             return ""  # the next commit reports the error
         free = found.f_bavail * found.f_frsize
-        return _below(f"free on the disk of {self._directory}", free, self._limits.disk_free_bytes)
+        return _below(f"free on the disk of {self._directory}", free, self.limits.disk_free_bytes)
 
     def _kept_records(self) -> int:
         outcomes = self._broker.state.names.outcomes
@@ -108,7 +108,7 @@ class Alarm:
                     memory += block.size_bytes
                 else:
                     unsealed += block.size_bytes
-        limits = self._limits
+        limits = self.limits
         above = [
             _above("of messages and records in memory", memory, limits.memory_bytes),
             _above("of small commits not yet in a segment", unsealed, limits.unsealed_bytes),
