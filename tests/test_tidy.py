@@ -239,7 +239,7 @@ def test_every_function_and_class_is_used(package: str) -> None:
     called_by_others = re.compile(
         r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|(pause|resume)_writing|sending_headers"
         r"|call_completed"
-    r"|send_400_response"  # uvicorn
+        r"|send_400_response"  # uvicorn
     )
     dead = [
         f"{module}.{node.name}"

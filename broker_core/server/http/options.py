@@ -21,6 +21,6 @@ class HttpOptions:
     head_s: float = 10.0  # until the headers of a request are there
     body_s: float = 30.0  # and its body
     send_s: float = 30.0  # a client that reads none of its answer for so long is disconnected
-    idle_s: float = 30.0  # between two requests
+    idle_s: float = 60.0  # between two requests
     open_metrics: bool = False  # /metrics needs no login
     max_unauthenticated: int = 64  # connections that have not logged in; one more ends the oldest

@@ -52,12 +52,21 @@ class Api:
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         content = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-        self._connection.request(method, path, content, {**self._headers, **(headers or {})})
-        response = self._connection.getresponse()
+        try:
+            response = self._answered(method, path, content, headers)
+        except http.client.RemoteDisconnected:  # it was idle for too long
+            self._connection.close()
+            response = self._answered(method, path, content, headers)
         told = response.read()
         kind = response.headers.get("content-type", "")
         shown = json.loads(told) if kind.startswith("application/json") and told else told.decode()
         return Answer(response.status, shown, {name.lower(): text for name, text in response.getheaders()})
+
+    def _answered(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str] | None
+    ) -> http.client.HTTPResponse:
+        self._connection.request(method, path, content, {**self._headers, **(headers or {})})
+        return self._connection.getresponse()
 
     def get(self, path: str) -> Any:
         """The body of a 200."""

@@ -50,6 +50,14 @@ def _info(call: Call) -> VhostInfo:
     raise not_found()
 
 
+def _named(call: Call) -> str:
+    """The virtual host of the path. Raises Refusal: there is none."""
+    name = call.params["vhost"]
+    if name not in call.served.broker.state.hosts.by_name:
+        raise not_found()
+    return name
+
+
 def _put_vhost(call: Call) -> Answer:
     name = call.params["vhost"]
     if name in call.served.broker.state.hosts.by_name:
@@ -83,8 +91,8 @@ def _limit(call: Call) -> Answer:
         raise bad_request(f"there is no limit {call.params['name'][:80]!r}: use {', '.join(_LIMITS)}")
     call.require("value")
     value = call.get("value", int, -1)
-    call.served.vhosts.limit_vhost(call.vhost, **{field: max(value, -1)})
-    call.say("admin.limit_vhost", name=call.vhost, **{field: value})
+    call.served.vhosts.limit_vhost(_named(call), **{field: max(value, -1)})
+    call.say("admin.limit_vhost", name=_named(call), **{field: value})
     return DONE
 
 
@@ -92,8 +100,8 @@ def _unlimit(call: Call) -> Answer:
     field = _LIMITS.get(call.params["name"])
     if field is None:
         raise not_found()
-    call.served.vhosts.limit_vhost(call.vhost, **{field: -1})
-    call.say("admin.limit_vhost", name=call.vhost, **{field: -1})
+    call.served.vhosts.limit_vhost(_named(call), **{field: -1})
+    call.say("admin.limit_vhost", name=_named(call), **{field: -1})
     return DONE
 
 
@@ -204,18 +212,18 @@ def _one_permission(call: Call) -> Row:
 
 def _put_permission(call: Call) -> Answer:
     call.require("configure", "write", "read")
-    user = call.params["user"]
+    user, vhost = call.params["user"], _named(call)
     patterns = {name: call.get(name, str, "") for name in ("configure", "write", "read")}
     new = not _permissions(call)
-    call.served.accounts.set_permissions(user, **patterns, vhost=call.vhost)
-    call.say("admin.set_permissions", of=user, vhost=call.vhost, **patterns)
+    call.served.accounts.set_permissions(user, **patterns, vhost=vhost)
+    call.say("admin.set_permissions", of=user, vhost=vhost, **patterns)
     return CREATED if new else DONE
 
 
 def _delete_permission(call: Call) -> Answer:
     user = _one_permission(call)["user"]
-    call.served.accounts.clear_permissions(user, vhost=call.vhost)
-    call.say("admin.clear_permissions", of=user, vhost=call.vhost)
+    call.served.accounts.clear_permissions(user, vhost=_named(call))
+    call.say("admin.clear_permissions", of=user, vhost=_named(call))
     return DONE
 
 
@@ -224,8 +232,8 @@ def _put_topic(call: Call) -> Answer:
     user, exchange = call.params["user"], call.get("exchange", str, "")
     patterns = {name: call.get(name, str, "") for name in ("write", "read")}
     new = all(row["exchange"] != exchange for row in _permissions(call, topic=True))
-    call.served.accounts.set_topic_permissions(user, exchange, **patterns, vhost=call.vhost)
-    call.say("admin.set_topic_permissions", of=user, vhost=call.vhost, exchange=exchange, **patterns)
+    call.served.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
+    call.say("admin.set_topic_permissions", of=user, vhost=_named(call), exchange=exchange, **patterns)
     return CREATED if new else DONE
 
 
@@ -233,8 +241,8 @@ def _delete_topic(call: Call) -> Answer:
     if not _permissions(call, topic=True):
         raise not_found()
     user = call.params["user"]
-    call.served.accounts.clear_topic_permissions(user, vhost=call.vhost)
-    call.say("admin.clear_topic_permissions", of=user, vhost=call.vhost)
+    call.served.accounts.clear_topic_permissions(user, vhost=_named(call))
+    call.say("admin.clear_topic_permissions", of=user, vhost=_named(call))
     return DONE
 
 
@@ -261,7 +269,7 @@ ROUTES = (
     read(
         "/api/vhost-limits/{vhost}",
         "vhost",
-        lambda call: [row for row in _limit_rows(call) if row["vhost"] == call.vhost],
+        lambda call: [row for row in _limit_rows(call) if row["vhost"] == _named(call)],
         "Limits of one",
     ),
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit", works=True),

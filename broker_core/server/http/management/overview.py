@@ -17,7 +17,7 @@ from broker_core.server.http.call import Call
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.refusal import not_found
-from broker_core.server.http.route import Route, read
+from broker_core.server.http.route import read
 from broker_core.server.http.served import NODE, Served
 
 API_VERSION = "3.10.8"  # of RabbitMQ, whose API this is: tools choose their calls by it
@@ -37,7 +37,7 @@ def _listeners(served: Served) -> list[dict[str, Any]]:
             "protocol": each.protocol,
             "ip_address": each.host,
             "port": each.port,
-            "socket_opts": [],
+            "socket_opts": {},
         }
         for each in served.listening()
     ]
@@ -139,6 +139,11 @@ def _one_node(call: Call) -> dict[str, Any]:
     return _node(call.served)
 
 
+def _memory(call: Call) -> dict[str, Any]:
+    used = int(_one_node(call)["mem_used"])
+    return {"memory": {"strategy": "rss", "total": {"rss": used, "allocated": used, "erlang": used}}}
+
+
 def _whoami(call: Call) -> dict[str, Any]:
     return {"name": call.user, "tags": sorted(call.caller.tags)}
 
@@ -148,6 +153,7 @@ ROUTES = (
     read("/api/cluster-name", "management", lambda call: {"name": call.served.cluster}, "The cluster's name"),
     read("/api/nodes", "monitoring", lambda call: [_node(call.served)], "The broker as a node of RabbitMQ"),
     read("/api/nodes/{node}", "monitoring", _one_node, "The same"),
+    read("/api/nodes/{node}/memory", "monitoring", _memory, "The memory of its process"),
     read("/api/whoami", "management", _whoami, "The caller and its tags"),
     read(
         "/api/auth",
@@ -165,7 +171,7 @@ ROUTES = (
             ("parameters", "runtime parameters"),
             ("global-parameters", "global parameters"),
             ("feature-flags", "feature flags"),
+            ("federation-links", "links to other brokers"),
         )
     ),
 )
-__all__ = ["ROUTES", "Route"]
