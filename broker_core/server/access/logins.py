@@ -157,6 +157,11 @@ class Logins:
             found = self._rights[key] = Rights(self._users, identity.user, vhost, owner=identity.owner)
         return found
 
+    @property
+    def refusals(self) -> int:
+        """Returns how many logins were refused since the start."""
+        return self._checks.refusals
+
     def close(self) -> None:
         self._checks.close()
 

@@ -96,8 +96,12 @@ class Application:
             _check_origin(request)
             connection = request.scope["state"]["connection"]
             params = _params(request)
-            caller = await gate.log_in(self._served, connection, request.headers.get("authorization", ""))
-            gate.permit(caller, route.need)
+            if route.need == "metrics" and self._options.open_metrics:
+                caller = gate.scraper(self._served, connection)
+            else:
+                header = request.headers.get("authorization", "")
+                caller = await gate.log_in(self._served, connection, header)
+                gate.permit(caller, route.need)
             if route.need == "vhost":
                 caller = gate.within(self._served, caller, params["vhost"])
             with self._requests.within(caller.identity.user):

@@ -7,6 +7,7 @@ a route needs           and is refused to
 ``management``          users without a tag of MANAGING
 ``vhost``               the same, and who may not enter the virtual host of the path
 ``monitoring``          users without a tag of LOOKING
+``metrics``             the same, unless ``--open-metrics``
 ``operator``            users without the tag administrator or operator
 ``administrator``       users without the tag administrator
 ======================  ==================================================================================
@@ -29,11 +30,12 @@ from broker_core.broker.access.users import LOOKING, MANAGING
 from broker_core.broker.topology.topology import Topology
 from broker_core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
+from broker_core.server.access.identity import Identity
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.refusal import Refusal, denied, not_found
 from broker_core.server.http.served import Served
 
-Need = Literal["nobody", "management", "vhost", "monitoring", "operator", "administrator"]
+Need = Literal["nobody", "management", "vhost", "monitoring", "metrics", "operator", "administrator"]
 CHALLENGE = {"www-authenticate": 'Basic realm="txmq"'}
 NO_VHOST = "User not authorised to access virtual host"
 LONGEST = 4096  # characters of a login
@@ -72,6 +74,12 @@ async def log_in(served: Served, connection: HttpConnection, header: str) -> Cal
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 
+def scraper(served: Served, connection: HttpConnection) -> Caller:
+    """Whoever reads metrics without a login: nobody."""
+    nobody = Identity("")
+    return Caller(nobody, served.logins.rights(nobody), connection.address, served.broker.state)
+
+
 def looks(caller: Caller) -> bool:
     """At what all users have."""
     return caller.identity.owner or not caller.tags.isdisjoint(LOOKING)
@@ -81,7 +89,7 @@ def permit(caller: Caller, need: Need) -> None:
     """Raises Refusal."""
     if need in ("management", "vhost") and caller.tags.isdisjoint(MANAGING):
         raise denied("Not management user")
-    if need == "monitoring" and not looks(caller):
+    if need in ("monitoring", "metrics") and not looks(caller):
         raise denied("Not monitor user")
     if need == "operator" and not caller.operates:
         raise denied("Not operator user")

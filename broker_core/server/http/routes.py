@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker_core.server.http import metrics, openapi, own
 from broker_core.server.http.management import (
     channels,
     exchanges,
@@ -21,4 +22,7 @@ ROUTES: tuple[Route, ...] = (
     *channels.ROUTES,
     *hosts.ROUTES,
     *health.ROUTES,
+    *own.ROUTES,
+    *metrics.ROUTES,
 )
+ROUTES += (openapi.route(ROUTES),)

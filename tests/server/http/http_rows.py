@@ -24,6 +24,8 @@ PARAMS = {
     "{kind}": "q",
     "{destination}": "gone",
     "{key}": "gone",
+    "{app}": "gone",
+    "{xid}": "gone",
     "{port}": "1",
     "{protocol}": "mqtt",
     "{within}": "1",
@@ -50,6 +52,7 @@ management
     GET /api/overview
     GET /api/cluster-name
     GET /api/whoami
+    GET /api/txmq/openapi.json
     GET /api/extensions
     GET /api/policies
     GET /api/policies/{vhost}
@@ -88,6 +91,8 @@ vhost
     DELETE /api/queues/{vhost}/{name}/contents
     POST /api/queues/{vhost}/{name}/actions
     POST /api/queues/{vhost}/{name}/get
+    POST /api/txmq/prepared/{vhost}/{xid}/commit
+    POST /api/txmq/prepared/{vhost}/{xid}/rollback
     GET /api/queues/{vhost}/{name}/bindings
     GET /api/exchanges/{vhost}
     GET /api/exchanges/{vhost}/{name}
@@ -113,6 +118,16 @@ monitoring
     GET /api/nodes
     GET /api/nodes/{node}
     GET /api/nodes/{node}/memory
+    GET /metrics
+    GET /metrics/rabbitmq
+    GET /metrics/per-object
+    GET /api/txmq/apps
+    GET /api/txmq/ledger/{vhost}/{app}
+    GET /api/txmq/prepared
+    GET /api/txmq/staged
+    GET /api/txmq/transactions
+    GET /api/txmq/store
+    GET /api/txmq/alarms
 administrator
     PUT /api/vhosts/{vhost}
     DELETE /api/vhosts/{vhost}
