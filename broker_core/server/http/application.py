@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker_core.errors import TxmqError
@@ -48,16 +47,28 @@ HEADERS = {
 }
 
 
-class RawPath:
-    """Routes by the path as it was sent: a name in it may have a slash, as ``%2F``."""
+class Paths:
+    """Finds the route by the path as it was sent: a name in it may have a slash, as ``%2F``. Each router has
+    the routes of one length and of one noun, so that few patterns are tried.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, routes: Sequence[StarletteRoute]) -> None:
+        found: dict[tuple[int, str], list[StarletteRoute]] = {}
+        for route in routes:
+            found.setdefault(_place(route.path), []).append(route)
+        self._routers = {
+            place: Router(some, redirect_slashes=False, default=_unknown) for place, some in found.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope = {**scope, "path": scope["raw_path"].decode("latin-1")}
-        await self._app(scope, receive, send)
+        path = scope["raw_path"].decode("latin-1")
+        app: ASGIApp = self._routers.get(_place(path), _unknown)
+        await app({**scope, "path": path}, receive, send)
+
+
+def _place(path: str) -> tuple[int, str]:
+    steps = path.split("/", 3)
+    return path.count("/"), steps[2] if len(steps) > 2 else ""
 
 
 class Application:
@@ -75,14 +86,11 @@ class Application:
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
-        self.asgi: ASGIApp = RawPath(
-            Starlette(
-                routes=[
-                    StarletteRoute(path, _Endpoint(partial(self._answer, handlers)))
-                    for path, handlers in by_path.items()
-                ],
-                exception_handlers={HTTPException: _unknown},
-            )
+        self.asgi: ASGIApp = Paths(
+            [
+                StarletteRoute(path, _Endpoint(partial(self._answer, handlers)))
+                for path, handlers in by_path.items()
+            ]
         )
 
     async def _answer(self, handlers: Handlers, request: Request) -> Response:
@@ -216,12 +224,12 @@ def _not_allowed(request: Request, handlers: Handlers) -> Response:
     return response
 
 
-async def _unknown(request: Request, _error: Exception) -> Response:
+async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     refusal = not_found()
     response = _told(refusal.status, refusal.error, refusal.reason)
-    if _has_body(request):
+    if _has_body(Request(scope)):
         response.headers["connection"] = "close"
-    return response
+    await response(scope, receive, send)
 
 
 def _told(status: int, error: str, reason: str) -> Response:

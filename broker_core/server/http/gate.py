@@ -64,7 +64,7 @@ async def log_in(served: Served, connection: HttpConnection, header: str) -> Cal
     try:
         answer = logins.ask_on(connection.name, user, password, connection.address)
         checked = not answer.done()
-        identity = await asyncio.wrap_future(answer)
+        identity = await asyncio.wrap_future(answer) if checked else answer.result()
     except LoginRefused as error:
         throttled = error.summary if error.message != error.summary else "Login failed"
         raise Refusal(401, "not_authorised", throttled) from None
