@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, cost, dead_letters, decode, permissions, streams, tls
+from bench import amqp, backlog, commits, cost, dead_letters, decode, http, permissions, streams, tls
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -40,6 +40,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "amqp_plain_autoack": amqp.amqp_plain,
     "amqp_plain_acks": amqp.amqp_plain,
     "amqp_commit_p99": amqp.amqp_commit_p99,
+    "http_commit_p99": http.http_commit_p99,
     "dead_letter_rate": dead_letters.dead_letters,
     "longest_silence_ms": dead_letters.dead_letters,
     "loop_hold_ms": cost.loop_hold_ms,

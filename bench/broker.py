@@ -21,11 +21,12 @@ FILL_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Served:
-    """``amqp``: the URI for guest, or None without an AMQP endpoint."""
+    """``amqp``: the URI for guest, or None without an AMQP endpoint; ``http``: where its door of HTTP is."""
 
     url: str
     pid: int
     amqp: str | None = None
+    http: str | None = None
 
 
 @contextlib.contextmanager
@@ -45,7 +46,8 @@ def serving(data: Path, *more: str, amqp: bool = False) -> Iterator[Served]:
             raise SystemExit(
                 f"the broker did not start: {(data.parent / f'{data.name}.log').read_text()[-2000:]}"
             )
-        yield Served(line[1], process.pid, _guest(line) if amqp else None)
+        http = next((word for word in line if word.startswith("http")), None)
+        yield Served(line[1], process.pid, _guest(line) if amqp else None, http)
     finally:
         process.terminate()
         try:

@@ -60,6 +60,7 @@ GOALS = {
     "amqp_plain_autoack": Goal("ratio", 0.5, 1.5),
     "amqp_plain_acks": Goal("ratio", 0.5, 1.5),
     "amqp_commit_p99": Goal("ratio", 1, 0.5, less_is_better=True),
+    "http_commit_p99": Goal("ratio", 1.1, 1, less_is_better=True),
     "dead_letter_rate": Goal("ratio", 0.5, 1),
     "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "loop_hold_ms": Goal("value", 50, 20, less_is_better=True),

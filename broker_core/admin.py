@@ -74,6 +74,27 @@ class ChannelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """An open connection of AMQP. ``host`` and ``port``: of this end, ``peer_*``: of the client's."""
+
+    name: str
+    user: str
+    vhost: str
+    state: str
+    host: str
+    port: int
+    peer_host: str
+    peer_port: int
+    tls: bool
+    channels: int
+    channel_max: int
+    frame_max: int
+    heartbeat_s: int
+    connected_at_ms: int
+    client_properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Preparation:
     """One line of ``txmq setup``."""
 

@@ -50,6 +50,7 @@ from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.entrance import FlightEntrance
 from broker_core.server.flight.server import FlightServer
+from broker_core.server.http import opening
 from broker_core.server.log_file import LogFile
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
@@ -68,8 +69,8 @@ LOOK_S = 0.25  # how often ``serve`` checks whether it must end
 class Broker:
     """A broker in this process. It also listens on loopback, for other processes (Spark's workers).
 
-        with Broker.open("data") as broker, broker.channel() as channel:
-            channel.tx_select()
+    with Broker.open("data") as broker, broker.channel() as channel:
+        channel.tx_select()
     """
 
     def __init__(
@@ -96,15 +97,15 @@ class Broker:
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
-            self._id = _data_id(directory) if directory else ""
-            self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=self._id)
+            id_ = _data_id(directory) if directory else ""
+            self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=id_)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             adopt = store.adopt if isinstance(store, DurableStore) else None
-            self.engines = HostEngines(self._local, adopt, identity=self._id, staged=self.quotas.staged)
+            self.engines = HostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
             audit = Audit(directory)
             undo.callback(audit.close)
-            hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
+            hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
             token = secrets.token_urlsafe(32) if directory else ""
             self._logins = Logins(
                 self._local.state.users,
@@ -152,9 +153,19 @@ class Broker:
             self._renewal = Renewal(files, self._server.renew) if files is not None else None
             if self._renewal is not None:
                 undo.callback(self._renewal.stop)
+            self._http = opening.started(
+                *(doors.http, doors.open_metrics, files),
+                *(self._local, self.engines, of_flight, hosts, self._logins, self.quotas, directory),
+                cluster=(amqp_options or AmqpOptions()).cluster_name,
+                connections=self._amqp.shown if self._amqp is not None else tuple,
+                urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
+                flight_calls=self._server.calls_in_progress,
+            )
+            if self._http is not None:
+                undo.callback(self._http.stop)
             failpoint.here("launcher.open.listening")
             if directory:
-                endpoint.write_endpoint(directory, Endpoint(*near, os.getpid(), self._id, token))
+                endpoint.write_endpoint(directory, Endpoint(*near, os.getpid(), id_, token))
             undo.pop_all()
 
     @classmethod
@@ -238,6 +249,11 @@ class Broker:
         ]
 
     @property
+    def http_urls(self) -> list[str]:
+        """Returns the addresses for HTTP."""
+        return self._http.urls if self._http is not None else []
+
+    @property
     def server(self) -> FlightServer:
         return self._server
 
@@ -304,7 +320,9 @@ class Broker:
             steps.callback(self._local.close)  # 3. committed data is on the disk; the lock is released
             steps.callback(self._server.stop)
             if self._amqp is not None:
-                steps.callback(self._amqp.stop)  # 2. no client is served
+                steps.callback(self._amqp.stop)
+            if self._http is not None:
+                steps.callback(self._http.stop)  # 2. no client is served
             if self._renewal is not None:
                 steps.callback(self._renewal.stop)
             if self._directory:  # 1. no new client finds the broker
@@ -403,7 +421,13 @@ def serve(
         # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
         scheme = (doors or Doors()).scheme
-        print("ready", f"{scheme}://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
+        print(
+            "ready",
+            f"{scheme}://{bracketed(host)}:{broker.port}",
+            *broker.amqp_urls,
+            *broker.http_urls,
+            flush=True,
+        )
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failure is not None:
                 reason = "" if broker.failure is None else f": {broker.failure.message}"

@@ -20,7 +20,7 @@ from txmq.address import client_at
 from txmq.output import done, show
 
 Add = Callable[..., argparse.ArgumentParser]
-_TAGS = "administrator, operator, monitoring, impersonator"
+_TAGS = "administrator, operator, monitoring, management, impersonator"
 
 
 def arguments(commands: Any, add: Add) -> None:

@@ -33,6 +33,15 @@ def arguments(serve: argparse.ArgumentParser) -> None:
         help=f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQP}",
     )
     serve.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        action="append",
+        default=[],
+        help="address for HTTP: RabbitMQ's management API, metrics; HTTPS with --tls-cert; may be repeated; "
+        "default: none",
+    )
+    serve.add_argument("--open-metrics", action="store_true", help="/metrics of --http needs no login")
+    serve.add_argument(
         "--users", metavar="FILE", help="NAME:PASSWORD or NAME:HASH lines, not readable for others"
     )
     serve.add_argument(
@@ -133,4 +142,4 @@ def _doors(options: argparse.Namespace) -> Doors:
             "give --tls-cert and --tls-key too",
         )
     amqps = () if tls is None or NO_AMQP in options.amqps else options.amqps or (DEFAULT_AMQPS,)
-    return Doors(tls, amqps, options.token_only, options.allow_plaintext)
+    return Doors(tls, amqps, options.token_only, options.allow_plaintext, options.http, options.open_metrics)

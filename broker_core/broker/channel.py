@@ -59,7 +59,7 @@ class Channel:
         self.consumers: dict[str, Consumer] = {}
         self.prefetch = 0  # of all consumers together; 0: no limit
         self.consuming = 0  # deliveries that count against it
-        self._default_prefetch = 0  # of consumers made from now on
+        self.default_prefetch = 0  # of consumers made from now on
         self.last_tag = 0
         self._lowest = 1  # no lower tag is in ``unacked``
 
@@ -130,7 +130,7 @@ class Channel:
         """
         self.check_open()
         if not global_:
-            self._default_prefetch = prefetch
+            self.default_prefetch = prefetch
         self.prefetch = prefetch if global_ else 0
         for consumer in self.consumers.values():
             self._state.agenda.wake(consumer.queue)
@@ -167,7 +167,7 @@ class Channel:
             exclusive=exclusive,
             no_local=no_local,
             priority=priority,
-            prefetch=self._default_prefetch if prefetch is None else prefetch,
+            prefetch=self.default_prefetch if prefetch is None else prefetch,
             arguments=arguments,
         )
         queue.consumers.add(consumer)

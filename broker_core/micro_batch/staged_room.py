@@ -77,6 +77,11 @@ class StagedRoom:
     def is_empty(self) -> bool:
         return not (self._payer or self._open or self._bytes or self._of_user)
 
+    @property
+    def total(self) -> int:
+        """Returns the bytes of all parts."""
+        return sum(self._of_user.values())
+
     def bytes_of(self, token: str) -> int:
         return self._bytes.get(token, 0)
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -135,6 +136,23 @@ class Look:
         self._lock.release()
 
 
+class CommitCounts:
+    """What the leaders have made durable: groups, their changes, and how long that took. The leader alone
+    counts; any thread reads.
+    """
+
+    __slots__ = ("changes", "durable_s", "groups")
+
+    def __init__(self) -> None:
+        self.groups = self.changes = 0
+        self.durable_s = 0.0
+
+    def add(self, changes: int, durable_s: float) -> None:
+        self.groups += 1
+        self.changes += changes
+        self.durable_s += durable_s
+
+
 class Committer:
     """``clock`` returns microseconds since the epoch. ``published`` is called after each commit that
     consumers or readers may need.
@@ -161,6 +179,7 @@ class Committer:
         self._held_up = HeldUp()  # the leader's
         self._last_us = state.loaded.latest_us
         self.failure: StoreFailed | None = None
+        self.counts = CommitCounts()
 
     @uninterrupted
     def run(self, work: Work[T]) -> T:
@@ -330,7 +349,9 @@ class Committer:
                 changes.append(numbers)
         failpoint.here("committer.planned")
         if changes:
+            began = time.monotonic()
             self._store.commit(changes)  # 2. make durable
+            self.counts.add(len(changes), time.monotonic() - began)
         failpoint.here("committer.durable")
         touched = bool(state.agenda.touched)
         if touched:

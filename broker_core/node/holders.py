@@ -46,10 +46,13 @@ class HeldChannels:
     def channels(self) -> list[Channel]:
         return [found for reference in self._holders.keyrefs() if (found := reference()) is not None]
 
+    def all(self) -> list[tuple[Channel, Holder]]:
+        found = [(channel, self._holders.get(channel)) for channel in self.channels()]
+        return [(channel, holder) for channel, holder in found if holder is not None]
+
     def rows(self, vhost: str, now_us: int) -> list[ChannelInfo]:
         """Returns the open channels of a virtual host, oldest first."""
-        found = [(channel, self._holders.get(channel)) for channel in self.channels()]
-        return channel_rows(((each, holder) for each, holder in found if holder is not None), vhost, now_us)
+        return channel_rows(self.all(), vhost, now_us)
 
     def close(self, id: str) -> bool:
         """Ends a channel or a connection. Whether there was one of this id."""

@@ -62,6 +62,10 @@ class HostEngines:
         of = [engine.batches for engine in self.all()]
         return sum(each.branches.kept() + each.claims.size() + each.ledger.size() for each in of)
 
+    def staged_bytes(self) -> int:
+        """Returns the bytes of all parts that are staged, and neither published nor applied."""
+        return sum(engine.batches.branches.room.total for engine in list(self._engines.values()))
+
     def forget(self, change: Change, vhost: str) -> None:
         """Drops the records of the micro-batches of a virtual host, in the work that deletes it."""
         self.of(vhost).batches.forget(change)

@@ -43,7 +43,7 @@ from broker_core.node.holders import HeldChannels
 from broker_core.node.loaded_blocks import LoadedBlocks, Part
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
-from broker_core.store.port import BlockInfo, Location, Store
+from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store
 
 T = TypeVar("T")
 
@@ -239,6 +239,10 @@ class Node:
         block = self.read_block(run.block_id)
         rows = run.rows()
         return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
+
+    def segments(self) -> list[SegmentUsage]:
+        """Returns the segment files and what of them is needed. For any thread."""
+        return self._store.segment_usage()
 
     def locate(self, block_id: BlockId) -> Location | None:
         """Returns where a reader on this host finds a block; None if it must be read through the broker.

@@ -60,7 +60,7 @@ class Alarm:
     def __init__(self, broker: LocalBroker, directory: str, limits: AlarmLimits) -> None:
         self._broker = broker
         self._directory = directory
-        self._limits = limits
+        self.limits = limits
         self.counted: list[Callable[[], int]] = []
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
@@ -90,7 +90,7 @@ class Alarm:
 
     def levels(self) -> list[Level]:
         """What publishers have to wait for, with its limits."""
-        limits = self._limits
+        limits = self.limits
         memory, unsealed = self._memory()
         levels = [
             Level("memory", memory, limits.memory_bytes, memory > limits.memory_bytes),
@@ -107,7 +107,7 @@ class Alarm:
 
     def transactions_large(self) -> bool:
         """Whether open transactions together take so much memory that they have to spill early."""
-        return self._broker.transaction_bytes() > self._limits.memory_bytes * _SPILL_SHARE
+        return self._broker.transaction_bytes() > self.limits.memory_bytes * _SPILL_SHARE
 
     def _disk_free(self) -> int | None:
         try:

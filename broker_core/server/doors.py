@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker_core.errors import OptionError
-from broker_core.server.amqp.listen.listeners import parse_listener
+from broker_core.server.listen.listeners import parse_listener
 from broker_core.server.tls import TlsOptions
 
 LOOPBACK = "127.0.0.1"
@@ -21,13 +21,16 @@ LOOPBACK = "127.0.0.1"
 @dataclass(frozen=True, slots=True)
 class Doors:
     """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight lets in only those who can
-    read the data directory. ``allow_plaintext``: also other hosts are served without TLS.
+    read the data directory. ``allow_plaintext``: also other hosts are served without TLS. ``http``: HOST:PORT
+    of each listener of HTTP, which is HTTPS with ``tls``. ``open_metrics``: /metrics needs no login.
     """
 
     tls: TlsOptions | None = None
     amqps: Sequence[str] = ()
     token_only: bool = False
     allow_plaintext: bool = False
+    http: Sequence[str] = ()
+    open_metrics: bool = False
 
     @property
     def scheme(self) -> str:
@@ -44,6 +47,9 @@ class Doors:
         for text in amqp:
             if not is_loopback(parse_listener(text)[0]):
                 raise _refused("--amqp", text, "--amqps with --tls-cert and --tls-key")
+        for text in self.http:
+            if self.tls is None and not is_loopback(parse_listener(text, "HTTP")[0]):
+                raise _refused("--http", text, "--tls-cert and --tls-key")
 
 
 def _refused(option: str, address: str, instead: str) -> OptionError:

@@ -58,7 +58,7 @@ class Quota:
     """What is in use of one thing. Thread-safe."""
 
     def __init__(self, most: Most, refusal: Refusal) -> None:
-        self._most = most
+        self.most = most
         self._refusal = refusal
         self._lock = threading.Lock()
         self._holders: dict[object, tuple[str, int]] = {}
@@ -74,7 +74,7 @@ class Quota:
         """
         with self._lock:
             used = self._of_user.get(user, 0)
-            for limit, taken, own in ((self._most.user, used, True), (self._most.total, self._total, False)):
+            for limit, taken, own in ((self.most.user, used, True), (self.most.total, self._total, False)):
                 if limit is not None and taken + amount > limit and (taken or amount == 1):
                     raise self._refusal(user, limit, own)
             self._holders[holder] = (user, amount)
@@ -150,3 +150,14 @@ def _part(user: str, limit: int, own: bool) -> TxmqError:
         text = f"user '{user}' is staging parts of {limit} bytes, the limit"
         return Busy(text, "raise --user-part-bytes, or stage in fewer tasks")
     return Busy(f"parts of {limit} bytes are being staged, the limit", "try again, or raise --part-bytes")
+
+
+def http_connection(user: str, limit: int, own: bool) -> TxmqError:
+    if own:
+        return Busy(f"{limit} connections of HTTP of user '{user}' are open, the limit", "close some")
+    return Busy(f"{limit} connections of HTTP are open, the limit", "close some")
+
+
+def http_request(user: str, limit: int, own: bool) -> TxmqError:
+    whose = f" of user '{user}'" if own else ""
+    return Busy(f"{limit} requests{whose} are in progress, the limit", "try again")

@@ -1,6 +1,6 @@
 """The certificates of the broker: files in PEM, read at the start and again when they change.
 
-Not here: listening with them (``amqp/listen/listeners.py``, ``flight/listener.py``), and clients' side
+Not here: listening with them (``listen/listeners.py``, ``flight/listener.py``), and clients' side
 (``client/tls.py``).
 Invariant: files that cannot be used never replace those that are in use.
 """
@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,15 @@ class Certificates:
     key: bytes = field(repr=False)
     ca: bytes
     context: ssl.SSLContext = field(repr=False, compare=False)
+
+    @property
+    def expires(self) -> datetime | None:
+        """Returns when the certificate does; None if that cannot be read."""
+        first, end, _ = self.cert.decode("ascii", "ignore").partition("-----END CERTIFICATE-----")
+        try:
+            return _not_after(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN CERT") :] + end))
+        except (ValueError, IndexError):
+            return None
 
 
 class TlsFiles:
@@ -130,6 +140,30 @@ def load(options: TlsOptions) -> Certificates:
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED if options.verify_peer else ssl.CERT_OPTIONAL
     return Certificates(cert, key, ca, context)
+
+
+def _not_after(der: bytes) -> datetime:
+    """The end of the validity of a certificate (RFC 5280, 4.1). Raises ValueError, IndexError."""
+    certificate, _ = _field(der)
+    fields, _ = _field(certificate)
+    if fields[0] == 0xA0:  # the version
+        _, fields = _field(fields)
+    for _part in ("serial number", "signature", "issuer"):
+        _, fields = _field(fields)
+    validity, _ = _field(fields)
+    _, rest = _field(validity)
+    text, _ = _field(rest)
+    form = "%y%m%d%H%M%SZ" if rest[0] == 0x17 else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=timezone.utc)
+
+
+def _field(data: bytes) -> tuple[bytes, bytes]:
+    """The content of the first field of DER, and what is behind it."""
+    size, at = data[1], 2
+    if size & 0x80:
+        at += size & 0x7F
+        size = int.from_bytes(data[2:at], "big")
+    return data[at : at + size], data[at + size :]
 
 
 def _read(option: str, path: str) -> bytes:

@@ -24,8 +24,8 @@ from broker_core.broker.transaction.key import transaction_key
 from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
+from broker_core.server.access.caller import Caller
 from broker_core.server.flight import channels
-from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits
 from tests.model.interference import ATTACKS, GRANTS, HONEST, SHARES, Site
 

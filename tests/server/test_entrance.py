@@ -13,9 +13,9 @@ import pytest
 
 from bench.certificates import Authority
 from broker_core.node.local import LocalBroker
-from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
+from broker_core.server.listen.entrance import Entrance
 from broker_core.server.tls import TlsFiles, TlsOptions
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, peer

@@ -35,9 +35,9 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.server import log_file
 from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit
+from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.flight import channels
-from broker_core.server.flight.caller import Caller
 from tests.server.flight.flight_calls import HEADER, messages
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

@@ -30,8 +30,10 @@ from broker_core.errors import OptionError
 DEFAULT_USER = "guest"  # until the first user is added
 ADMINISTRATOR, OPERATOR, MONITORING = "administrator", "operator", "monitoring"
 LOOKING = (ADMINISTRATOR, OPERATOR, MONITORING)  # who sees what all users have
+MANAGEMENT = "management"  # uses the API of HTTP, for the virtual hosts that it may enter
+MANAGING = (MANAGEMENT, *LOOKING)
 IMPERSONATOR = "impersonator"  # publishes with the user_id of another
-TAGS = (*LOOKING, IMPERSONATOR)
+TAGS = (*MANAGING, IMPERSONATOR)
 
 
 class Users:

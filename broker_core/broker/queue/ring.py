@@ -116,6 +116,11 @@ class Consumers(Generic[C]):
         return gone
 
     @property
+    def single_active(self) -> C | None:
+        """Returns the only consumer that gets messages, if the queue has such a one."""
+        return self._single
+
+    @property
     def credit(self) -> int:
         """Returns how many messages the consumers can take now in total."""
         if self.single:

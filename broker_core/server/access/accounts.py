@@ -79,6 +79,27 @@ class Accounts:
             tags=list(tags),
         )
 
+    def put_user(self, name: str, password_hash: str, tags: Sequence[str]) -> bool:
+        """Adds a user, or sets tags, and the password if a hash is given, of one that exists: in one change.
+        Returns whether it is new. Raises OptionError.
+        """
+        if password_hash:
+            passwords.check_hash(password_hash)
+        made = False
+
+        def put(state: BrokerState, change: Change) -> None:
+            nonlocal made
+            made = name not in state.users.by_name
+            if made:
+                state.users.add(change, name, password_hash, tags)
+                return
+            state.users.set_tags(change, name, tags)
+            if password_hash:
+                state.users.set_password(change, name, password_hash)
+
+        self._change(put, "add_user", name=name, tags=list(tags))
+        return made
+
     def set_password(self, name: str, password_hash: str) -> None:
         """Raises OptionError."""
         passwords.check_hash(password_hash)

@@ -126,6 +126,26 @@ class Logins:
         """
         return self._checks.ask(user, password, address)
 
+    def ask_on(self, connection: str, user: str, password: str, address: str) -> Future[Identity]:
+        """Like ``ask``, for a connection with a name that no other ever has: what has proved itself on it
+        goes on without a turn, as in ``basic``.
+        """
+        proof_of = (connection, self._checks.digest(user, password))
+        kept = self._checks.kept_of(user)
+        if kept is not None and self._proved.get(proof_of) == kept:
+            known: Future[Identity] = Future()
+            known.set_result(self._checks.identity(user))
+            return known
+        answer = self._checks.ask(user, password, address)
+
+        def keep(answer: Future[Identity]) -> None:
+            if kept is not None and answer.exception() is None:
+                with self._lock:
+                    remember(self._proved, proof_of, kept)
+
+        answer.add_done_callback(keep)
+        return answer
+
     # -- what the caller may do --------------------------------------------------------------------------
     def rights(self, identity: Identity, vhost: str = VHOST) -> Rights:
         """One for each user and virtual host, for calls of Flight."""
@@ -136,6 +156,11 @@ class Logins:
                 self._rights.clear()
             found = self._rights[key] = Rights(self._users, identity.user, vhost, owner=identity.owner)
         return found
+
+    @property
+    def refusals(self) -> int:
+        """Returns how many logins were refused since the start."""
+        return self._checks.refusals
 
     def close(self) -> None:
         self._checks.close()

@@ -66,6 +66,7 @@ class PasswordChecks:
         self._work = threading.Condition()  # of the throttle, and of all that follows it here
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self.refusals = 0  # about: of any thread
         self._told = (0, 0.0)  # refused without a check since the last line in the log, and when that was
 
     def ask(self, user: str, password: str, address: str) -> Future[Identity]:
@@ -202,10 +203,12 @@ class PasswordChecks:
                 answer.set_result(self.identity(user))
 
     def refused(self, user: str, address: str, why: str) -> None:
+        self.refusals += 1
         if self._audit.say("login", user, address, answer="refused", why=why):
             logger.warning("login of %r from %s is refused: %s", user, address, why)
 
     def _unchecked(self, logins: list[Login]) -> None:
+        self.refusals += len(logins)
         for login in logins:
             self._audit.say("login", login.user, login.address, answer="refused", why="not checked: too many")
             self._tell(login)

@@ -14,7 +14,7 @@ from broker_core.server.amqp.connection import Connection
 
 class _Server(Protocol):
     loop: asyncio.AbstractEventLoop
-    connections: set[Connection]
+    connections: dict[Connection, float]
 
 
 def close(server: _Server, id: str) -> bool:

@@ -38,11 +38,11 @@ from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_alike
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
-from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
+from broker_core.server.listen.entrance import Entrance
 from broker_core.server.tls import TlsFiles, certified
 
 logger = logging.getLogger("txmq.amqp")
@@ -104,6 +104,10 @@ class Connection(asyncio.Protocol):
     @property
     def state(self) -> ConnectionState:
         return self.protocol.state
+
+    @property
+    def tls(self) -> bool:
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def announces(self, capability: str) -> bool:
         """Whether the client announced this capability."""

@@ -22,9 +22,9 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited
-from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection
+from broker_core.server.listen.entrance import Entrance
 from broker_core.server.quotas import Quotas
 
 CAPABILITIES = {

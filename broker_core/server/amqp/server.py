@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from broker_core.admin import ConnectionInfo
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.errors import ConnectionForced
 from broker_core.node.local import LocalBroker
@@ -29,10 +30,12 @@ from broker_core.server.amqp.closing import close
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
-from broker_core.server.amqp.listen.entrance import Entrance
-from broker_core.server.amqp.listen.listeners import AmqpListeners
 from broker_core.server.amqp.options import AmqpOptions
+from broker_core.server.amqp.shown import connection_info
 from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.listeners import Listeners
+from broker_core.server.loop import new_loop
 from broker_core.server.quotas import Quotas, sockets
 from broker_core.server.tls import TlsFiles
 
@@ -73,8 +76,8 @@ class AmqpServer:
         self.quotas = quotas or Quotas()
         # of the half of the files that ``Quotas`` leaves, one half is for the store
         entrance = Entrance(min(self.options.max_unauthenticated, max(sockets() // 2, 1)))
-        self.listeners = AmqpListeners(listeners, tls_listeners, tls, entrance)
-        self.connections: set[Connection] = set()
+        self.listeners = Listeners(listeners, tls_listeners, tls, entrance)
+        self.connections: dict[Connection, float] = {}  # when each was opened, since the epoch
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
         self.loop: asyncio.AbstractEventLoop
@@ -136,7 +139,7 @@ class AmqpServer:
 
     # -- the thread ------------------------------------------------------------------------------------------
     def _run(self, started: Future[None]) -> None:
-        loop = self.loop = _new_loop()
+        loop = self.loop = new_loop()
         asyncio.set_event_loop(loop)
         try:
             try:
@@ -189,7 +192,7 @@ class AmqpServer:
 
     # -- called by connections --------------------------------------------------------------------------
     def opened(self, connection: Connection) -> None:
-        self.connections.add(connection)
+        self.connections[connection] = time.time()
         self.entrance.enter(connection, lambda: connection.abort("too many have not logged in"))
         self._idle_since = None
         self._empty.clear()
@@ -197,7 +200,7 @@ class AmqpServer:
             connection.points.guard(self.alarm)
 
     def closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self.entrance.leave(connection)
         self.quotas.connections.leave(connection)
         if not self.connections:
@@ -227,6 +230,11 @@ class AmqpServer:
             each.state is ConnectionState.open and each.seen.vhost == vhost
             for each in tuple(self.connections)
         )
+
+    def shown(self) -> list[ConnectionInfo]:
+        """For any thread: those that are open, oldest first."""
+        found = list(self.connections.items())
+        return [connection_info(each, at) for each, at in found if each.state is ConnectionState.open]
 
     def _check_users(self) -> None:
         users = self.broker.state.users
@@ -289,14 +297,6 @@ class AmqpServer:
                 connection.points.guard(reason)
             else:
                 connection.points.unguard()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def _allow_many_sockets() -> None:

@@ -13,7 +13,7 @@ from broker_core.broker.topology.virtual_hosts import LIMITS
 from broker_core.errors import TxmqError
 from broker_core.flight import contract
 from broker_core.server.access.audit import Audit
-from broker_core.server.flight.caller import Caller
+from broker_core.server.access.caller import Caller
 
 # the arguments that are written, by call
 WRITTEN: dict[str, tuple[str, ...]] = {

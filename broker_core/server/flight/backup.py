@@ -26,7 +26,7 @@ from broker_core.endpoint import ID
 from broker_core.errors import DataLoss, OptionError, ResourceShortage
 from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
-from broker_core.server.flight.caller import Caller
+from broker_core.server.access.caller import Caller
 from broker_core.server.flight.permits import Permits
 from broker_core.server.flight.streams import Stream
 from broker_core.store.catalog import CATALOG_COPY, QUERIES

@@ -23,8 +23,8 @@ from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.holders import Holder
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.caller import Caller
 from broker_core.server.flight import permits
-from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quota
 from broker_core.server.threads import started_thread

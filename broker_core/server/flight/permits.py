@@ -49,8 +49,8 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
+from broker_core.server.access.caller import Caller
 from broker_core.server.flight import audited
-from broker_core.server.flight.caller import Caller
 
 LISTS = ("queues", "exchanges", "bindings", "channels")  # words of ``admin``: of the caller's virtual host
 Arguments = Mapping[str, Any]

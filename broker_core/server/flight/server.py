@@ -26,10 +26,10 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
+from broker_core.server.access.caller import Caller
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.flight import audited, backup, permits, streams, transactions
-from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.entrance import FlightEntrance
@@ -102,6 +102,9 @@ class FlightServer:
 
     def idle_s(self) -> float:
         return self._calls.idle_s()
+
+    def calls_in_progress(self) -> int:
+        return self._calls.in_progress
 
     def stop(self) -> None:
         """End all channels, then the server; calls in progress get GRACE_S."""

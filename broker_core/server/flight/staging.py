@@ -17,7 +17,7 @@ from broker_core.arrow.outside import UNREADABLE, buffer_bytes, line
 from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.server.flight.caller import Caller
+from broker_core.server.access.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quota

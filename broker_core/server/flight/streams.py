@@ -16,7 +16,7 @@ from broker_core.engine import ReadTicket
 from broker_core.flight import contract
 from broker_core.message.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.server.flight.caller import Caller
+from broker_core.server.access.caller import Caller
 from broker_core.server.flight.permits import Permits
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from broker_core.broker.decision import Decision
 from broker_core.engine import PreparedInfo
 from broker_core.node.local import LocalBroker
-from broker_core.server.flight.caller import Caller
+from broker_core.server.access.caller import Caller
 
 
 class Transactions:

@@ -33,13 +33,13 @@ from broker_core.server.access import login_queue as login_queues
 from broker_core.server.access import password_checks, repeats
 from broker_core.server.access import throttle as throttles
 from broker_core.server.access.audit import Audit
+from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.login_queue import Login, LoginQueue
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.password_checks import is_loopback
 from broker_core.server.access.throttle import Throttle, network_of
 from broker_core.server.access.users_file import read_users
-from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.login import peer_address
 from broker_core.store.salvage.salvage import salvage
 from tests.amqp_peer import Closed, Peer

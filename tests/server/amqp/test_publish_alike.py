@@ -24,9 +24,9 @@ from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS, basic
 from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handlers.handler import Handlers
-from broker_core.server.amqp.listen.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.listen.entrance import Entrance
 from broker_core.server.quotas import Quotas
 from broker_core.store.memory import MemoryStore
 from tests.amqp.test_fast_paths import PlainDecoder

@@ -14,8 +14,8 @@ from broker_core.flight import contract
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
+from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import OWNER
-from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quotas

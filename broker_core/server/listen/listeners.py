@@ -1,6 +1,6 @@
-"""The listening sockets of AMQP: plain ones, and those with TLS, whose certificates can be renewed.
+"""The listening sockets of a door: plain ones, and those with TLS, whose certificates can be renewed.
 
-Not here: a connection (``connection.py``), and how many may wait for their login (``entrance.py``).
+Not here: a connection (each door has its own), and how many may wait for their login (``entrance.py``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from broker_core.address import bracketed
 from broker_core.errors import OptionError
-from broker_core.server.amqp.listen.entrance import Entrance
+from broker_core.server.listen.entrance import Entrance
 from broker_core.server.tls import TlsFiles
 
-logger = logging.getLogger("txmq.amqp")
+logger = logging.getLogger("txmq.listen")
 
 BACKLOG = 1024  # connections that wait for accept
 AGAIN_S = 0.1  # after accepting failed
@@ -23,22 +23,28 @@ AGAIN_S = 0.1  # after accepting failed
 Factory = Callable[[], asyncio.Protocol]
 
 
-class AmqpListeners:
+class Listeners:
     """``plain`` and ``tls``: "HOST:PORT", IPv6 in brackets, port 0 for a free one. Raises OptionError.
 
-    ``addresses``, ``tls_addresses``: where they listen, once opened.
+    ``addresses``, ``tls_addresses``: where they listen, once opened. ``door``: its name for texts.
     """
 
     def __init__(
-        self, plain: Sequence[str], tls: Sequence[str], files: TlsFiles | None, entrance: Entrance
+        self,
+        plain: Sequence[str],
+        tls: Sequence[str],
+        files: TlsFiles | None,
+        entrance: Entrance,
+        door: str = "AMQP",
     ) -> None:
         if tls and files is None:
             raise OptionError(
-                f"{tls[0]} is an address for AMQP with TLS, and there is no certificate",
+                f"{tls[0]} is an address for {door} with TLS, and there is no certificate",
                 "give --tls-cert and --tls-key",
             )
-        self._plain = [(text, *parse_listener(text)) for text in plain]
-        self._tls = [(text, *parse_listener(text)) for text in tls]
+        self._door = door
+        self._plain = [(text, *parse_listener(text, door)) for text in plain]
+        self._tls = [(text, *parse_listener(text, door)) for text in tls]
         self._files = files
         self.entrance = entrance
         self.addresses: list[str] = []
@@ -52,7 +58,7 @@ class AmqpListeners:
         opened: list[socket.socket] = []
         try:
             for listener in (*self._plain, *self._tls):
-                opened.append(_listening(*listener))
+                opened.append(_listening(self._door, *listener))
         except BaseException:
             for each in opened:
                 each.close()
@@ -119,7 +125,7 @@ def _address(listening: socket.socket) -> str:
     return f"{bracketed(host)}:{port}"
 
 
-def parse_listener(text: str) -> tuple[str, int]:
+def parse_listener(text: str, door: str = "AMQP") -> tuple[str, int]:
     """Host and port of "HOST:PORT". Raises OptionError."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -130,21 +136,21 @@ def parse_listener(text: str) -> tuple[str, int]:
         or int(port) > 65_535
     ):
         raise OptionError(
-            f"AMQP listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or "
+            f"{door} listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or "
             "[::1]:5672, with port 0 for a free one"
         )
     return bare, int(port)
 
 
-def _listening(text: str, host: str, port: int) -> socket.socket:
+def _listening(door: str, text: str, host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise OptionError(
-            f"cannot listen on {text} for AMQP ({error.strerror or error}); choose another address, or port "
-            "0 for a free one"
+            f"cannot listen on {text} for {door} ({error.strerror or error}); choose another address, or "
+            "port 0 for a free one"
         ) from error
     made.setblocking(False)
     return made

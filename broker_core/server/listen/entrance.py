@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
-logger = logging.getLogger("txmq.amqp")
+logger = logging.getLogger("txmq.listen")
 
 REPORT_S = 5.0
 

@@ -1,0 +1,51 @@
+"""The connections of AMQP, for an operator.
+
+Not here: who holds their channels (``holder.py``), closing one (``closing.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from broker_core.admin import ConnectionInfo
+from broker_core.server.amqp.ports import ClientConnection
+from broker_core.server.amqp.sessions import Sessions
+
+
+class Shown(ClientConnection, Protocol):
+    """A connection with its sessions and its socket."""
+
+    sessions: Sessions
+
+    @property
+    def tls(self) -> bool: ...
+
+
+def connection_info(connection: Shown, opened_at: float) -> ConnectionInfo:
+    """For any thread: from values that one step of Python reads."""
+    protocol = connection.protocol
+    peer, _, here = connection.name.partition(" -> ")
+    (host, port), (peer_host, peer_port) = _split(here), _split(peer)
+    tuned = protocol.tuned
+    return ConnectionInfo(
+        connection.name,
+        connection.user,
+        connection.seen.vhost,
+        "running",
+        host,
+        port,
+        peer_host,
+        peer_port,
+        connection.tls,
+        len(connection.sessions.by_number),
+        tuned.channel_max,
+        tuned.frame_max,
+        tuned.heartbeat,
+        int(opened_at * 1000),
+        protocol.client_properties,
+    )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port) if port.isdigit() else 0

@@ -1,0 +1,257 @@
+"""The application of Starlette: from a request to the answer of its route.
+
+A request, in this order:
+1. route: by the path as it was sent, so that ``%2F`` is a part of a name
+2. origin: a page of another origin changes nothing
+3. login, then the tags and the virtual host that the route needs
+4. room: requests in progress, of the user and of all
+5. body: no larger than allowed, and in time
+6. answer: in the loop, or in a thread beside it if the route works
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from broker_core.errors import TxmqError
+from broker_core.server.http import gate
+from broker_core.server.http.call import Answer, Call
+from broker_core.server.http.options import HttpOptions
+from broker_core.server.http.refusal import Refusal, bad_request, not_found, refusal_of
+from broker_core.server.http.route import Route
+from broker_core.server.http.served import Served
+from broker_core.server.quotas import Quota
+
+logger = logging.getLogger("txmq.http")
+
+Handlers = Mapping[str, Route]
+# nothing of this door is to be kept, framed or run by a browser
+HEADERS = {
+    "cache-control": "no-cache",
+    "vary": "origin, authorization",
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+class Paths:
+    """Finds the route by the path as it was sent: a name in it may have a slash, as ``%2F``. Each router has
+    the routes of one length and of one noun, so that few patterns are tried.
+    """
+
+    def __init__(self, routes: Sequence[StarletteRoute]) -> None:
+        found: dict[tuple[int, str], list[StarletteRoute]] = {}
+        for route in routes:
+            found.setdefault(_place(route.path), []).append(route)
+        self._routers = {
+            place: Router(some, redirect_slashes=False, default=_unknown) for place, some in found.items()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode("latin-1")
+        app: ASGIApp = self._routers.get(_place(path), _unknown)
+        await app({**scope, "path": path}, receive, send)
+
+
+def _place(path: str) -> tuple[int, str]:
+    steps = path.split("/", 3)
+    return path.count("/"), steps[2] if len(steps) > 2 else ""
+
+
+class Application:
+    """``beside``: for routes that work. ``requests``: those in progress."""
+
+    def __init__(
+        self,
+        served: Served,
+        routes: Sequence[Route],
+        options: HttpOptions,
+        requests: Quota,
+        beside: Executor,
+    ) -> None:
+        self._served, self._options, self._requests, self._beside = served, options, requests, beside
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            by_path.setdefault(route.path, {})[route.method] = route
+        self.asgi: ASGIApp = Paths(
+            [
+                StarletteRoute(path, _Endpoint(partial(self._answer, handlers)))
+                for path, handlers in by_path.items()
+            ]
+        )
+
+    async def _answer(self, handlers: Handlers, request: Request) -> Response:
+        caller = None
+        asked = request.method
+        try:
+            route = handlers.get("GET" if request.method == "HEAD" else request.method)
+            if route is None:
+                return _not_allowed(request, handlers)
+            asked = f"{route.method} {route.path}"
+            _check_origin(request)
+            connection = request.scope["state"]["connection"]
+            params = _params(request)
+            if route.need == "metrics" and self._options.open_metrics:
+                caller = gate.scraper(self._served, connection)
+            else:
+                header = request.headers.get("authorization", "")
+                caller = await gate.log_in(self._served, connection, header)
+                gate.permit(caller, route.need)
+            if route.need == "vhost":
+                caller = gate.within(self._served, caller, params["vhost"])
+            with self._requests.within(caller.identity.user):
+                body = await self._body(request)
+                reason = request.headers.get("x-reason", "")
+                call = Call(self._served, caller, params, dict(request.query_params), body, reason)
+                if route.works:
+                    found = await asyncio.get_running_loop().run_in_executor(self._beside, route.answer, call)
+                else:
+                    found = route.answer(call)
+                return _response(found)
+        except Refusal as refusal:
+            return self._refused(request, caller, asked, refusal)
+        except TxmqError as error:
+            return self._refused(request, caller, asked, refusal_of(error))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            logger.exception("%s failed", asked)
+            return _told(500, "internal_error", "the broker's log has the reason")
+
+    def _refused(self, request: Request, caller: Any, asked: str, refusal: Refusal) -> Response:
+        if refusal.denied and caller is not None:
+            told = {"door": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
+            self._served.logins.audit.say("refused", caller.identity.user, caller.address, **told)
+        response = _told(refusal.status, refusal.error, refusal.reason)
+        if refusal.status == 401:
+            response.headers.update(gate.CHALLENGE)
+        if refusal.status == 503:
+            response.headers["retry-after"] = "1"
+        if _has_body(request):  # which may not have been read
+            response.headers["connection"] = "close"
+        return response
+
+    async def _body(self, request: Request) -> Mapping[str, Any]:
+        """Raises Refusal."""
+        if not _has_body(request):
+            return {}
+        most = self._options.body_bytes
+        too_large = Refusal(413, "body_too_large", f"a body has at most {most} bytes")
+        length = request.headers.get("content-length", "0")
+        if len(length) > 12 or int(length) > most:
+            raise too_large
+        found = bytearray()
+
+        async def read() -> None:
+            async for piece in request.stream():
+                found.extend(piece)
+                if len(found) > most:
+                    raise too_large
+
+        try:
+            await asyncio.wait_for(read(), self._options.body_s)
+        except asyncio.TimeoutError:
+            raise Refusal(
+                408, "timeout", f"the body was not there within {self._options.body_s:g} s"
+            ) from None
+        if not found:
+            return {}
+        try:
+            body = json.loads(found)
+        except (ValueError, RecursionError):
+            raise bad_request("not_json") from None
+        if not isinstance(body, dict):
+            raise bad_request("not_json: an object is needed")
+        return body
+
+
+class _Endpoint:
+    """Takes every method of a path: Starlette would refuse some in a format of its own."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+
+def _params(request: Request) -> dict[str, str]:
+    """Raises Refusal."""
+    try:
+        return {name: unquote(value, errors="strict") for name, value in request.path_params.items()}
+    except UnicodeDecodeError:
+        raise bad_request("the path is not UTF-8") from None
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _check_origin(request: Request) -> None:
+    """A browser sends the login of this door with requests that pages of other origins make. Raises
+    Refusal.
+    """
+    origin = request.headers.get("origin")
+    if origin is None or request.method in ("GET", "HEAD", "OPTIONS"):
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise Refusal(403, "forbidden", "a page of another origin asks for a change")
+
+
+def _not_allowed(request: Request, handlers: Handlers) -> Response:
+    allowed = sorted({*handlers, "OPTIONS", *(["HEAD"] if "GET" in handlers else [])})
+    if request.method == "OPTIONS":
+        return Response(headers={"allow": ", ".join(allowed)})
+    response = _told(405, "method_not_allowed", f"{request.method} is not one of {', '.join(allowed)}")
+    response.headers["allow"] = ", ".join(allowed)
+    if _has_body(request):
+        response.headers["connection"] = "close"
+    return response
+
+
+async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = not_found()
+    response = _told(refusal.status, refusal.error, refusal.reason)
+    if _has_body(Request(scope)):
+        response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+def _told(status: int, error: str, reason: str) -> Response:
+    return _response(Answer(status, {"error": error, "reason": reason}))
+
+
+def _response(found: Any) -> Response:
+    if isinstance(found, Response):
+        found.headers.update(HEADERS)
+        return found
+    answer = found if isinstance(found, Answer) else Answer(200, found)
+    headers = {**HEADERS, **answer.headers}
+    if answer.body is None:
+        return Response(status_code=answer.status, headers=headers)
+    content = json.dumps(answer.body, default=_shown, separators=(",", ":"))
+    return Response(content, answer.status, headers, "application/json")
+
+
+def _shown(value: object) -> object:
+    """What JSON has no type for: of the arguments and headers of AMQP."""
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    return str(value)

@@ -1,0 +1,90 @@
+"""One request, read and permitted: what a route gets.
+
+Invariant: values from outside have their type and their length when a route sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from broker_core.broker.access.rights import Rights
+from broker_core.broker.topology.topology import Topology
+from broker_core.checks import MAX_NAME_BYTES
+from broker_core.server.access.caller import Caller
+from broker_core.server.http.refusal import bad_request
+from broker_core.server.http.served import Served
+
+T = TypeVar("T")
+_TYPES = {str: "string", bool: "boolean", int: "integer", dict: "object", list: "array"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``body`` None: empty. Anything else is JSON."""
+
+    status: int = 200
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+CREATED, DONE = Answer(201), Answer(204)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``params``: of the path, decoded. ``body``: JSON, {} if there is none. ``reason``: that the caller
+    gives for what it does.
+    """
+
+    served: Served
+    caller: Caller
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Mapping[str, Any]
+    reason: str = ""
+
+    @property
+    def vhost(self) -> str:
+        return self.caller.state.vhost
+
+    @property
+    def topology(self) -> Topology:
+        return self.caller.state.topology
+
+    @property
+    def rights(self) -> Rights:
+        return self.caller.rights
+
+    @property
+    def user(self) -> str:
+        return self.caller.identity.user
+
+    def get(self, name: str, kind: type[T], default: T) -> T:
+        """A field of the body. Raises Refusal."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        if kind is bool and value in ("true", "false"):  # as rabbitmqadmin sends them
+            return cast(T, value == "true")
+        if kind is int and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+            return cast(T, int(value))
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise bad_request(f"field '{name}' must be of type {_TYPES[kind]}")
+        return value
+
+    def require(self, *names: str) -> None:
+        """Raises Refusal: some are missing in the body, with RabbitMQ's text."""
+        missing = [f"{{key_missing,{name}}}" for name in names if name not in self.body]
+        if missing:
+            raise bad_request(f"[{','.join(missing)}]")
+
+    def asked(self, name: str) -> bool:
+        """A flag of the query."""
+        return self.query.get(name, "").lower() == "true"
+
+    def say(self, event: str, **what: object) -> None:
+        """Into the audit log, once it is durable."""
+        told = {"door": "http", **what, **({"reason": self.reason[:MAX_NAME_BYTES]} if self.reason else {})}
+        self.served.logins.audit.say(event, self.user, self.caller.address, **told)

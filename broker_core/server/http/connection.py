@@ -1,0 +1,150 @@
+"""One connection of HTTP: uvicorn's protocol, with limits in bytes and seconds.
+
+Not here: the login (``gate.py``), what a request is answered (``application.py``).
+
+Invariant: a client holds a connection no longer than it sends or reads: headers, bodies and answers have
+their time, and nothing that it sends before its headers are complete takes more than ``head_bytes``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Protocol
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from broker_core.server.http.options import HttpOptions
+from broker_core.server.listen.entrance import Entrance
+from broker_core.server.quotas import Quota
+
+
+class Door(Protocol):
+    """What a connection uses of its server."""
+
+    options: HttpOptions
+    uvicorn: Config
+    clients: ServerState
+    connections: Quota
+
+    @property
+    def entrance(self) -> Entrance: ...
+
+    def gone(self, connection: HttpConnection) -> None: ...
+
+
+class HttpConnection(HttpToolsProtocol):
+    """``name``: of this connection alone. ``user``: who has logged in on it; "" for nobody."""
+
+    def __init__(self, door: Door, name: str) -> None:
+        self.door, self.name, self.user = door, name, ""
+        super().__init__(door.uvicorn, door.clients, {"connection": self}, asyncio.get_running_loop())
+        self._head_bytes = 0
+        self._waits_for: asyncio.TimerHandle | None = None  # the client has to send or to read something
+
+    @property
+    def address(self) -> str:
+        return self.client[0].partition("%")[0] if self.client else ""
+
+    # -- the transport ---------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        most = self.door.options.connections.total
+        if most is not None and len(self.connections) > most:
+            self._refuse(503, "unavailable", f"{most} connections of HTTP are open, the limit; close some")
+            return
+        self.door.entrance.enter(self, transport.abort)
+        self._limit(self.door.options.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unlimit()
+        self._unset_keepalive_if_required()
+        self.door.gone(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._waits_for is None and (self.cycle is None or self.cycle.response_complete):
+            self._head_bytes = 0
+            self._limit(self.door.options.head_s)
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is before and (before is None or before.response_complete):
+            self._head_bytes += len(data)
+            if self._head_bytes > self.door.options.head_bytes:
+                self._too_large()
+
+    def on_headers_complete(self) -> None:
+        self._unlimit()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self.door.options.head_bytes:
+            self._too_large()
+            return
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit(self.door.options.send_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unlimit()
+
+    # -- limits ----------------------------------------------------------------------------------------------
+    def _limit(self, seconds: float) -> None:
+        self._unlimit()
+        self._waits_for = self.loop.call_later(seconds, self.transport.abort)
+
+    def _unlimit(self) -> None:
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+            self._waits_for = None
+
+    def _too_large(self) -> None:
+        self._refuse(
+            431,
+            "headers_too_large",
+            f"a request has more than {self.door.options.head_bytes} bytes of headers",
+        )
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "bad_request", msg)
+
+    def _refuse(self, status: int, error: str, reason: str) -> None:
+        """Before there is a request: answer, and close."""
+        body = json.dumps({"error": error, "reason": reason}).encode()
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self.transport.close()
+
+    # -- the login -------------------------------------------------------------------------------------------
+    def logged_in(self, user: str) -> None:
+        """Raises NotAllowed: the user has too many connections."""
+        if user != self.user:
+            self.door.connections.leave(self)
+            self.door.connections.enter(self, user)
+            self.user = user
+            self.door.entrance.leave(self)
+
+
+def factory(door: Door) -> Any:
+    """Makes a connection for each client, with a number of its own."""
+    made = 0
+
+    def make() -> asyncio.Protocol:
+        nonlocal made
+        made += 1
+        return HttpConnection(door, f"http-{made}")
+
+    return make

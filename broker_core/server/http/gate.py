@@ -1,0 +1,119 @@
+"""Who makes a request, and whether it may: the tags of RabbitMQ, and those of txmq.
+
+======================  ==================================================================================
+a route needs           and is refused to
+======================  ==================================================================================
+``nobody``              nobody
+``management``          users without a tag of MANAGING
+``vhost``               the same, and who may not enter the virtual host of the path
+``monitoring``          users without a tag of LOOKING
+``metrics``             the same, unless ``--open-metrics``
+``operator``            users without the tag administrator or operator
+``administrator``       users without the tag administrator
+======================  ==================================================================================
+
+Permissions on names are asked by the route itself (``broker/permits.py``), as at every door.
+Not here: whether a password is right (``access/logins.py``).
+Invariant: the answer about a virtual host is the same whether it is missing or forbidden, unless the caller
+may look at all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Literal
+
+from broker_core.address import VHOST
+from broker_core.broker.access.users import LOOKING, MANAGING
+from broker_core.broker.topology.topology import Topology
+from broker_core.errors import LoginRefused, NotAllowed
+from broker_core.server.access.caller import Caller
+from broker_core.server.access.identity import Identity
+from broker_core.server.http.connection import HttpConnection
+from broker_core.server.http.refusal import Refusal, denied, not_found
+from broker_core.server.http.served import Served
+
+Need = Literal["nobody", "management", "vhost", "monitoring", "metrics", "operator", "administrator"]
+CHALLENGE = {"www-authenticate": 'Basic realm="txmq"'}
+NO_VHOST = "User not authorised to access virtual host"
+LONGEST = 4096  # characters of a login
+
+
+def read_basic(header: str) -> tuple[str, str]:
+    """User and password. Raises Refusal."""
+    scheme, _, coded = header.partition(" ")
+    if scheme.lower() != "basic" or len(coded) > LONGEST:
+        raise Refusal(401, "not_authorised", "Login failed")
+    try:
+        user, colon, password = base64.b64decode(coded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        raise Refusal(401, "not_authorised", "Login failed") from None
+    if not colon:
+        raise Refusal(401, "not_authorised", "Login failed")
+    return user, password
+
+
+async def log_in(served: Served, connection: HttpConnection, header: str) -> Caller:
+    """The caller, as ``/`` sees it. Raises Refusal, NotAllowed (too many connections of the user)."""
+    if not header:
+        raise Refusal(401, "not_authorised", "Login required")
+    user, password = read_basic(header)
+    logins = served.logins
+    try:
+        answer = logins.ask_on(connection.name, user, password, connection.address)
+        checked = not answer.done()
+        identity = await asyncio.wrap_future(answer) if checked else answer.result()
+    except LoginRefused as error:
+        throttled = error.summary if error.message != error.summary else "Login failed"
+        raise Refusal(401, "not_authorised", throttled) from None
+    if checked:
+        logins.audit.say("login", user, connection.address, door="http", answer="accepted")
+    connection.logged_in(user)
+    return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
+
+
+def scraper(served: Served, connection: HttpConnection) -> Caller:
+    """Whoever reads metrics without a login: nobody."""
+    nobody = Identity("")
+    return Caller(nobody, served.logins.rights(nobody), connection.address, served.broker.state)
+
+
+def looks(caller: Caller) -> bool:
+    """At what all users have."""
+    return caller.identity.owner or not caller.tags.isdisjoint(LOOKING)
+
+
+def permit(caller: Caller, need: Need) -> None:
+    """Raises Refusal."""
+    if need in ("management", "vhost") and caller.tags.isdisjoint(MANAGING):
+        raise denied("Not management user")
+    if need in ("monitoring", "metrics") and not looks(caller):
+        raise denied("Not monitor user")
+    if need == "operator" and not caller.operates:
+        raise denied("Not operator user")
+    if need == "administrator" and not caller.administers:
+        raise denied("Not administrator user")
+
+
+def within(served: Served, caller: Caller, vhost: str) -> Caller:
+    """The same caller in a virtual host of its own. Raises Refusal."""
+    rights = served.logins.rights(caller.identity, vhost)
+    try:
+        state = served.broker.state.of(vhost)
+    except NotAllowed:
+        raise not_found() if looks(caller) else denied(NO_VHOST) from None
+    if not rights.enters and not looks(caller):
+        raise denied(NO_VHOST)
+    return Caller(caller.identity, rights, caller.address, state)
+
+
+def visible(served: Served, caller: Caller) -> list[Topology]:
+    """The virtual hosts that the caller may see, by name."""
+    hosts = sorted(served.broker.state.hosts.by_name.items())
+    if looks(caller):
+        return [topology for _, topology in hosts]
+    return [
+        topology for name, topology in hosts if served.logins.rights(caller.identity, name or VHOST).enters
+    ]

@@ -1,0 +1,220 @@
+"""Exchanges and bindings: looked at, declared, deleted, bound, unbound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+from urllib.parse import quote
+
+from broker_core.broker import permits
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.routing.exchange import Binding, Exchange
+from broker_core.broker.state.change import Change
+from broker_core.broker.topology.topology import Topology
+from broker_core.server.http.call import CREATED, DONE, Answer, Call
+from broker_core.server.http.gate import visible
+from broker_core.server.http.management import shown
+from broker_core.server.http.management.listing import listed, only
+from broker_core.server.http.management.queues import there
+from broker_core.server.http.refusal import bad_request, not_found
+from broker_core.server.http.route import Route, read
+
+Row = dict[str, Any]
+DEFAULT = "amq.default"  # the default exchange in a path
+_KINDS: dict[str, Literal["queue", "exchange"]] = {"q": "queue", "e": "exchange"}
+
+
+def _rows(topology: Topology) -> list[Row]:
+    return [shown.exchange_row(each, topology.vhost) for _, each in sorted(topology.exchanges.items())]
+
+
+def _all(call: Call) -> Any:
+    return listed(call, [row for each in visible(call.served, call.caller) for row in _rows(each)])
+
+
+def exchange(call: Call, name: str) -> Exchange:
+    """Raises Refusal."""
+    found = call.topology.exchanges.get("" if name == DEFAULT else name)
+    if found is None:
+        raise not_found()
+    return found
+
+
+def _declare(call: Call) -> Answer:
+    name, type_ = call.params["name"], call.get("type", str, "direct")
+    arguments = call.get("arguments", dict, {})
+    options: dict[str, Any] = {
+        "durable": call.get("durable", bool, True),
+        "auto_delete": call.get("auto_delete", bool, False),
+        "internal": call.get("internal", bool, False),
+        "arguments": arguments,
+    }
+    if name in ("", DEFAULT):
+        raise bad_request("the default exchange is always there")
+
+    def work(_state: BrokerState, change: Change, _now: int) -> bool:
+        topology = call.topology
+        permits.declare_exchange(call.rights, topology, name, type_, arguments)
+        new = name not in topology.exchanges
+        topology.declare_exchange(change, name, type_, **options)
+        return new
+
+    made = call.served.broker.run(work)
+    call.say("exchange.declare", vhost=call.vhost, exchange=name, type=type_)
+    return CREATED if made else DONE
+
+
+def _delete(call: Call) -> Answer:
+    name = exchange(call, call.params["name"]).name
+
+    def work(_state: BrokerState, change: Change, _now: int) -> None:
+        permits.delete_exchange(call.rights, name)
+        call.topology.require_there()
+        call.topology.delete_exchange(change, name, if_unused=call.asked("if-unused"))
+
+    call.served.broker.run(work)
+    call.say("exchange.delete", vhost=call.vhost, exchange=name)
+    return DONE
+
+
+# -- bindings ------------------------------------------------------------------------------------------------
+def _bindings(call: Call, topology: Topology) -> Iterator[tuple[str, Binding]]:
+    """With their sources; copied under the lock, exchange by exchange."""
+    for name, each in sorted(topology.exchanges.items()):
+        if name:
+            with call.served.broker.look:
+                found = each.bindings
+            yield from ((name, binding) for binding in found)
+
+
+def _binding_rows(call: Call, topology: Topology) -> list[Row]:
+    vhost = topology.vhost
+    rows = [
+        shown.default_binding(name, vhost)
+        for name, queue in sorted(topology.queues.items())
+        if not queue.replies
+    ]
+    return rows + [shown.binding_row(source, each, vhost) for source, each in _bindings(call, topology)]
+
+
+def _all_bindings(call: Call) -> Any:
+    return listed(
+        call, [row for each in visible(call.served, call.caller) for row in _binding_rows(call, each)]
+    )
+
+
+def _of_queue(call: Call) -> Any:
+    name = there(call).name
+    found = [row for row in _binding_rows(call, call.topology) if row["destination_type"] == "queue"]
+    return listed(call, [row for row in found if row["destination"] == name])
+
+
+def _of_exchange(call: Call, side: str) -> Any:
+    name = exchange(call, call.params["name"]).name
+    rows = [row for row in _binding_rows(call, call.topology) if row[side] == name]
+    return listed(call, [row for row in rows if side == "source" or row["destination_type"] == "exchange"])
+
+
+def _ends(call: Call) -> tuple[str, Literal["queue", "exchange"], str]:
+    """Source, kind and name of the destination. Raises Refusal."""
+    source, name, kind = call.params["source"], call.params["destination"], _KINDS.get(call.params["kind"])
+    if kind is None:
+        raise not_found()
+    return "" if source == DEFAULT else source, kind, name
+
+
+def _between(call: Call) -> list[Row]:
+    source, kind, name = _ends(call)
+    exchange(call, source)
+    if name not in (call.topology.queues if kind == "queue" else call.topology.exchanges):
+        raise not_found()
+    return [
+        row
+        for row in _binding_rows(call, call.topology)
+        if (row["source"], row["destination_type"], row["destination"]) == (source, kind, name)
+    ]
+
+
+def _one_binding(call: Call) -> Row:
+    key = call.params["key"]
+    for row in _between(call):
+        if key in (row["properties_key"], row["routing_key"]):
+            return row
+    raise not_found()
+
+
+def _bind(call: Call) -> Answer:
+    source, kind, name = _ends(call)
+    routing_key, arguments = call.get("routing_key", str, ""), call.get("arguments", dict, {})
+
+    def work(_state: BrokerState, change: Change, _now: int) -> None:
+        topology = call.topology
+        topology.require_there()
+        permits.bind(call.rights, topology, kind, name, source, routing_key)
+        if kind == "queue":
+            topology.bind(change, name, source, routing_key, arguments)
+        else:
+            topology.bind_exchange(change, name, source, routing_key, arguments)
+
+    call.served.broker.run(work)
+    call.say(f"{kind}.bind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
+    key = shown.properties_key(routing_key, arguments)
+    return Answer(201, None, {"location": f"{quote(name, safe='')}/{key}"})
+
+
+def _unbind(call: Call) -> Answer:
+    found = _one_binding(call)
+    source, kind, name = _ends(call)
+    routing_key, arguments = found["routing_key"], found["arguments"]
+
+    def work(_state: BrokerState, change: Change, _now: int) -> None:
+        topology = call.topology
+        topology.require_there()
+        permits.bind(call.rights, topology, kind, name, source, routing_key)
+        if kind == "queue":
+            topology.unbind(change, name, source, routing_key, arguments)
+        else:
+            topology.unbind_exchange(change, name, source, routing_key, arguments)
+
+    call.served.broker.run(work)
+    call.say(f"{kind}.unbind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
+    return DONE
+
+
+_BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
+ROUTES = (
+    read("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
+    read("/api/exchanges/{vhost}", "vhost", lambda call: listed(call, _rows(call.topology)), "Exchanges"),
+    read(
+        "/api/exchanges/{vhost}/{name}",
+        "vhost",
+        lambda call: only(call, shown.exchange_row(exchange(call, call.params["name"]), call.vhost)),
+        "One exchange",
+    ),
+    Route("PUT", "/api/exchanges/{vhost}/{name}", "vhost", _declare, "Declare an exchange", works=True),
+    Route("DELETE", "/api/exchanges/{vhost}/{name}", "vhost", _delete, "Delete an exchange", works=True),
+    read(
+        "/api/exchanges/{vhost}/{name}/bindings/source",
+        "vhost",
+        lambda call: _of_exchange(call, "source"),
+        "Bindings from an exchange",
+    ),
+    read(
+        "/api/exchanges/{vhost}/{name}/bindings/destination",
+        "vhost",
+        lambda call: _of_exchange(call, "destination"),
+        "Bindings to an exchange",
+    ),
+    read("/api/queues/{vhost}/{name}/bindings", "vhost", _of_queue, "Bindings to a queue"),
+    read("/api/bindings", "management", _all_bindings, "Bindings of all that the caller may see"),
+    read(
+        "/api/bindings/{vhost}",
+        "vhost",
+        lambda call: listed(call, _binding_rows(call, call.topology)),
+        "Bindings",
+    ),
+    read(_BETWEEN, "vhost", _between, "Bindings between two; kind: q or e"),
+    Route("POST", _BETWEEN, "vhost", _bind, "Bind a queue (q) or an exchange (e)", works=True),
+    read(f"{_BETWEEN}/{{key}}", "vhost", _one_binding, "One binding"),
+    Route("DELETE", f"{_BETWEEN}/{{key}}", "vhost", _unbind, "Unbind", works=True),
+)

@@ -1,0 +1,79 @@
+"""Health checks: 200 with ``{"status":"ok"}``, or 503 with the reason."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from broker_core.server.http.call import Answer, Call
+from broker_core.server.http.refusal import bad_request
+from broker_core.server.http.route import read
+
+OK = {"status": "ok"}
+_UNITS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
+
+
+def _failed(reason: str, **more: Any) -> Answer:
+    return Answer(503, {"status": "failed", "reason": reason, **more})
+
+
+def _alarms(call: Call) -> Any:
+    stopped = call.served.broker.committer.failure
+    if stopped is not None:
+        return _failed("the store has stopped", alarms=[])
+    alarm = call.served.quotas.alarm
+    shortage = alarm.now() if alarm is not None else None
+    return OK if shortage is None else _failed(f"{shortage.reason} ({shortage.numbers})", alarms=[])
+
+
+def _single(_call: Call) -> Any:
+    return {**OK, "reason": "single node cluster"}
+
+
+def _port(call: Call) -> Any:
+    text = call.params["port"]
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise bad_request("port is not a number")
+    ports = [each.port for each in call.served.listening()]
+    if int(text) in ports:
+        return {**OK, "port": int(text)}
+    return _failed("No active listener", missing=int(text), ports=ports)
+
+
+def _protocol(call: Call) -> Any:
+    asked = call.params["protocol"].lower()
+    protocols = sorted({each.protocol for each in call.served.listening()})
+    if asked in protocols:
+        return {**OK, "protocol": asked}
+    return _failed("No active listener", missing=asked[:80], protocols=protocols)
+
+
+def _certificates(call: Call) -> Any:
+    within, unit = call.params["within"], _UNITS.get(call.params["unit"])
+    if unit is None or not (within.isascii() and within.isdigit() and 0 < len(within) < 5):
+        raise bad_request("Invalid expiration unit or number: give days, weeks, months or years")
+    until = datetime.now(timezone.utc) + timedelta(days=int(within) * unit)
+    files = call.served.certificate
+    expires = files.now.expires if files is not None else None
+    if expires is None or expires > until:
+        return OK
+    return _failed("Certificates expiring", expired=[{"expires_on": expires.isoformat()}])
+
+
+_CHECKS = "/api/health/checks"
+ROUTES = (
+    read(f"{_CHECKS}/alarms", "management", _alarms, "No alarm, and the store takes commits"),
+    read(f"{_CHECKS}/local-alarms", "management", _alarms, "The same"),
+    read("/api/healthchecks/node", "management", _alarms, "The same, as older tools ask"),
+    read(f"{_CHECKS}/virtual-hosts", "management", lambda _call: OK, "All virtual hosts are open"),
+    read(f"{_CHECKS}/node-is-mirror-sync-critical", "management", _single, "There are no mirrors"),
+    read(f"{_CHECKS}/node-is-quorum-critical", "management", _single, "There is one node"),
+    read(f"{_CHECKS}/port-listener/{{port}}", "management", _port, "Something listens on the port"),
+    read(f"{_CHECKS}/protocol-listener/{{protocol}}", "management", _protocol, "The protocol is served"),
+    read(
+        f"{_CHECKS}/certificate-expiration/{{within}}/{{unit}}",
+        "management",
+        _certificates,
+        "No certificate expires soon",
+    ),
+)

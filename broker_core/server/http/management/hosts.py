@@ -1,0 +1,297 @@
+"""Virtual hosts, users and permissions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from broker_core import password as passwords
+from broker_core.admin import PermissionInfo, UserInfo, VhostInfo
+from broker_core.broker.topology.topology import Topology
+from broker_core.server.http.call import CREATED, DONE, Answer, Call
+from broker_core.server.http.gate import Need, visible
+from broker_core.server.http.management import shown
+from broker_core.server.http.management.listing import listed, only
+from broker_core.server.http.refusal import bad_request, not_found
+from broker_core.server.http.route import Route, read
+from broker_core.server.http.served import NODE
+
+Row = dict[str, Any]
+_LIMITS = {"max-connections": "max_connections", "max-queues": "max_queues", "max-messages": "max_messages"}
+
+
+# -- virtual hosts -------------------------------------------------------------------------------------------
+def _vhost_row(call: Call, topology: Topology) -> Row:
+    found = list(topology.queues.values())
+    held = sum(queue.unacknowledged for queue in found)
+    counts, rate = call.served.rates.of_hosts([topology.vhost])
+    return {
+        "name": topology.vhost,
+        "description": "",
+        "tags": [],
+        "default_queue_type": "classic",
+        "metadata": {"description": "", "tags": []},
+        "tracing": False,
+        "cluster_state": {NODE: "running"},
+        **shown.totals(topology.tally.total, held, rate),
+        "message_stats": shown.stats(counts, rate, held),
+    }
+
+
+def _vhosts(call: Call) -> Any:
+    return listed(call, [_vhost_row(call, each) for each in visible(call.served, call.caller)])
+
+
+def _info(call: Call) -> VhostInfo:
+    """Raises Refusal."""
+    for each in call.served.vhosts.vhosts():
+        if each.name == call.params["vhost"]:
+            return each
+    raise not_found()
+
+
+def _named(call: Call) -> str:
+    """The virtual host of the path. Raises Refusal: there is none."""
+    name = call.params["vhost"]
+    if name not in call.served.broker.state.hosts.by_name:
+        raise not_found()
+    return name
+
+
+def _put_vhost(call: Call) -> Answer:
+    name = call.params["vhost"]
+    if name in call.served.broker.state.hosts.by_name:
+        return DONE
+    call.served.vhosts.add_vhost(name)
+    call.say("admin.add_vhost", name=name)
+    return CREATED
+
+
+def _delete_vhost(call: Call) -> Answer:
+    name = _info(call).name
+    call.served.vhosts.delete_vhost(name)
+    call.say("admin.delete_vhost", name=name)
+    return DONE
+
+
+def _limit_rows(call: Call) -> list[Row]:
+    seen = {each.vhost for each in visible(call.served, call.caller)}
+    rows = []
+    for each in call.served.vhosts.vhosts():
+        value = {name: getattr(each, field) for name, field in _LIMITS.items()}
+        value = {name: limit for name, limit in value.items() if limit is not None}
+        if each.name in seen and value:
+            rows.append({"vhost": each.name, "value": value})
+    return rows
+
+
+def _limit(call: Call) -> Answer:
+    field = _LIMITS.get(call.params["name"])
+    if field is None:
+        raise bad_request(f"there is no limit {call.params['name'][:80]!r}: use {', '.join(_LIMITS)}")
+    call.require("value")
+    value = call.get("value", int, -1)
+    call.served.vhosts.limit_vhost(_named(call), **{field: max(value, -1)})
+    call.say("admin.limit_vhost", name=_named(call), **{field: value})
+    return DONE
+
+
+def _unlimit(call: Call) -> Answer:
+    field = _LIMITS.get(call.params["name"])
+    if field is None:
+        raise not_found()
+    call.served.vhosts.limit_vhost(_named(call), **{field: -1})
+    call.say("admin.limit_vhost", name=_named(call), **{field: -1})
+    return DONE
+
+
+# -- users ---------------------------------------------------------------------------------------------------
+def _user_row(user: UserInfo) -> Row:
+    return {
+        "name": user.name,
+        "password_hash": "",  # it leaves the broker by no door
+        "hashing_algorithm": "scrypt",
+        "tags": list(user.tags),
+        "limits": {},
+    }
+
+
+def _users(call: Call) -> Any:
+    return listed(call, [_user_row(each) for each in call.served.accounts.users()])
+
+
+def _user(call: Call) -> UserInfo:
+    """Raises Refusal."""
+    for each in call.served.accounts.users():
+        if each.name == call.params["user"]:
+            return each
+    raise not_found()
+
+
+def _tags(call: Call) -> list[str]:
+    """A list, or a text with commas. Raises Refusal."""
+    given = call.body.get("tags")
+    if given is None:
+        raise bad_request("tags_not_present")
+    if isinstance(given, str):
+        return [each.strip() for each in given.split(",") if each.strip()]
+    if isinstance(given, list) and all(isinstance(each, str) for each in given):
+        return given
+    raise bad_request("field 'tags' must be of type string or array")
+
+
+def _put_user(call: Call) -> Answer:
+    name, tags = call.params["user"], _tags(call)
+    if "password_hash" in call.body:
+        raise bad_request("password_hash is not taken: give the password itself")
+    password = call.get("password", str, "")
+    known = any(each.name == name for each in call.served.accounts.users() if each.source != "default")
+    if not password and not known:
+        raise bad_request("a new user needs a password")
+    hashed = passwords.hashed(password) if password else ""
+    made = call.served.accounts.put_user(name, hashed, tags)
+    call.say("admin.add_user" if made else "admin.set_tags", name=name, tags=tags)
+    if hashed and not made:
+        call.say("admin.set_password", name=name)
+    return CREATED if made else DONE
+
+
+def _delete_user(call: Call) -> Answer:
+    name = _user(call).name
+    call.served.accounts.delete_user(name)
+    call.say("admin.delete_user", name=name)
+    return DONE
+
+
+# -- permissions ---------------------------------------------------------------------------------------------
+def _permission(found: PermissionInfo) -> Row:
+    return {
+        "user": found.user,
+        "vhost": found.vhost,
+        "configure": found.configure,
+        "write": found.write,
+        "read": found.read,
+    }
+
+
+def _topic_permission(found: PermissionInfo) -> Row:
+    row = {**_permission(found), "exchange": found.exchange}
+    del row["configure"]
+    return row
+
+
+def _permissions(call: Call, *, topic: bool = False) -> list[Row]:
+    """Those of the user and of the virtual host of the path, if it names them."""
+    user, vhost = call.params.get("user"), call.params.get("vhost")
+    show = _topic_permission if topic else _permission
+    return [
+        show(each)
+        for each in call.served.accounts.permissions()
+        if bool(each.exchange) is topic and user in (None, each.user) and vhost in (None, each.vhost)
+    ]
+
+
+def _topic_permissions(call: Call) -> list[Row]:
+    return _permissions(call, topic=True)
+
+
+def _of_user(topic: bool) -> Callable[[Call], Any]:
+    def answer(call: Call) -> Any:
+        _user(call)
+        return _permissions(call, topic=topic)
+
+    return answer
+
+
+def _one_permission(call: Call) -> Row:
+    found = _permissions(call)
+    if not found:
+        raise not_found()
+    return found[0]
+
+
+def _put_permission(call: Call) -> Answer:
+    call.require("configure", "write", "read")
+    user, vhost = call.params["user"], _named(call)
+    patterns = {name: call.get(name, str, "") for name in ("configure", "write", "read")}
+    new = not _permissions(call)
+    call.served.accounts.set_permissions(user, **patterns, vhost=vhost)
+    call.say("admin.set_permissions", of=user, vhost=vhost, **patterns)
+    return CREATED if new else DONE
+
+
+def _delete_permission(call: Call) -> Answer:
+    user = _one_permission(call)["user"]
+    call.served.accounts.clear_permissions(user, vhost=_named(call))
+    call.say("admin.clear_permissions", of=user, vhost=_named(call))
+    return DONE
+
+
+def _put_topic(call: Call) -> Answer:
+    call.require("exchange", "write", "read")
+    user, exchange = call.params["user"], call.get("exchange", str, "")
+    patterns = {name: call.get(name, str, "") for name in ("write", "read")}
+    new = all(row["exchange"] != exchange for row in _permissions(call, topic=True))
+    call.served.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
+    call.say("admin.set_topic_permissions", of=user, vhost=_named(call), exchange=exchange, **patterns)
+    return CREATED if new else DONE
+
+
+def _delete_topic(call: Call) -> Answer:
+    if not _permissions(call, topic=True):
+        raise not_found()
+    user = call.params["user"]
+    call.served.accounts.clear_topic_permissions(user, vhost=_named(call))
+    call.say("admin.clear_topic_permissions", of=user, vhost=_named(call))
+    return DONE
+
+
+ADMIN: Need = "administrator"
+_OF_HOST, _TOPIC = "/api/permissions/{vhost}/{user}", "/api/topic-permissions/{vhost}/{user}"
+ROUTES = (
+    read("/api/vhosts", "management", _vhosts, "Virtual hosts that the caller may see"),
+    read(
+        "/api/vhosts/{vhost}",
+        "vhost",
+        lambda call: only(call, _vhost_row(call, call.topology)),
+        "One virtual host",
+    ),
+    Route("PUT", "/api/vhosts/{vhost}", ADMIN, _put_vhost, "Add a virtual host", works=True),
+    Route("DELETE", "/api/vhosts/{vhost}", ADMIN, _delete_vhost, "Delete a virtual host", works=True),
+    read("/api/vhosts/{vhost}/permissions", ADMIN, _permissions, "Permissions in a virtual host"),
+    read(
+        "/api/vhosts/{vhost}/topic-permissions",
+        ADMIN,
+        _topic_permissions,
+        "Topic permissions in a virtual host",
+    ),
+    read("/api/vhost-limits", "management", _limit_rows, "Limits of virtual hosts"),
+    read(
+        "/api/vhost-limits/{vhost}",
+        "vhost",
+        lambda call: [row for row in _limit_rows(call) if row["vhost"] == _named(call)],
+        "Limits of one",
+    ),
+    Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit", works=True),
+    Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Take a limit", works=True),
+    read("/api/user-limits", ADMIN, lambda _call: [], "There are no limits of users: an empty list"),
+    read("/api/users", ADMIN, _users, "Users, without their passwords"),
+    read("/api/users/{user}", ADMIN, lambda call: _user_row(_user(call)), "One user"),
+    Route("PUT", "/api/users/{user}", ADMIN, _put_user, "Add a user, or set password and tags", works=True),
+    Route("DELETE", "/api/users/{user}", ADMIN, _delete_user, "Delete a user", works=True),
+    read("/api/users/{user}/permissions", ADMIN, _of_user(False), "Permissions of a user"),
+    read("/api/users/{user}/topic-permissions", ADMIN, _of_user(True), "Topic permissions of a user"),
+    read("/api/permissions", ADMIN, _permissions, "All permissions"),
+    read(_OF_HOST, ADMIN, _one_permission, "Permissions of a user in a virtual host"),
+    Route("PUT", _OF_HOST, ADMIN, _put_permission, "Set permissions", works=True),
+    Route("DELETE", _OF_HOST, ADMIN, _delete_permission, "Take permissions", works=True),
+    read("/api/topic-permissions", ADMIN, _topic_permissions, "All topic permissions"),
+    read(
+        _TOPIC,
+        ADMIN,
+        _topic_permissions,
+        "Topic permissions of a user in a virtual host",
+    ),
+    Route("PUT", _TOPIC, ADMIN, _put_topic, "Set topic permissions", works=True),
+    Route("DELETE", _TOPIC, ADMIN, _delete_topic, "Take topic permissions", works=True),
+)

@@ -1,0 +1,147 @@
+"""Messages by hand: looked at in a queue, published to an exchange.
+
+Invariant: to look changes nothing: no message is held, moved, acked or marked as redelivered.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, cast
+
+from broker_core.broker import permits
+from broker_core.broker.message.content import check_user_id
+from broker_core.message.properties import NAMES, Properties
+from broker_core.node.holders import Holder
+from broker_core.server.http.call import Call
+from broker_core.server.http.management.exchanges import exchange
+from broker_core.server.http.management.queues import there
+from broker_core.server.http.refusal import bad_request
+from broker_core.server.http.route import Route
+
+Row = dict[str, Any]
+PEEKS = ("ack_requeue_true", "reject_requeue_true")
+MOST = 1_000  # messages
+MOST_BYTES = 8 * 1024 * 1024  # of their bodies
+
+
+def _peek(call: Call) -> list[Row]:
+    call.require("count", "ackmode", "encoding")
+    mode, encoding = call.get("ackmode", str, ""), call.get("encoding", str, "auto")
+    if mode not in PEEKS:
+        raise bad_request(
+            f"ackmode is {mode[:80]!r}, and messages are only looked at: give {' or '.join(PEEKS)}; consume "
+            "them with AMQP"
+        )
+    if encoding not in ("auto", "base64"):
+        raise bad_request(f"encoding is {encoding[:80]!r}: give auto or base64")
+    count = min(max(call.get("count", int, 1), 0), MOST)
+    longest = call.get("truncate", int, MOST_BYTES)
+    queue = there(call)
+    permits.read_queue(call.rights, queue.name)
+    engine = call.served.engines.of(call.vhost)
+    with call.served.broker.look:
+        call.topology.shared(queue.name)
+        left = queue.messages - queue.unacknowledged
+        slices, found = [], 0
+        for start, end in queue.ready.purgeable():
+            end = min(end, start + count - found)
+            if start < end:
+                slices.append((queue.name, start, end))
+                found += end - start
+    rows: list[Row] = []
+    size = 0
+    for batch in engine.browse(slices):
+        for row in batch.to_pylist():
+            if len(rows) == count or (rows and size + len(row["body"]) > MOST_BYTES):
+                return rows
+            size += len(row["body"])
+            left -= 1
+            rows.append(_shown(row, encoding, longest, left))
+    return rows
+
+
+def _shown(row: Row, encoding: str, longest: int, left: int) -> Row:
+    body = cast(bytes, row["body"])
+    cut = body[:longest]
+    try:
+        payload, coded = cut.decode() if encoding == "auto" else "", "string"
+    except UnicodeDecodeError:
+        encoding = "base64"
+    if encoding == "base64":
+        payload, coded = base64.b64encode(cut).decode(), "base64"
+    properties = Properties.decode(row["properties"]) if row["properties"] else Properties()
+    return {
+        "payload": payload,
+        "payload_bytes": len(body),
+        "payload_encoding": coded,
+        "exchange": row["exchange"],
+        "routing_key": row["routing_key"],
+        "redelivered": bool(row["redelivered"]),
+        "message_count": max(left, 0),
+        "properties": {
+            name: value for name in NAMES if (value := getattr(properties, name)) not in (None, {})
+        },
+    }
+
+
+def _publish(call: Call) -> dict[str, bool]:
+    call.require("properties", "routing_key", "payload", "payload_encoding")
+    target = exchange(call, call.params["name"]).name
+    routing_key, payload = call.get("routing_key", str, ""), call.get("payload", str, "")
+    match call.get("payload_encoding", str, "string"):
+        case "string":
+            body = payload.encode()
+        case "base64":
+            try:
+                body = base64.b64decode(payload, validate=True)
+            except binascii.Error:
+                raise bad_request("the payload is not base64") from None
+        case other:
+            raise bad_request(f"payload_encoding is {other[:80]!r}: give string or base64")
+    given = call.get("properties", dict, {})
+    unknown = sorted(set(given) - set(NAMES))
+    if unknown:
+        raise bad_request(f"there is no property {unknown[0][:80]!r}")
+    properties = Properties(**given).encode()
+    permits.publish(call.rights, call.topology, target, routing_key, properties)
+    if not call.rights.impersonates:
+        check_user_id(properties, call.user)
+    alarm = call.served.quotas.alarm
+    shortage = alarm.now() if alarm is not None else None
+    if shortage is not None:
+        raise bad_request(f"publishers have to wait: the broker is {shortage.reason} ({shortage.numbers})")
+    broker = call.served.broker
+    holder = Holder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
+    with broker.channel(vhost=call.vhost, user=call.user, rights=call.rights, holder=holder) as channel:
+        return {"routed": channel.publish(body, target, routing_key, properties)}
+
+
+def _alive(call: Call) -> dict[str, str]:
+    """A message goes through the broker, as RabbitMQ tests itself: its queue stays."""
+    name = "aliveness-test"
+    permits.declare_queue(call.rights, call.topology, name, {})
+    permits.publish(call.rights, call.topology, "", name)
+    permits.read_queue(call.rights, name)
+    broker = call.served.broker
+    holder = Holder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
+    with broker.channel(vhost=call.vhost, user=call.user, rights=call.rights, holder=holder) as channel:
+        channel.queue_declare(name, durable=False)
+        channel.publish(b"test_message", "", name)
+        if channel.get(name, no_ack=True) is None:
+            return {"status": "failed", "reason": "the message did not come back"}
+    return {"status": "ok"}
+
+
+ROUTES = (
+    Route("POST", "/api/queues/{vhost}/{name}/get", "vhost", _peek, "Look at messages", works=True),
+    Route("POST", "/api/exchanges/{vhost}/{name}/publish", "vhost", _publish, "Publish", works=True),
+    Route(
+        "GET",
+        "/api/aliveness-test/{vhost}",
+        "vhost",
+        _alive,
+        "Declare, publish and get in a queue",
+        works=True,
+    ),
+)

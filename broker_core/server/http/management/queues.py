@@ -1,0 +1,130 @@
+"""Queues: looked at, declared, deleted, purged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from broker_core.broker import permits
+from broker_core.broker.arguments import check_reserved
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.queue import Queue
+from broker_core.broker.state.change import Change
+from broker_core.server.http.call import CREATED, DONE, Answer, Call
+from broker_core.server.http.gate import visible
+from broker_core.server.http.management import shown
+from broker_core.server.http.management.channels import consumers_of
+from broker_core.server.http.management.listing import only, paged
+from broker_core.server.http.refusal import bad_request, not_found
+from broker_core.server.http.route import Route, read
+
+Row = dict[str, Any]
+
+
+def _listed(call: Call, queues: Sequence[Queue]) -> Any:
+    show = partial(shown.queue_row, rates=call.served.rates)
+    return paged(call, queues, partial(call.served.shown, show=show))
+
+
+def _all(call: Call) -> Any:
+    found = [queue for topology in visible(call.served, call.caller) for queue in _of(topology.queues)]
+    return _listed(call, found)
+
+
+def _of(queues: dict[str, Queue]) -> list[Queue]:
+    return [queue for _, queue in sorted(queues.items()) if not queue.replies]
+
+
+def there(call: Call) -> Queue:
+    """The queue of the path. Raises Refusal."""
+    queue = call.topology.queues.get(call.params["name"])
+    if queue is None or queue.replies:
+        raise not_found()
+    return queue
+
+
+def _one(call: Call) -> Row:
+    queue = there(call)
+    (row,) = call.served.shown([queue], partial(shown.queue_row, rates=call.served.rates))
+    row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
+    return only(call, row)
+
+
+def _declare(call: Call) -> Answer:
+    name, arguments = call.params["name"], call.get("arguments", dict, {})
+    options: dict[str, Any] = {
+        "durable": call.get("durable", bool, True),
+        "auto_delete": call.get("auto_delete", bool, False),
+        "arguments": arguments,
+    }
+    if not name:
+        raise bad_request("a queue needs a name")
+
+    def work(_state: BrokerState, change: Change, _now: int) -> bool:
+        topology = call.topology
+        permits.declare_queue(call.rights, topology, name, arguments)
+        new = name not in topology.queues
+        check_reserved(name, topology.queues)
+        topology.declare_queue(change, name, **options)
+        return new
+
+    made = call.served.broker.run(work)
+    call.say("queue.declare", vhost=call.vhost, queue=name)
+    return CREATED if made else DONE
+
+
+def _delete(call: Call) -> Answer:
+    name = there(call).name
+
+    def work(_state: BrokerState, change: Change, _now: int) -> None:
+        permits.delete_queue(call.rights, name)
+        topology = call.topology
+        topology.require_there()
+        topology.delete_queue(
+            change, name, if_unused=call.asked("if-unused"), if_empty=call.asked("if-empty")
+        )
+
+    call.served.broker.run(work)
+    call.served.broker.notify_consumers()
+    call.say("queue.delete", vhost=call.vhost, queue=name)
+    return DONE
+
+
+def _purge(call: Call) -> Answer:
+    name = there(call).name
+
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        permits.read_queue(call.rights, name)
+        call.topology.require_there()
+        state.messages.purge(change, call.topology.purgeable(name))
+
+    call.served.broker.run(work)
+    call.say("queue.purge", vhost=call.vhost, queue=name)
+    return DONE
+
+
+def _act(call: Call) -> Answer:
+    """There are no mirrors to synchronise."""
+    there(call)
+    if call.get("action", str, "") not in ("sync", "cancel_sync"):
+        raise bad_request(f"unknown action {call.get('action', str, '')[:80]!r}")
+    return DONE
+
+
+ROUTES = (
+    read("/api/queues", "management", _all, "Queues of all virtual hosts that the caller may see"),
+    read("/api/queues/{vhost}", "vhost", lambda call: _listed(call, _of(call.topology.queues)), "Queues"),
+    read("/api/queues/{vhost}/{name}", "vhost", _one, "One queue, with its consumers"),
+    Route("PUT", "/api/queues/{vhost}/{name}", "vhost", _declare, "Declare a queue", works=True),
+    Route("DELETE", "/api/queues/{vhost}/{name}", "vhost", _delete, "Delete a queue", works=True),
+    Route(
+        "DELETE",
+        "/api/queues/{vhost}/{name}/contents",
+        "vhost",
+        _purge,
+        "Drop ready messages",
+        works=True,
+    ),
+    Route("POST", "/api/queues/{vhost}/{name}/actions", "vhost", _act, "Nothing: for tools", works=True),
+)

@@ -1,0 +1,217 @@
+"""Queues, exchanges, bindings, connections, channels and consumers as RabbitMQ shows them.
+
+Not here: who may see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import quote
+
+from broker_core.admin import ConnectionInfo
+from broker_core.broker.channel import Channel
+from broker_core.broker.queue import Queue
+from broker_core.broker.queue.consumer import Consumer
+from broker_core.broker.routing.exchange import Binding, Exchange, canonical
+from broker_core.node.holders import Holder
+from broker_core.server.http.rates import Counts, Rate, Rates, counts_of
+from broker_core.server.http.served import NODE
+
+Row = dict[str, Any]
+
+
+def stats(counts: Counts, rate: Rate, held: int = 0) -> Row:
+    """``held``: delivered and not acked."""
+    numbers = {
+        "publish": (counts.published, rate.published),
+        "ack": (counts.settled, rate.settled),
+        "deliver_get": (counts.settled + held, rate.settled),
+    }
+    found: Row = {}
+    for name, (count, per_s) in numbers.items():
+        found[name], found[f"{name}_details"] = count, {"rate": per_s}
+    return found
+
+
+def totals(messages: int, unacknowledged: int, rate: Rate) -> Row:
+    growth = {"rate": round(rate.published - rate.settled, 1)}
+    return {
+        "messages": messages,
+        "messages_details": growth,
+        "messages_ready": messages - unacknowledged,
+        "messages_ready_details": growth,
+        "messages_unacknowledged": unacknowledged,
+        "messages_unacknowledged_details": {"rate": 0.0},
+    }
+
+
+def queue_row(queue: Queue, rates: Rates) -> Row:
+    """Called under the lock."""
+    rate = rates.of_queue(queue)
+    exclusive = next((each.tag for each in queue.consumers if each.exclusive), None)
+    single = queue.consumers.single_active
+    held = queue.unacknowledged
+    return {
+        "name": queue.name,
+        "vhost": queue.vhost,
+        "type": str(queue.arguments.declared.get("x-queue-type", "classic")),
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.exclusive,
+        "arguments": dict(queue.arguments.declared),
+        "node": NODE,
+        "state": "running",
+        "policy": None,
+        "operator_policy": None,
+        "effective_policy_definition": {},
+        "exclusive_consumer_tag": exclusive,
+        "single_active_consumer_tag": single.tag if single is not None else None,
+        "consumers": len(queue.consumers),
+        **totals(queue.messages, held, rate),
+        "message_stats": stats(counts_of(queue), rate, held),
+        "app": queue.owner,
+        "next_offset": queue.log.visible_end,
+    }
+
+
+def exchange_row(exchange: Exchange, vhost: str) -> Row:
+    return {
+        "name": exchange.name,
+        "vhost": vhost,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": dict(exchange.arguments),
+        "policy": None,
+        "user_who_performed_action": "",
+    }
+
+
+def binding_row(source: str, binding: Binding, vhost: str) -> Row:
+    target, routing_key, arguments = binding
+    return {
+        "source": source,
+        "vhost": vhost,
+        "destination": target.name,
+        "destination_type": "queue" if isinstance(target, Queue) else "exchange",
+        "routing_key": routing_key,
+        "arguments": dict(arguments),
+        "properties_key": properties_key(routing_key, arguments),
+    }
+
+
+def default_binding(queue: str, vhost: str) -> Row:
+    """The default exchange reaches each queue by its name."""
+    return {
+        "source": "",
+        "vhost": vhost,
+        "destination": queue,
+        "destination_type": "queue",
+        "routing_key": queue,
+        "arguments": {},
+        "properties_key": quote(queue, safe="") or "~",
+    }
+
+
+def properties_key(routing_key: str, arguments: Mapping[str, Any]) -> str:
+    """The name of a binding among those of the same source and destination, as RabbitMQ makes it; its hash
+    of arguments is another one.
+    """
+    if not arguments:
+        return quote(routing_key, safe="") or "~"
+    digest = blake2b(canonical(arguments).encode(), digest_size=12).hexdigest()
+    return f"{quote(routing_key, safe='')}~{digest}"
+
+
+def connection_row(found: ConnectionInfo) -> Row:
+    client = found.client_properties
+    return {
+        "name": found.name,
+        "node": NODE,
+        "user": found.user,
+        "user_who_performed_action": found.user,
+        "vhost": found.vhost,
+        "type": "network",
+        "protocol": "AMQP 0-9-1",
+        "state": found.state,
+        "channels": found.channels,
+        "channel_max": found.channel_max,
+        "frame_max": found.frame_max,
+        "timeout": found.heartbeat_s,
+        "client_properties": dict(client),
+        "user_provided_name": str(client.get("connection_name", "")),
+        "connected_at": found.connected_at_ms,
+        "host": found.host,
+        "port": found.port,
+        "peer_host": found.peer_host,
+        "peer_port": found.peer_port,
+        "ssl": found.tls,
+        "auth_mechanism": "PLAIN",
+    }
+
+
+def _where(holder: Holder) -> tuple[str, int, int]:
+    """The connection, the channel's number and the port of the client: of a channel of AMQP."""
+    name, _, number = holder.id.removesuffix(")").rpartition(" (")
+    if holder.door != "amqp":
+        return f"{holder.door} {holder.address}".strip(), 0, 0
+    port = name.partition(" -> ")[0].rpartition(":")[2]
+    return name, int(number) if number.isdigit() else 0, int(port) if port.isdigit() else 0
+
+
+def channel_row(channel: Channel, holder: Holder) -> Row:
+    """Of any thread: from copies that one step of Python makes."""
+    connection, number, port = _where(holder)
+    transaction = channel.transaction
+    is_open = channel.transactional and bool(transaction)
+    return {
+        "name": holder.id,
+        "number": number,
+        "node": NODE,
+        "vhost": holder.vhost,
+        "user": holder.user,
+        "user_who_performed_action": holder.user,
+        "connection_details": {"name": connection, "peer_host": holder.address, "peer_port": port},
+        "state": "running",
+        "transactional": channel.transactional,
+        "confirm": channel.confirming,
+        "consumer_count": len(channel.consumers),
+        "messages_unacknowledged": len(channel.unacked),
+        "messages_unconfirmed": 0,
+        "messages_uncommitted": transaction.messages if is_open else 0,
+        "acks_uncommitted": len(transaction.settles) if is_open else 0,
+        "prefetch_count": channel.default_prefetch,
+        "global_prefetch_count": channel.prefetch,
+    }
+
+
+def consumer_rows(queue: str, channel: Channel, holder: Holder, consumers: Iterable[Consumer]) -> list[Row]:
+    """Of one channel; ``queue`` "": of all."""
+    connection, number, port = _where(holder)
+    details = {
+        "name": holder.id,
+        "number": number,
+        "node": NODE,
+        "user": holder.user,
+        "connection_name": connection,
+        "peer_host": holder.address,
+        "peer_port": port,
+    }
+    return [
+        {
+            "consumer_tag": each.tag,
+            "queue": {"name": each.queue.name, "vhost": holder.vhost},
+            "ack_required": not each.no_ack,
+            "active": each.active,
+            "activity_status": "up",
+            "exclusive": each.exclusive,
+            "prefetch_count": each.prefetch,
+            "arguments": dict(each.arguments or {}),
+            "channel_details": details,
+        }
+        for each in consumers
+        if not queue or each.queue.name == queue
+    ]

@@ -1,0 +1,246 @@
+"""Metrics for Prometheus.
+
+``/metrics``: of the broker, a fixed number of series, and a few of each of the APPS apps that are behind the
+most. ``/metrics/rabbitmq``: what means the same as in RabbitMQ, under its names, so that its dashboards work.
+``/metrics/per-object``: of each queue, under RabbitMQ's names; ``?limit=N`` takes those with the most
+messages.
+
+Invariant: the number of series does not grow with what clients do, but for per-object, which has its limit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from heapq import nlargest
+
+import psutil
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from broker_core import __version__
+from broker_core.broker.queue import Queue
+from broker_core.server.http.call import Call
+from broker_core.server.http.gate import visible
+from broker_core.server.http.refusal import bad_request
+from broker_core.server.http.route import Route
+from broker_core.server.http.served import NODE, Served
+
+APPS = 100
+OBJECTS = 20_000  # at most, and by default
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+Families = list[GaugeMetricFamily | CounterMetricFamily]
+
+
+class _Once(Collector):
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def collect(self) -> Families:
+        return self._families
+
+
+def _text(families: Families) -> Response:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(families))
+    return Response(generate_latest(registry), headers={"content-type": TEXT})
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value)
+
+
+class _Totals:
+    """Of the whole broker."""
+
+    def __init__(self, served: Served) -> None:
+        hosts = list(served.broker.state.hosts.by_name.values())
+        queues = [queue for each in hosts for queue in list(each.queues.values())]
+        self.messages = sum(topology.tally.total for topology in hosts)
+        self.held = sum(queue.unacknowledged for queue in queues)
+        self.queues = sum(not queue.replies for queue in queues)
+        self.consumers = sum(len(queue.consumers) for queue in queues if queue.consumers)
+        self.counts, _ = served.rates.of_hosts([each.vhost for each in hosts])
+        held = served.broker.held.all()
+        self.channels = {
+            door: sum(not channel.closed and holder.door == door for channel, holder in held)
+            for door in ("amqp", "flight")
+        }
+        self.connections = len(served.connections())
+        self.memory = psutil.Process().memory_info().rss
+        self.disk_free = shutil.disk_usage(served.directory).free if served.directory else 0
+        alarm = served.quotas.alarm
+        shortage = alarm.now() if alarm is not None else None
+        self.shortage = shortage.reason if shortage is not None else ""
+        self.limits = alarm.limits if alarm is not None else None
+
+
+def _ours(call: Call) -> Response:
+    served, found = call.served, _Totals(call.served)
+    counts = served.broker.committer.counts
+    families: Families = [
+        GaugeMetricFamily("txmq_build_info", "The version", labels=["version"]),
+        _gauge("txmq_queues", "Queues", found.queues),
+        _gauge("txmq_messages", "Messages that are not settled", found.messages),
+        _gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
+        _gauge("txmq_consumers", "Consumers", found.consumers),
+        _gauge("txmq_connections", "Connections of AMQP", found.connections),
+        GaugeMetricFamily("txmq_channels", "Channels, by door", labels=["door"]),
+        _counter("txmq_published", "Messages that queues got since the start", found.counts.published),
+        _counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
+        _counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
+        _counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
+        _counter("txmq_commit_seconds", "Seconds that the disk took for them", counts.durable_s),
+        _gauge(
+            "txmq_store_failed",
+            "1: the store takes no more commits",
+            served.broker.committer.failure is not None,
+        ),
+        _gauge(
+            "txmq_transaction_bytes",
+            "Of open and prepared transactions in memory",
+            served.broker.transaction_bytes(),
+        ),
+        _gauge("txmq_prepared_transactions", "Not decided", len(served.broker.state.prepared.by_key)),
+        _gauge(
+            "txmq_staged_bytes", "Staged, and neither published nor applied", served.engines.staged_bytes()
+        ),
+        _gauge("txmq_flight_calls", "Calls of Flight in progress", served.flight_calls()),
+        _counter("txmq_logins_refused", "Logins refused since the start", served.logins.refusals),
+        _gauge("txmq_memory_bytes", "Resident memory of the process", found.memory),
+        _gauge("txmq_disk_free_bytes", "Free on the disk of the data directory", found.disk_free),
+        GaugeMetricFamily("txmq_alarm", "1: publishers wait", labels=["resource"]),
+    ]
+    by_name = {each.name: each for each in families}
+    by_name["txmq_build_info"].add_metric([__version__], 1)
+    for door, count in found.channels.items():
+        by_name["txmq_channels"].add_metric([door], count)
+    for resource in ("memory", "disk"):
+        by_name["txmq_alarm"].add_metric([resource], resource in found.shortage)
+    return _text(families + _apps(served))
+
+
+def _apps(served: Served) -> Families:
+    labels = ["vhost", "app"]
+    lag = GaugeMetricFamily("txmq_app_lag", "Messages that an app has not consumed", labels=labels)
+    unapplied = GaugeMetricFamily(
+        "txmq_app_unapplied", "Its batches whose rows are not applied", labels=labels
+    )
+    unmirrored = GaugeMetricFamily("txmq_app_unmirrored", "Its batches that are not mirrored", labels=labels)
+    batch = CounterMetricFamily("txmq_app_batches", "Its decided batches", labels=labels)
+    at = GaugeMetricFamily(
+        "txmq_app_last_batch_timestamp_seconds", "When its last batch was decided", labels=labels
+    )
+    took = GaugeMetricFamily("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
+    found = []
+    for vhost in list(served.broker.state.hosts.by_name):
+        engine = served.engines.of(vhost)
+        found += [(app.lag, vhost, app, engine) for app in engine.apps()]
+    for _, vhost, app, engine in nlargest(APPS, found, key=lambda each: each[0]):
+        names = [vhost, app.app_id]
+        lag.add_metric(names, app.lag)
+        unapplied.add_metric(names, app.unapplied)
+        unmirrored.add_metric(names, app.unmirrored)
+        batch.add_metric(names, app.sequence)
+        last = [entry.committed_at_us / 1e6 for entry in engine.entries(app.app_id)[-2:]]
+        if last:
+            at.add_metric(names, last[-1])
+            took.add_metric(names, last[-1] - last[0])
+    return [lag, unapplied, unmirrored, batch, at, took]
+
+
+def _rabbitmq(call: Call) -> Response:
+    """The names that RabbitMQ's own dashboards read."""
+    served, found = call.served, _Totals(call.served)
+    identity = GaugeMetricFamily(
+        "rabbitmq_identity_info", "The broker", labels=["rabbitmq_node", "rabbitmq_cluster"]
+    )
+    identity.add_metric([NODE, served.cluster], 1)
+    build = GaugeMetricFamily(
+        "rabbitmq_build_info", "The version", labels=["product_name", "product_version"]
+    )
+    build.add_metric(["txmq", __version__], 1)
+    limits = found.limits
+    families: Families = [
+        identity,
+        build,
+        _gauge("rabbitmq_queue_messages", "Messages", found.messages),
+        _gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.held),
+        _gauge("rabbitmq_queue_messages_unacked", "Messages that channels hold", found.held),
+        _gauge("rabbitmq_queues", "Queues", found.queues),
+        _gauge("rabbitmq_consumers", "Consumers", found.consumers),
+        _gauge("rabbitmq_connections", "Connections", found.connections),
+        _gauge("rabbitmq_channels", "Channels", sum(found.channels.values())),
+        _gauge("rabbitmq_process_resident_memory_bytes", "Resident memory", found.memory),
+        _gauge("rabbitmq_process_open_fds", "Open files", len(os.listdir("/proc/self/fd"))),
+        _gauge("rabbitmq_disk_space_available_bytes", "Free on the disk", found.disk_free),
+        _gauge(
+            "rabbitmq_disk_space_available_limit_bytes",
+            "Below, publishers wait",
+            limits.disk_free_bytes if limits is not None else 0,
+        ),
+        _gauge(
+            "rabbitmq_resident_memory_limit_bytes",
+            "Above, publishers wait",
+            limits.memory_bytes if limits is not None else 0,
+        ),
+        _gauge("rabbitmq_alarms_memory_used_watermark", "1: publishers wait", "memory" in found.shortage),
+        _gauge("rabbitmq_alarms_free_disk_space_watermark", "1: publishers wait", "disk" in found.shortage),
+    ]
+    return _text(families)
+
+
+_OF_QUEUE: tuple[tuple[str, str, Callable[[Queue], int]], ...] = (
+    ("rabbitmq_queue_messages", "Messages", lambda queue: queue.messages),
+    ("rabbitmq_queue_messages_ready", "That wait", lambda queue: queue.messages - queue.unacknowledged),
+    ("rabbitmq_queue_messages_unacked", "That channels hold", lambda queue: queue.unacknowledged),
+    ("rabbitmq_queue_consumers", "Consumers", lambda queue: len(queue.consumers)),
+)
+
+
+def _per_object(call: Call) -> Response:
+    text = call.query.get("limit", str(OBJECTS))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise bad_request("limit is not a number")
+    queues = [
+        queue
+        for topology in visible(call.served, call.caller)
+        for queue in list(topology.queues.values())
+        if not queue.replies
+    ]
+    rows = call.served.shown(
+        queues, lambda queue: ((queue.vhost, queue.name), [value(queue) for _, _, value in _OF_QUEUE])
+    )
+    chosen = nlargest(min(int(text), OBJECTS), rows, key=lambda row: row[1][0])
+    lines: list[str] = []
+    labels = [f'{{vhost="{_escaped(vhost)}",queue="{_escaped(name)}"}}' for (vhost, name), _ in chosen]
+    for at, (family, help_, _) in enumerate(_OF_QUEUE):
+        lines += [f"# HELP {family} {help_}", f"# TYPE {family} gauge"]
+        lines += _lines(family, labels, (values[at] for _, values in chosen))
+    return Response("\n".join([*lines, ""]), headers={"content-type": TEXT})
+
+
+def _lines(family: str, labels: Iterable[str], values: Iterable[int]) -> list[str]:
+    return [f"{family}{label} {value}" for label, value in zip(labels, values, strict=True)]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+ROUTES = (
+    Route(
+        "GET", "/metrics", "metrics", _ours, "Metrics of the broker and its apps, for Prometheus", works=True
+    ),
+    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names", works=True),
+    Route(
+        "GET", "/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names", works=True
+    ),
+)

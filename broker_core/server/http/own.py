@@ -1,0 +1,143 @@
+"""The API of txmq: pipelines, their ledger, what is prepared and staged, the store and its alarms."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from broker_core.broker.decision import Decision
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.server.http.call import Call
+from broker_core.server.http.gate import visible, within
+from broker_core.server.http.refusal import not_found
+from broker_core.server.http.route import Route, read
+
+Row = dict[str, Any]
+ENTRIES = 1_000  # of a ledger, the last ones
+
+
+def _engines(call: Call) -> list[tuple[str, EmbeddedEngine]]:
+    found = [topology.vhost for topology in visible(call.served, call.caller)]
+    return [(vhost, call.served.engines.of(vhost)) for vhost in found]
+
+
+def _apps(call: Call) -> list[Row]:
+    now_us = call.served.broker.clock()
+    rows = []
+    for vhost, engine in _engines(call):
+        for app in engine.apps():
+            last = engine.last_entry(app.app_id)
+            row = {"vhost": vhost, **asdict(app)}
+            if last is not None:
+                row["last_batch"] = {
+                    "batch_id": last.batch_id,
+                    "messages": last.messages,
+                    "published": last.published,
+                    "committed_at": last.committed_at_us / 1e6,
+                    "age_s": round(max(0, now_us - last.committed_at_us) / 1e6, 3),
+                }
+            rows.append(row)
+    return rows
+
+
+def _ledger(call: Call) -> list[Row]:
+    engine = call.served.engines.of(within(call.served, call.caller, call.params["vhost"]).state.vhost)
+    entries = engine.entries(call.params["app"])[-ENTRIES:]
+    if not entries and engine.app(call.params["app"]) is None:
+        raise not_found()
+    shown = ("sequence", "query_id", "batch_id", "messages", "published", "applied", "mirrored")
+    return [
+        {
+            **{name: getattr(entry, name) for name in shown},
+            "ranges": {log: list(ends) for log, ends in entry.ranges.items()},
+            "committed_at": entry.committed_at_us / 1e6,
+            "to_apply": len(entry.to_apply),
+        }
+        for entry in entries
+    ]
+
+
+def _prepared(call: Call) -> list[Row]:
+    return [
+        {"vhost": vhost, **asdict(each)}
+        for vhost, _ in _engines(call)
+        for each in call.served.broker.prepared(vhost)
+    ]
+
+
+def _staged(call: Call) -> list[Row]:
+    return [
+        {"vhost": vhost, **{name: value for name, value in asdict(each).items() if name != "token"}}
+        for vhost, engine in _engines(call)
+        for each in engine.attempts()
+    ]
+
+
+def _transactions(call: Call) -> list[Row]:
+    rows = []
+    for vhost, _ in _engines(call):
+        for each in call.served.broker.channels(vhost):
+            if each.open_s or each.publishes or each.acks or each.unacknowledged:
+                rows.append({"vhost": vhost, **asdict(each)})
+    return rows
+
+
+def _store(call: Call) -> Row:
+    segments = call.served.broker.segments()
+    counts = call.served.broker.committer.counts
+    failure = call.served.broker.committer.failure
+    return {
+        "directory": call.served.directory,
+        "segments": len(segments),
+        "bytes": sum(each.size_bytes for each in segments),
+        "dead_bytes": sum(
+            max(each.size_bytes - sum(block.length for block in each.blocks), 0) for each in segments
+        ),
+        "commits": counts.changes,
+        "commit_groups": counts.groups,
+        "commit_seconds": round(counts.durable_s, 6),
+        "failure": "" if failure is None else failure.message,
+    }
+
+
+def _alarms(call: Call) -> list[Row]:
+    alarm = call.served.quotas.alarm
+    shortage = alarm.now() if alarm is not None else None
+    return [] if shortage is None else [{"reason": shortage.reason, "numbers": shortage.numbers}]
+
+
+def _decide(verb: Decision, call: Call) -> Row:
+    xid, of = call.params["xid"], call.get("of", str, "")
+    actor = call.caller.actor
+    done = call.served.broker.decide(verb, xid, actor, call.rights, call.vhost, of or None)
+    call.say(f"transaction.{verb}", vhost=call.vhost, xid=xid, of=of or None)
+    return {"decided": verb, "dropped": done.dropped}
+
+
+_LEDGER = "/api/txmq/ledger/{vhost}/{app}"
+ROUTES = (
+    Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch", works=True),
+    Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app", works=True),
+    read("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
+    Route(
+        "POST",
+        "/api/txmq/prepared/{vhost}/{xid}/commit",
+        "vhost",
+        partial(_decide, "commit"),
+        "Commit a prepared transaction",
+        works=True,
+    ),
+    Route(
+        "POST",
+        "/api/txmq/prepared/{vhost}/{xid}/rollback",
+        "vhost",
+        partial(_decide, "rollback"),
+        "Roll a prepared transaction back",
+        works=True,
+    ),
+    Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided", works=True),
+    read("/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"),
+    Route("GET", "/api/txmq/store", "monitoring", _store, "Segments, bytes, commits", works=True),
+    read("/api/txmq/alarms", "monitoring", _alarms, "Why publishers wait; an empty list if they do not"),
+)

@@ -1,0 +1,26 @@
+"""One row of the table of routes: the table is what is served, permitted and documented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from broker_core.server.http.call import Call
+from broker_core.server.http.gate import Need
+
+
+class Route(NamedTuple):
+    """``path``: with names in braces. ``works``: it commits or reads the disk, so it runs in a thread beside
+    the loop. ``text``: what it does, for people.
+    """
+
+    method: str
+    path: str
+    need: Need
+    answer: Callable[[Call], Any]
+    text: str
+    works: bool = False
+
+
+def read(path: str, need: Need, answer: Callable[[Call], Any], text: str) -> Route:
+    return Route("GET", path, need, answer, text)

@@ -1,0 +1,76 @@
+"""What the HTTP door serves: the parts of a running broker.
+
+Not here: who may see what (``gate.py``), how it is shown (``management/``, ``own/``).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from broker_core.admin import ConnectionInfo
+from broker_core.broker.queue import Queue
+from broker_core.node.host_engines import HostEngines
+from broker_core.node.local import LocalBroker
+from broker_core.server.access.accounts import Accounts
+from broker_core.server.access.logins import Logins
+from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.http.rates import Rates
+from broker_core.server.quotas import Quotas
+from broker_core.server.tls import TlsFiles
+
+T = TypeVar("T")
+
+NODE = f"txmq@{platform.node() or 'localhost'}"
+LOCKED = 100  # queues that are read under the lock at once: a commit waits no longer than for them
+
+
+_PROTOCOLS = {"txmq": "flight", "txmqs": "flight/ssl", "amqps": "amqp/ssl"}  # by scheme, if not the same
+
+
+class Listening(NamedTuple):
+    """``protocol``: as RabbitMQ names it."""
+
+    protocol: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """``accounts`` and ``vhosts`` leave the audit log to their caller. ``connections``: of AMQP.
+    ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
+    listens.
+    """
+
+    broker: LocalBroker
+    engines: HostEngines
+    accounts: Accounts
+    vhosts: Vhosts
+    logins: Logins
+    quotas: Quotas
+    directory: str = ""
+    cluster: str = "txmq"
+    connections: Callable[[], Sequence[ConnectionInfo]] = tuple
+    urls: Callable[[], Sequence[str]] = tuple
+    flight_calls: Callable[[], int] = int
+    certificate: TlsFiles | None = None
+    rates: Rates = field(default_factory=Rates)
+
+    def shown(self, queues: Sequence[Queue], show: Callable[[Queue], T]) -> list[T]:
+        """The queues as ``show`` shows them: some at a time under the lock."""
+        found: list[T] = []
+        for start in range(0, len(queues), LOCKED):
+            with self.broker.look:
+                found += map(show, queues[start : start + LOCKED])
+        return found
+
+    def listening(self) -> list[Listening]:
+        found = []
+        for url in self.urls():
+            scheme, _, address = url.partition("://")
+            host, _, port = address.rpartition(":")
+            found.append(Listening(_PROTOCOLS.get(scheme, scheme), host.strip("[]"), int(port)))
+        return found

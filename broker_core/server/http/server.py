@@ -1,0 +1,160 @@
+"""The HTTP server: listeners, and a loop in a thread of its own, so that a slow page delays no commit.
+
+Not here: one connection (``connection.py``), what is served (``application.py``).
+Invariant: connections belong to the loop's thread. Other threads use only ``start``, ``stop`` and the
+addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from broker_core.server.http.application import Application
+from broker_core.server.http.connection import HttpConnection, factory
+from broker_core.server.http.options import HttpOptions
+from broker_core.server.http.rates import INTERVAL_S
+from broker_core.server.http.routes import ROUTES
+from broker_core.server.http.served import Served
+from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.listeners import Listeners
+from broker_core.server.loop import new_loop
+from broker_core.server.quotas import Quota, http_connection, http_request
+from broker_core.server.threads import started_pool
+from broker_core.server.tls import TlsFiles
+
+logger = logging.getLogger("txmq.http")
+
+THREADS = 4  # beside the loop, for what commits or reads the disk
+GRACE_S = 1.0  # for requests in progress when the server ends
+
+
+class HttpServer:
+    """``listeners``: "HOST:PORT"; with ``tls``, all speak HTTPS."""
+
+    def __init__(
+        self,
+        served: Served,
+        listeners: Sequence[str],
+        *,
+        options: HttpOptions | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self.options = options = options or HttpOptions()
+        self._served = served
+        self.connections = Quota(options.connections, http_connection)
+        entrance = Entrance(options.max_unauthenticated)
+        plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
+        self.listeners = Listeners(plain, encrypted, tls, entrance, "HTTP")
+        self._beside = started_pool(THREADS, "txmq-http")
+        requests = Quota(options.requests, http_request)
+        application = Application(served, ROUTES, options, requests, self._beside)
+        self.uvicorn = Config(
+            application.asgi,
+            http=HttpConnection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # what clients send wrong is theirs
+            access_log=False,
+            proxy_headers=False,  # who names another address with a header has none of its own
+            timeout_keep_alive=int(options.idle_s),
+            server_header=False,
+            date_header=False,
+        )
+        self.uvicorn.load()
+        self.clients = ServerState()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self._sampling: asyncio.Task[None] | None = None
+
+    @property
+    def entrance(self) -> Entrance:
+        return self.listeners.entrance
+
+    @property
+    def urls(self) -> list[str]:
+        listeners = self.listeners
+        return [
+            *(f"http://{address}" for address in listeners.addresses),
+            *(f"https://{address}" for address in listeners.tls_addresses),
+        ]
+
+    # -- from any thread -------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Listen and serve in a thread of its own. Raises OptionError if an address cannot be used."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="txmq-http", daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            self._beside.shutdown(wait=False)
+            raise
+
+    def stop(self) -> None:
+        """Requests in progress get GRACE_S. It may be repeated."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join()
+        self._beside.shutdown(wait=True)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+    def _run(self, started: Future[None]) -> None:
+        loop = self._loop = new_loop()
+        asyncio.set_event_loop(loop)
+        make = factory(self)
+        try:
+            try:
+                loop.run_until_complete(self.listeners.open(make, make, self.options.head_s))
+            except BaseException as error:
+                started.set_exception(error)
+                return
+            self._sampling = loop.create_task(self._sample())
+            started.set_result(None)
+            loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _sample(self) -> None:
+        while True:
+            try:
+                await self._served.rates.sample(list(self._served.broker.state.hosts.by_name.values()))
+            except Exception as error:  # the next one may do
+                logger.error("a sample of the rates failed: %s", error)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _end(self) -> None:
+        self.listeners.close()
+        if self._sampling is not None:
+            self._sampling.cancel()
+        for connection in list(self.clients.connections):
+            connection.shutdown()
+        if self.clients.tasks:
+            await asyncio.wait(list(self.clients.tasks), timeout=GRACE_S)
+        for task in list(self.clients.tasks):
+            task.cancel()
+        for connection in list(self.clients.connections):
+            with contextlib.suppress(AttributeError):  # it is not made yet
+                connection.transport.abort()
+        while self.clients.tasks or self.clients.connections:
+            await asyncio.sleep(0.001)
+
+    # -- called by connections -------------------------------------------------------------------------------
+    def gone(self, connection: HttpConnection) -> None:
+        self.entrance.leave(connection)
+        self.connections.leave(connection)
+        self._served.logins.gone(connection.name)

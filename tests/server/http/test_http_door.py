@@ -1,0 +1,257 @@
+"""The door of HTTP: logins, limits, refusals. Not here: who may ask what (``test_http_rights.py``), what is
+answered (``test_management.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from broker_core.errors import OptionError
+from broker_core.launcher import Broker
+from broker_core.server.doors import Doors
+from broker_core.server.http.options import HttpOptions
+from broker_core.server.quotas import Most
+from tests.progress import GUARD_S, wait_until
+from tests.server.http.http_client import Api, add_people, serving
+
+HEAD_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """With short times and small limits."""
+    with pytest.MonkeyPatch.context() as patch:
+        options = HttpOptions(
+            connections=Most(24, 8),
+            head_bytes=4096,
+            body_bytes=64 * 1024,
+            head_s=HEAD_S,
+            body_s=HEAD_S,
+            send_s=HEAD_S,
+            max_unauthenticated=8,
+        )
+        patch.setattr("broker_core.server.http.options.HttpOptions", lambda **_: options)
+        with serving(tmp_path_factory.mktemp("http")) as made:
+            add_people(made)
+            yield made
+
+
+@pytest.fixture
+def boss(broker: Broker) -> Iterator[Api]:
+    api = Api(broker.http_urls[0], "boss")
+    yield api
+    api.close()
+
+
+def connect(broker: Broker) -> socket.socket:
+    parts = urlsplit(broker.http_urls[0])
+    return socket.create_connection((parts.hostname, parts.port), GUARD_S)
+
+
+def answered(connection: socket.socket) -> bytes:
+    """All that comes until the broker closes."""
+    found = b""
+    while True:
+        try:
+            piece = connection.recv(65536)
+        except ConnectionResetError:
+            return found
+        if not piece:
+            return found
+        found += piece
+
+
+def error_of(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def test_a_wrong_password_an_unknown_user_and_none_get_401_with_a_challenge(broker: Broker) -> None:
+    for user, password in (("boss", "wrong"), ("nobody", "wrong"), ("", "")):
+        api = Api(broker.http_urls[0], user, password)
+        answer = api.ask("GET", "/api/overview")
+        assert answer.status == 401 and answer.body["error"] == "not_authorised"
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+        api.close()
+    for header in ("Basic", "Basic !!", "Bearer x", "Basic " + "x" * 5000, "Basic eA=="):
+        api = Api(broker.http_urls[0], "")
+        assert api.ask("GET", "/api/whoami", headers={"authorization": header[:3000]}).status == 401
+        api.close()
+
+
+def test_logins_and_changes_are_in_the_audit_log_without_secrets(broker: Broker, boss: Api) -> None:
+    assert boss.ask("PUT", "/api/queues/%2F/audited", {}).status == 201
+    assert Api(broker.http_urls[0], "manager").ask("GET", "/api/users").status == 401
+    text = (Path(broker._directory) / "audit.log").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    http = [line for line in lines if line.get("door") == "http"]
+    assert {"login", "queue.declare", "refused"} <= {line["event"] for line in http}
+    declared = next(line for line in http if line["event"] == "queue.declare")
+    assert (declared["user"], declared["queue"], declared["vhost"]) == ("boss", "audited", "/")
+    refused = next(line for line in http if line["event"] == "refused")
+    assert (refused["user"], refused["asked"]) == ("manager", "GET /api/users")
+    assert "a password" not in text
+
+
+def test_a_deleted_user_and_another_password_end_what_a_connection_may_do(broker: Broker, boss: Api) -> None:
+    assert boss.ask("PUT", "/api/users/leaving", {"password": "one", "tags": "management"}).status == 201
+    leaving = Api(broker.http_urls[0], "leaving", "one")
+    assert leaving.get("/api/whoami") == {"name": "leaving", "tags": ["management"]}
+    assert boss.ask("PUT", "/api/users/leaving", {"password": "two", "tags": "management"}).status == 204
+    assert leaving.ask("GET", "/api/whoami").status == 401
+    assert boss.ask("DELETE", "/api/users/leaving").status == 204
+    assert Api(broker.http_urls[0], "leaving", "two").ask("GET", "/api/whoami").status == 401
+
+
+def test_errors_have_one_format(boss: Api) -> None:
+    for method, path, body, status in (
+        ("GET", "/api/nope", None, 404),
+        ("GET", "/nope", None, 404),
+        ("GET", "/api/queues/%2F/nope", None, 404),
+        ("POST", "/api/queues", {}, 405),
+        ("PUT", "/api/queues/%2F/q", b"no json", 400),
+        ("PUT", "/api/queues/%2F/q", b"[" * 60_000, 400),
+        ("PUT", "/api/queues/%2F/q", b"[]", 400),
+        ("PUT", "/api/queues/%2F/q", {"durable": "perhaps"}, 400),
+        ("PUT", "/api/queues/%2F/q", {"arguments": {"x-max-length": -1}}, 400),
+        ("PUT", f"/api/queues/%2F/{'x' * 300}", {}, 400),
+        ("PUT", "/api/queues/%2F/%ff", {}, 400),
+        ("PUT", "/api/exchanges/%2F/x", {"type": "nope"}, 400),
+    ):
+        answer = boss.ask(method, path, body)
+        assert answer.status == status, (method, path, answer)
+        assert set(answer.body) == {"error", "reason"} and all(answer.body.values()), answer
+
+
+def test_a_page_of_another_origin_changes_nothing(boss: Api) -> None:
+    for origin, status in (("http://evil.example", 403), ("null", 403)):
+        answer = boss.ask("PUT", "/api/queues/%2F/forged", {}, {"origin": origin})
+        assert answer.status == status and answer.body["error"] == "forbidden"
+    assert boss.ask("GET", "/api/queues/%2F/forged").status == 404
+    headers = boss.ask("GET", "/api/overview").headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+
+
+def test_no_header_names_another_address(broker: Broker, boss: Api) -> None:
+    """The throttle and the default user go by addresses."""
+    named = {"x-forwarded-for": "192.0.2.7", "forwarded": "for=192.0.2.7"}
+    api = Api(broker.http_urls[0], "boss", "wrong")
+    assert api.ask("GET", "/api/whoami", headers=named).status == 401
+    assert "192.0.2.7" not in (Path(broker._directory) / "audit.log").read_text()
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+def test_a_large_body_is_refused_without_being_read(broker: Broker, boss: Api) -> None:
+    with connect(broker) as connection:
+        connection.sendall(_request("PUT", "/api/queues/%2F/large", f"content-length: {1 << 30}"))
+        assert error_of(answered(connection)) == (413, "body_too_large")
+    with connect(broker) as connection:  # in chunks, which announce no size
+        connection.sendall(_request("PUT", "/api/queues/%2F/large", "transfer-encoding: chunked"))
+        piece = b"1000\r\n" + b"x" * 4096 + b"\r\n"
+        with pytest.raises(OSError):
+            connection.sendall(piece * 20_000)  # 80 MB
+    assert boss.get("/api/whoami")["name"] == "boss"
+
+
+def test_large_headers_are_refused(broker: Broker) -> None:
+    many = "\r\n".join(f"x-{number}: {'y' * 100}" for number in range(60))
+    for head in (
+        _request("GET", "/api/whoami", many),
+        _request("GET", "/" + "x" * 8000),
+        b"GET /" + b"x" * 9000,
+    ):
+        with connect(broker) as connection:
+            connection.sendall(head)
+            assert error_of(answered(connection)) == (431, "headers_too_large")
+
+
+def test_bytes_that_are_no_request_get_400(broker: Broker) -> None:
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"AMQP\x00\x00\x09\x01", b"GET\r\n\r\n", b"\x00" * 20):
+        with connect(broker) as connection:
+            connection.sendall(data)
+            assert error_of(answered(connection)) == (400, "bad_request")
+
+
+def test_a_client_that_sends_slowly_is_disconnected_and_others_are_served(broker: Broker, boss: Api) -> None:
+    began = time.monotonic()
+    with connect(broker) as silent, connect(broker) as slow, connect(broker) as body:
+        body.sendall(_request("PUT", "/api/queues/%2F/slow", "content-length: 100"))
+        head = _request("GET", "/api/whoami")
+        try:
+            for byte in head:
+                slow.sendall(bytes([byte]))
+                assert boss.get("/api/whoami")["name"] == "boss"
+                time.sleep(HEAD_S / 10)
+        except OSError:
+            pass
+        assert answered(slow) == b"" and answered(silent) == b""
+        assert error_of(answered(body)) == (408, "timeout")
+    assert time.monotonic() - began < GUARD_S
+
+
+def test_a_client_that_does_not_read_is_disconnected(broker: Broker, boss: Api) -> None:
+    with broker.channel() as channel:
+        for number in range(100):
+            channel.queue_declare(f"unread-{number:03}-{'x' * 200}", durable=False)
+    connection = connect(broker)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server = broker._http
+    assert server is not None
+    before = len(server.clients.connections)
+    connection.sendall(_request("GET", "/api/queues") * 200)  # 20 MB of answers
+    wait_until(
+        lambda: len(server.clients.connections) == before + 1 or len(server.clients.connections) < before
+    )
+    wait_until(lambda: len(server.clients.connections) <= before)
+    connection.close()
+    with broker.channel() as channel:
+        for number in range(100):
+            channel.queue_delete(f"unread-{number:03}-{'x' * 200}")
+
+
+def test_connections_of_a_user_and_without_a_login_are_limited(broker: Broker, boss: Api) -> None:
+    server = broker._http
+    assert server is not None
+    open_ = [Api(broker.http_urls[0], "manager") for _ in range(9)]
+    statuses = [api.ask("GET", "/api/whoami").status for api in open_]
+    assert statuses == [200] * 8 + [503]
+    assert boss.get("/api/whoami")["name"] == "boss"
+    for api in open_:
+        api.close()
+    wait_until(lambda: len(server.connections) <= 1)
+    held = [connect(broker) for _ in range(12)]  # the oldest are closed
+    assert boss.get("/api/whoami")["name"] == "boss"
+    assert Api(broker.http_urls[0], "manager").get("/api/whoami")["name"] == "manager"
+    for connection in held:
+        connection.close()
+
+
+def _request(method: str, path: str, *headers: str) -> bytes:
+    login = "authorization: Basic Ym9zczphIHBhc3N3b3Jk"
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: here", login, *headers, "", ""]).encode()
+
+
+# -- the start -----------------------------------------------------------------------------------------------
+def test_other_hosts_need_tls_or_permission(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"--http is 0\.0\.0\.0:0"):
+        Broker.open(tmp_path / "data", doors=Doors(http=["0.0.0.0:0"]))
+
+
+def test_without_its_packages_the_remedy_is_one_sentence(tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['starlette'] = None; sys.modules['uvicorn'] = None; "
+    code = f"from txmq.cli import main; sys.exit(main(['serve', '--data', {str(tmp_path / 'd')!r}, '--http', '127.0.0.1:0', '--listen', '127.0.0.1:0', '--amqp', 'none']))"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + code], capture_output=True, text=True, timeout=GUARD_S
+    )
+    assert done.returncode and "pip install 'txmq[http]'" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr

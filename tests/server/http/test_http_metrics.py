@@ -1,0 +1,174 @@
+"""Metrics and the API of txmq: what they count, what they cost with 10,000 queues, and who may read them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker_core.client.broker import BrokerClient
+from broker_core.credentials import Credentials
+from broker_core.launcher import Broker
+from tests.server.conftest import MicroBatch
+from tests.server.http.http_client import PASSWORD, Api, add_people, serving
+
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with serving(tmp_path_factory.mktemp("http")) as made:
+        add_people(made)
+        with made.channel() as channel:
+            channel.queue_declare("in")
+            channel.queue_declare("out")
+            channel.queue_declare('odd"\\\n')
+            channel.tx_select()
+            for number in range(10):
+                channel.publish(str(number).encode(), routing_key="in")
+            channel.tx_commit()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def watcher(broker: Broker) -> Iterator[Api]:
+    api = Api(broker.http_urls[0], "watcher")
+    yield api
+    api.close()
+
+
+def samples(api: Api, path: str = "/metrics") -> dict[tuple[str, tuple[str, ...]], float]:
+    """Value by name and labels."""
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(api.get(path))
+        for sample in family.samples
+    }
+
+
+@pytest.fixture(scope="module")
+def batch(broker: Broker) -> None:
+    """An app consumes what there was, and is three messages behind."""
+    with BrokerClient(broker.url, credentials=Credentials("boss", PASSWORD)) as client:
+        MicroBatch(client, "in", "out", app="sums").run()
+        with client.channel() as channel:
+            for _ in range(3):
+                channel.publish(b"late", routing_key="in")
+
+
+def test_metrics_count_what_happened(broker: Broker, watcher: Api, batch: None) -> None:
+    found = samples(watcher)
+    assert found["txmq_queues", ()] == 3 and found["txmq_messages", ()] == 13
+    assert found["txmq_app_lag", ("sums", "/")] == 3 and found["txmq_app_unapplied", ("sums", "/")] == 0
+    assert found["txmq_app_last_batch_timestamp_seconds", ("sums", "/")] == pytest.approx(
+        time.time(), abs=600
+    )
+    assert found["txmq_commit_groups_total", ()] > 0 and found["txmq_commit_seconds_total", ()] > 0
+    assert found["txmq_commits_total", ()] >= found["txmq_commit_groups_total", ()]
+    assert found["txmq_memory_bytes", ()] > 1e6 and found["txmq_alarm", ("memory",)] == 0
+    before = found["txmq_logins_refused_total", ()]
+    assert Api(broker.http_urls[0], "boss", "wrong").ask("GET", "/metrics").status == 401
+    assert samples(watcher)["txmq_logins_refused_total", ()] == before + 1
+    committed = found["txmq_commits_total", ()]
+    with broker.channel() as channel:
+        channel.publish(b"x", routing_key="out")
+    assert samples(watcher)["txmq_commits_total", ()] > committed
+
+
+def test_metrics_under_rabbitmqs_names_are_those_of_its_dashboards(watcher: Api, batch: None) -> None:
+    found = {name for name, _ in samples(watcher, "/metrics/rabbitmq")}
+    assert found >= {
+        *("rabbitmq_queue_messages_ready", "rabbitmq_queue_messages_unacked", "rabbitmq_queues"),
+        *("rabbitmq_connections", "rabbitmq_channels", "rabbitmq_consumers", "rabbitmq_identity_info"),
+        *("rabbitmq_build_info", "rabbitmq_process_resident_memory_bytes"),
+        *("rabbitmq_disk_space_available_bytes", "rabbitmq_resident_memory_limit_bytes"),
+    }
+    one = samples(watcher, "/metrics/per-object")
+    assert one["rabbitmq_queue_messages_ready", ("/", "in")] == 3
+    assert one["rabbitmq_queue_messages", ("/", 'odd"\\\n')] == 0
+    assert len(samples(watcher, "/metrics/per-object?limit=1")) == 4
+
+
+def test_metrics_need_no_login_where_the_operator_says_so(tmp_path: Path) -> None:
+    with serving(tmp_path, open_metrics=True) as broker:
+        api = Api(broker.http_urls[0], "")
+        assert samples(api)["txmq_queues", ()] == 0 and samples(api, "/metrics/rabbitmq")
+        for path in ("/metrics/per-object", "/api/overview", "/api/txmq/apps"):
+            assert api.ask("GET", path).status == 401
+        api.close()
+
+
+def test_the_api_of_txmq_shows_pipelines_transactions_and_the_store(
+    broker: Broker, watcher: Api, batch: None
+) -> None:
+    (app,) = watcher.get("/api/txmq/apps")
+    assert (app["app_id"], app["lag"], app["vhost"], app["queues"]) == ("sums", 3, "/", ["in"])
+    assert app["last_batch"]["messages"] == 10 and app["last_batch"]["published"] == 10
+    (entry,) = watcher.get("/api/txmq/ledger/%2F/sums")
+    assert entry["ranges"] == {"in": [0, 10]} and entry["applied"] is True
+    assert watcher.ask("GET", "/api/txmq/ledger/%2F/nobody").status == 404
+    assert watcher.ask("GET", "/api/txmq/ledger/nowhere/sums").status == 404
+    boss = Api(broker.http_urls[0], "boss")
+    with broker.channel() as channel:
+        channel.tx_select()
+        for xid in ("one", "two"):
+            channel.publish(b"prepared", routing_key="out")
+            channel.prepare(xid)
+        channel.publish(b"open", routing_key="out")
+        (open_,) = watcher.get("/api/txmq/transactions")
+        assert (open_["publishes"], open_["door"]) == (1, "process")
+        channel.tx_rollback()
+    assert {row["xid"] for row in watcher.get("/api/txmq/prepared")} == {"one", "two"}
+    assert watcher.ask("POST", "/api/txmq/prepared/%2F/one/commit", {}).status == 404  # as if there were none
+    before = broker.queues()[2].messages
+    assert boss.ask("POST", "/api/txmq/prepared/%2F/one/commit", {}).body["decided"] == "commit"
+    assert boss.ask("POST", "/api/txmq/prepared/%2F/two/rollback", {}).status == 200
+    assert boss.ask("POST", "/api/txmq/prepared/%2F/three/commit", {}).status == 404
+    assert broker.queues()[2].messages == before + 1 and watcher.get("/api/txmq/prepared") == []
+    store = watcher.get("/api/txmq/store")
+    assert store["commits"] > 0 and store["failure"] == "" and store["dead_bytes"] <= store["bytes"]
+    assert watcher.get("/api/txmq/alarms") == [] and watcher.get("/api/txmq/staged") == []
+
+
+def test_the_description_has_every_route(watcher: Api) -> None:
+    from broker_core.server.http.routes import ROUTES
+
+    told = watcher.get("/api/txmq/openapi.json")
+    assert told["openapi"].startswith("3.")
+    assert {(method.upper(), path) for path, of in told["paths"].items() for method in of} == {
+        (route.method, route.path) for route in ROUTES
+    }
+    for path, operations in told["paths"].items():
+        for operation in operations.values():
+            assert [each["name"] for each in operation["parameters"]] == re.findall(r"\{(\w+)\}", path)
+
+
+def test_ten_thousand_queues_are_shown_in_less_than_a_second(broker: Broker, watcher: Api) -> None:
+    """Of the processor: the machine may be busy with something else."""
+
+    def declare(state: Any, change: Any, _now: int) -> None:
+        for number in range(MANY):
+            state.topology.declare_queue(change, f"many-{number:05}", durable=False)
+
+    broker._local.run(declare)
+    for path in (
+        "/metrics",
+        "/metrics/rabbitmq",
+        "/metrics/per-object",
+        "/api/overview",
+        "/api/queues?page=1&page_size=100",
+        "/api/queues?page=50&page_size=100&name=many&use_regex=true",
+        "/api/queues?page=1&page_size=100&sort=messages&sort_reverse=true",
+        "/api/queues",
+    ):
+        before = time.process_time()
+        answer = watcher.ask("GET", path)
+        took = time.process_time() - before
+        assert answer.status == 200 and took < 1.0, (path, took)
+    assert len([name for name, _ in samples(watcher)]) < 200
+    assert len(samples(watcher, "/metrics/per-object")) == 4 * (MANY + 3)
