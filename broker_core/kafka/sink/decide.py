@@ -306,7 +306,7 @@ def rounds(client: Client, won: Iterable[Named]) -> Iterator[dict[Log, ReadyBatc
                     yield held
                 held = {log: queue.popleft() for log, queue in waiting.items()}
                 waiting = {log: queue for log, queue in waiting.items() if queue}
-    except errors.DataLoss as error:
+    except (errors.DataLoss, errors.QueueNotFound) as error:
         raise errors.MissingBranch(
             f"staged rows were deleted ({error.summary}). Nothing was published; let Spark run the batch "
             "again"

@@ -276,6 +276,24 @@ def test_c4_a_stage_topic_that_is_made_again_before_the_decision_is_missing_and_
         assert [body for rows in found for body in rows["body"].to_pylist()] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("kind", ["publish", "append"])
+def test_c4_a_stage_topic_that_is_deleted_before_the_decision_is_missing_and_the_replay_is_decided(
+    cluster: Cluster, kind: Any
+) -> None:
+    driver = cluster.driver()
+    target = {"table": "t"} if kind == "append" else None
+    opened = driver.open(0)
+    branch = driver.stage(opened.token, [b"a"], kind=kind, target=target)
+    cluster.reader.delete_topic(STAGE)
+    with pytest.raises(errors.MissingBranch, match="Nothing was published"):
+        driver.commit(0, opened.token, [branch])
+    assert driver.sink.last_entry(APP) is None and nothing_open(cluster)
+    opened = driver.open(0)
+    again = staged_at_last(lambda: driver.stage(opened.token, [b"a"], kind=kind, target=target))
+    driver.commit(0, opened.token, [again])
+    assert cluster.entries() == [(1, 0)]
+
+
 def test_c5_a_stage_topic_that_is_made_again_after_the_decision_gives_no_rows_of_others(
     cluster: Cluster,
 ) -> None:
