@@ -263,7 +263,7 @@ class _Branch:
             unroutable=self.unroutable,
             examples=tuple(self.examples[:3]),
             logs=tuple(sorted(self._logs)),
-            topic_id="" if header.kind == "publish" else self._topic_id.hex,
+            topic_id=None if header.kind == "publish" else self._topic_id,
         )
         return StagedBranch(
             header.branch,
