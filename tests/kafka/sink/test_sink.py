@@ -234,6 +234,25 @@ def test_c4_staged_rows_that_were_deleted_are_missing_and_the_replay_is_decided(
     assert cluster.entries() == [(1, 0), (2, 1)]
 
 
+def test_c4_rows_that_a_log_has_lost_at_its_end_are_missing_and_the_replay_is_decided(
+    cluster: Cluster,
+) -> None:
+    """As an unclean leader election leaves it."""
+    driver = cluster.driver()
+    token = driver.open(0).token
+    branch = driver.stage(token, [b"row"], kind="append", target={"table": "t"})
+    log = cluster.kafka.log(Receipt.parse(branch.receipt).place.log)
+    assert log is not None
+    log.batches.pop()
+    log.end -= 1
+    with pytest.raises(errors.MissingBranch, match="deleted"):
+        driver.commit(0, token, [branch])
+    assert cluster.entries() == [] and nothing_open(cluster)
+    token = driver.open(0).token
+    driver.commit(0, token, [driver.stage(token, [b"row"], kind="append", target={"table": "t"})])
+    assert cluster.entries() == [(1, 0)]
+
+
 def test_c4_a_staged_record_with_a_flipped_byte_is_never_published(cluster: Cluster) -> None:
     driver = cluster.driver()
     token = driver.open(0).token
