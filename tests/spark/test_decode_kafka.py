@@ -72,18 +72,21 @@ def test_a_record_without_a_value_is_rejected_and_relayed_as_it_is(
     for number, (key, value) in enumerate([(b"k", None), (b"", None), (None, b""), (b"k", b'{"id": 1}')]):
         producer.send("nulls.in", value, key=key, partition=number % PARTITIONS).get()
     producer.close()
+    seen = []
 
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
         decoded = decode(batch, "id bigint not null")
         tx.reject(decoded, "before", queue="nulls.again")
         tx.publish(batch.select("body"), queue="nulls.relayed")
         tx.publish(decoded.good.selectExpr("CAST(id AS STRING) AS body"), queue="nulls.good")
+        seen.append(tx._seen.broken(decoded.rejected))
         tx.reject(decoded, queue="nulls.dead")
 
     each = transactional(fn, url=kafka_url, app_id="nulls")
     stream = spark.readStream.format("txmq").options(url=kafka_url, queue="nulls.in", appId="nulls").load()
     writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
+    assert seen[0] is not None and seen[0].num_rows == 3  # without reading them again
     values = {topic: sorted(map(repr, committed(kafka_url, topic))) for topic in topics[1:]}
     rejected = sorted(map(repr, [None, None, b""]))
     assert values["nulls.dead"] == values["nulls.again"] == rejected

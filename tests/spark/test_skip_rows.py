@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -13,9 +14,12 @@ import pytest
 from pyspark.sql import DataFrame
 
 from broker_core import failpoint
+from broker_core.engine import Engine
+from broker_core.engines import connect
 from broker_core.errors import NotApplied, OptionError, Unroutable, cause
 from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction
+from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import Driver, Pipeline, delta_rows, empty_table
 from tests.spark.test_append_checks import run
 from txmq.cli import main
@@ -119,28 +123,38 @@ KILLED = {
     "queue-applied": "rows.applied",
     "queue-marking": "foreach.applied.0",
 }
+ON_KAFKA = "queue-staged", "queue-published"  # the others are soak
 
 
-def letters(rig: Any, queue: str) -> list[tuple[str, dict[str, Any]]]:
+def letters(engine: Engine, queue: str) -> list[tuple[str, dict[str, Any]]]:
     """(body, headers) of what is in a queue."""
-    found = rig.broker.engine.available([queue])[queue]
-    rows = [
-        row
-        for batch in rig.broker.engine.browse([(queue, found.start, found.end)])
-        for row in batch.to_pylist()
-    ]
+    slices = [(log, one.start, one.end) for log, one in engine.available(engine.logs([queue])).items()]
+    rows = [row for batch in engine.browse(slices) for row in batch.to_pylist()]
     return sorted((row["body"].decode(), dict(Properties.decode(row["properties"]).headers)) for row in rows)
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize(
+    ("engine", "chosen"),
+    [
+        pytest.param("embedded", [*KILLED], id="embedded"),
+        pytest.param("kafka", [*ON_KAFKA], id="kafka"),
+        pytest.param("kafka", [*KILLED], id="kafka, every step", marks=pytest.mark.soak),
+    ],
+)
 def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_driver_is_killed(
-    rig: Any, tmp_path: Path
+    rig: Any, tmp_path: Path, engine: str, chosen: list[str], request: pytest.FixtureRequest
 ) -> None:
     """Each app has its own batch, half of which its table refuses after the decision; ``SIGKILL`` ends the driver
     at another step of each, and a new one goes on with all of them.
     """
-    apps = {app: Pipeline.create(app, rig.broker.url, tmp_path, "abcd", fn="nothing") for app in KILLED}
-    for app, pipeline in apps.items():
+    kind: type[Pipeline] = Pipeline
+    if engine == "kafka":
+        kind = KafkaPipeline
+        rig = type(rig)(SimpleNamespace(url=request.getfixturevalue("kafka_url")), rig.spark, tmp_path)
+    prefix, url = f"{engine}-{len(chosen)}", rig.broker.url
+    apps = {step: kind.create(f"{prefix}-{step}", url, tmp_path, "abcd", fn="nothing") for step in chosen}
+    for step, pipeline in apps.items():
         table = Path(pipeline.lake) / "first"
         empty_table(table, {"v": "string"})
 
@@ -149,31 +163,37 @@ def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_dri
             rig.spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT one CHECK (v NOT IN ('b', 'd'))")
 
         with pytest.raises(Exception, match="does not take its rows"):
-            run(rig, altered, app_id=app, queue=pipeline.queue, checkpoint=pipeline.checkpoint)
+            run(rig, altered, app_id=pipeline.app, queue=pipeline.queue, checkpoint=pipeline.checkpoint)
         where = (
             ["--queue", pipeline.out]
-            if app.startswith("queue")
-            else ["--to", str(tmp_path / f"{app}.refused")]
+            if step.startswith("queue")
+            else ["--to", str(tmp_path / f"{step}.refused")]
         )
-        assert main(["skip", app, "1", "--rows", *where, "--url", rig.broker.url]) == 0
-    Driver(tmp_path, list(apps.values()), at=[(step, 1) for step in KILLED.values()]).require_killed()
-    for app in ("file-written", "queue-published"):  # what was decided stays, whatever becomes of the table
-        rig.spark.sql(f"ALTER TABLE delta.`{apps[app].lake}/first` DROP CONSTRAINT one")
+        assert main(["skip", pipeline.app, "1", "--rows", *where, "--url", url]) == 0
+    dying = [(KILLED[step], 1) for step in apps]
+    Driver(tmp_path, list(apps.values()), at=dying).require_killed()
+    for step in apps.keys() & {"file-written", "queue-published"}:
+        # what was decided stays, whatever becomes of the table
+        rig.spark.sql(f"ALTER TABLE delta.`{apps[step].lake}/first` DROP CONSTRAINT one")
     ended = Driver(tmp_path, list(apps.values())).require_done()
-    assert ended == dict.fromkeys(apps)
-    for app, pipeline in apps.items():
+    assert ended == {pipeline.app: None for pipeline in apps.values()}
+    reader = connect(url)
+    for step, pipeline in apps.items():
         table = Path(pipeline.lake) / "first"
-        assert sorted(row["v"] for row in delta_rows(table)) == ["a", "c"], app
-        assert rig.broker.engine.unapplied(app) == [], app
-        if app.startswith("file"):
-            assert [value for value, _ in refused(tmp_path / f"{app}.refused")] == ["b", "d"], app
+        assert sorted(row["v"] for row in delta_rows(table)) == ["a", "c"], step
+        assert reader.unapplied(pipeline.app) == [], step
+        if step.startswith("file"):
+            assert [value for value, _ in refused(tmp_path / f"{step}.refused")] == ["b", "d"], step
             continue
-        (first, headers), (second, _) = letters(rig, pipeline.out)
-        assert (first, second) == ('{"v":"b"}', '{"v":"d"}'), app
+        (first, headers), (second, _) = letters(reader, pipeline.out)
+        assert (first, second) == ('{"v":"b"}', '{"v":"d"}'), step
         assert "CHECK constraint one" in headers["x-reject-reason"]
-        told = [headers[f"x-reject-{name}"] for name in ("app", "operation", "sequence", "batch", "row")]
-        assert told == [app, "append", 1, 0, 1] and headers["x-reject-table"].endswith(str(table))
-    assert [(each.app_id, each.rows) for each in rig.broker.engine.attempts()] == [("", 2)], "of queue-staged"
+        told = [headers[f"x-reject-{name}"] for name in ("app", "operation", "sequence", "batch")]
+        assert told == [pipeline.app, "append", 1, 0] and headers["x-reject-table"].endswith(str(table))
+        assert headers["x-reject-row"] in range(4)  # in the order of the partitions
+    if engine == "embedded":
+        left = [(each.app_id, each.rows) for each in reader.attempts()]
+        assert left == [("", 2)], "of queue-staged"
 
 
 def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
@@ -200,5 +220,5 @@ def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
     rig.declare("gone")
     run(rig, altered)
     assert [row["v"] for row in rig.rows_in("kept_queue")] == ["a"]
-    ((body, headers),) = letters(rig, "gone")
+    ((body, headers),) = letters(rig.broker.engine, "gone")
     assert (body, headers["x-reject-operation"]) == ('{"v":"b"}', "merge")

@@ -168,7 +168,9 @@ class Journal:
             }
             if new:
                 entries = [Entry(key, value) for key, value in new.items()]
+                failpoint.here("kafka.journal.note")
                 self._client.produce({self.log: batch(entries, _now_ms())}, repeat=True)
+                failpoint.here("kafka.journal.noted")
                 self._noted |= new.keys()
 
     def forget(self, keys: Sequence[str]) -> None:

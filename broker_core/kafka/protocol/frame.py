@@ -50,7 +50,7 @@ class Message:
             raise errors.KafkaError(
                 f"{node} does not speak {self.name} of version {form.low} to {form.high}, but {low} to "
                 f"{high}",
-                "Kafka 2.8 or later is needed, 4.0 or later for transactions of version 2",
+                "Kafka 3.1 or later is needed, 4.0 or later for transactions of version 2",
             )
 
     @property

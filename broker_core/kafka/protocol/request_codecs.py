@@ -1,7 +1,7 @@
 """The form of each request of the port in Kafka's protocol, by ``kafka.protocol``, which knows every version.
 
 Not here: bytes (``frame.py``); authentication (``sasl.py``).
-Invariant: versions from Kafka 2.8 on are spoken (topic ids, KIP-516).
+Invariant: versions from Kafka 3.1 on are spoken (topic ids in a fetch, KIP-516).
 """
 
 from __future__ import annotations

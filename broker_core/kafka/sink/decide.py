@@ -10,6 +10,7 @@ Invariant: one transaction holds everything that a batch publishes and its ledge
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from broker_core.failpoint import here
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import Facts
-from broker_core.kafka.protocol.port import EARLIEST, Isolation, Log
+from broker_core.kafka.protocol.port import Isolation, Log
 from broker_core.kafka.sink import staged_branches
 from broker_core.kafka.sink.cleanup import Cleaner
 from broker_core.kafka.sink.decisions import Changes, Decisions
@@ -36,6 +37,7 @@ OnUnroutable = Literal["fail", "drop"]
 LONGEST_MS = 900_000  # Kafka's default of transaction.max.timeout.ms
 SLOWEST = 20_000  # bytes that are published in a millisecond, at least
 _EXAMPLES = 3
+DELETED = "was deleted from the stage topic"
 
 
 class Decider:
@@ -306,7 +308,7 @@ def rounds(client: Client, won: Iterable[Named]) -> Iterator[dict[Log, ReadyBatc
                     yield held
                 held = {log: queue.popleft() for log, queue in waiting.items()}
                 waiting = {log: queue for log, queue in waiting.items() if queue}
-    except errors.DataLoss as error:
+    except (errors.DataLoss, errors.QueueNotFound) as error:
         raise errors.MissingBranch(
             f"staged rows were deleted ({error.summary}). Nothing was published; let Spark run the batch "
             "again"
@@ -354,20 +356,47 @@ def require_routable(won: Iterable[Named]) -> None:
 
 def _require_there(client: Client, kept: Sequence[Named]) -> None:
     """Raises MissingBranch where rows that are applied later were deleted, also with their topic: one that
-    was made again has other rows at their offsets. Its id is asked for last: it was the same until then.
+    was made again has other rows at their offsets. A fetch from behind the rows names the topic by its id at
+    that time, and its answer has the begin of the log: one request, which seldom brings rows.
     """
     there = [each for each in kept if each.receipt.records]
-    logs = {each.receipt.place.log for each in there}
-    try:
-        begins = client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED) if logs else {}
-        ids = {name: client.topic(name, fresh=True).id.hex for name in {log.topic for log in logs}}
-    except errors.QueueNotFound:
-        begins, ids = {}, {}
+    ids: dict[str, uuid.UUID] = {}
+    behind: dict[Log, int] = {}
     for branch, receipt in there:
-        place = receipt.place
-        gone = ids.get(place.log.topic) != receipt.topic_id
-        if gone or any(span.first < begins[place.log] for span in place.spans[:1]):
-            raise missing(branch, "was deleted from the stage topic")
+        place, topic_id = receipt.place, receipt.topic_id
+        if not place.spans or not topic_id or ids.setdefault(place.log.topic, topic_id) != topic_id:
+            raise missing(branch, DELETED)
+        behind[place.log] = max(behind.get(place.log, 0), place.spans[-1].last + 1)
+    begins = _begins(client, behind, ids) if there else {}
+    for branch, receipt in there:
+        begin = begins.get(receipt.place.log)
+        if begin is None or receipt.place.spans[0].first < begin:
+            raise missing(branch, DELETED)
+
+
+def _begins(client: Client, behind: Mapping[Log, int], ids: Mapping[str, uuid.UUID]) -> dict[Log, int]:
+    """Returns the begins of logs; none where one ends before its offset, or a topic has another id."""
+    patience = client.patience()
+    while True:
+        try:
+            found = client.fetch(
+                behind, ids=ids, isolation=Isolation.READ_UNCOMMITTED, max_bytes=1, lane=staged_branches.LANE
+            )
+            return {log: each.start for log, each in found.items()}
+        except errors.DataLoss:
+            return {}
+        except errors.QueueNotFound as gone:
+            if not _same(client, ids):
+                return {}
+            patience.wait(gone)  # a node that does not know the topic yet
+
+
+def _same(client: Client, ids: Mapping[str, uuid.UUID]) -> bool:
+    """Whether the topics have these ids."""
+    try:
+        return all(client.topic(name, fresh=True).id == topic_id for name, topic_id in ids.items())
+    except errors.QueueNotFound:
+        return False
 
 
 def _bytes(won: Iterable[Named]) -> int:

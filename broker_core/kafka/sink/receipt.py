@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
@@ -67,11 +68,12 @@ class Receipt:
     unroutable: int = 0
     examples: tuple[tuple[str, str], ...] = ()
     logs: tuple[Log, ...] = ()
-    topic_id: str = ""
+    topic_id: uuid.UUID | None = None
 
     def text(self) -> str:
         values = {name: getattr(self, name) for name in self.__slots__}
         values |= {"place": str(self.place), "logs": [str(log) for log in self.logs]}
+        values["topic_id"] = self.topic_id.hex if self.topic_id else ""
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -86,6 +88,7 @@ class Receipt:
                 "place": Place.parse(values["place"]),
                 "examples": tuple((exchange, key) for exchange, key in values["examples"]),
                 "logs": tuple(parse_log(log) for log in values["logs"]),
+                "topic_id": uuid.UUID(str(found)) if (found := values.get("topic_id")) else None,
             }
             return cls(**values)
         except (ValueError, TypeError, LookupError, OptionError):

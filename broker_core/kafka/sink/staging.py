@@ -37,7 +37,6 @@ from broker_core.kafka.topics.routing import ClusterTopology
 
 ROOM = 8 << 10  # of a staged record batch, beside its values: heads, keys and headers
 SENT = topics.STAGED_BYTES - ROOM  # values wait until they are so large together
-ASKED_S = 10.0  # how long the settings of a stage topic are believed
 _HEADERS = 2 << 10  # of one staged record, with its key, at most
 
 # headers of a staged record
@@ -85,7 +84,7 @@ class Staging:
     def _stage(self, app_id: str) -> _Stage:
         topic = topics.stage(app_id)
         known = self._known.get(topic.name)
-        if known is None or time.monotonic() - known.asked > ASKED_S:
+        if known is None or time.monotonic() - known.asked > topics.ASKED_S:
             found = topics.ensure(self._client, topic)
             largest = self._client.configs(topic.name, topics.LARGEST).get(topics.LARGEST)
             room = int(largest or topics.STAGED_BYTES) - ROOM
@@ -264,7 +263,7 @@ class _Branch:
             unroutable=self.unroutable,
             examples=tuple(self.examples[:3]),
             logs=tuple(sorted(self._logs)),
-            topic_id="" if header.kind == "publish" else self._topic_id.hex,
+            topic_id=None if header.kind == "publish" else self._topic_id,
         )
         return StagedBranch(
             header.branch,

@@ -33,7 +33,6 @@ from broker_core.kafka.protocol.port import LATEST, Log
 from broker_core.kafka.topics import entry, topics
 from broker_core.kafka.topics.entry import now_ms
 
-FRESH_S = 60.0  # how late a new max.message.bytes of a topic is seen
 _USUAL_LARGEST = 1_048_588  # Kafka's default of max.message.bytes, where this user may not ask
 
 
@@ -88,7 +87,7 @@ class ClusterTopology:
 
     def _largest_of(self, name: str) -> int:
         known = self._largest.get(name)
-        if known is None or time.monotonic() - known[1] > FRESH_S:
+        if known is None or time.monotonic() - known[1] > topics.ASKED_S:
             try:
                 value = self._client.configs(name, topics.LARGEST).get(topics.LARGEST)
             except errors.AccessRefused:

@@ -17,6 +17,7 @@ from broker_core.kafka.protocol.port import TopicMetadata
 
 POLICY, DELETE, COMPACT = "cleanup.policy", "delete", "compact"
 LARGEST, TOMBSTONES = "max.message.bytes", "delete.retention.ms"
+ASKED_S = 10.0  # how long a setting of a topic is believed
 STAGED_BYTES = 2 << 20  # of one staged record, at least
 MADE_BYTES = 16 << 20  # the same, for a stage topic that txmq makes
 HOUR_MS = 3_600_000

@@ -330,7 +330,7 @@ def test_a_request_that_no_common_version_has_is_refused() -> None:
 
     with serving(script) as node, connected(node) as connection:
         with pytest.raises(
-            errors.KafkaError, match=r"does not speak Metadata of version 10 to 12, but 0 to 9.*Kafka 2.8"
+            errors.KafkaError, match=r"does not speak Metadata of version 10 to 12, but 0 to 9.*Kafka 3.1"
         ):
             connection.send(port.Metadata())
         with pytest.raises(errors.KafkaError, match="does not speak Produce"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
 from broker_core.kafka.record.headers import to_message
 from broker_core.kafka.record.record_batch import TRANSACTIONAL, read_head
 from broker_core.kafka.sink.encoded_batches import Batch, Publisher
-from broker_core.kafka.topics import topics
+from broker_core.kafka.topics import routing, topics
 from broker_core.kafka.topics.routing import ClusterTopology
 from broker_core.message.properties import Properties
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, rows
@@ -197,6 +199,24 @@ def test_a_topic_that_takes_more_than_the_stage_topic_is_limited_by_it() -> None
         driver.stage(token, [b"x" * topics.MADE_BYTES], target=target)
     with pytest.raises(errors.TransactionTooLarge, match="stage topic of app 'app'"):
         driver.stage(token, [random_bytes(topics.MADE_BYTES)], kind="append", target={"table": "t"})
+
+
+def test_a_limit_that_is_raised_is_asked_for_again_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process that has refused a message; so the advice of its error has an effect."""
+    cluster, now = Cluster(), time.monotonic()
+    monkeypatch.setattr(routing, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster.reader.create_topic("raised", 1)
+    driver = cluster.driver()
+    token = driver.open(0).token
+    body, target = [b"x" * 2_000_000], {"exchange": "", "routing_key": "raised"}
+    with pytest.raises(errors.TransactionTooLarge, match=r"raise max\.message\.bytes of raised"):
+        driver.stage(token, body, target=target)
+    topic = cluster.kafka.topics["raised"]
+    topic.configs["max.message.bytes"] = "3000000"
+    topic.logs[0].max_message_bytes = 3_000_000
+    now += topics.ASKED_S + 1
+    driver.commit(0, token, [driver.stage(token, body, target=target)])
+    assert cluster.bodies("raised") == body
 
 
 def test_a_record_without_a_value_is_published_as_one() -> None:

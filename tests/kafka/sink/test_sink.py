@@ -234,6 +234,25 @@ def test_c4_staged_rows_that_were_deleted_are_missing_and_the_replay_is_decided(
     assert cluster.entries() == [(1, 0), (2, 1)]
 
 
+def test_c4_rows_that_a_log_has_lost_at_its_end_are_missing_and_the_replay_is_decided(
+    cluster: Cluster,
+) -> None:
+    """As an unclean leader election leaves it."""
+    driver = cluster.driver()
+    token = driver.open(0).token
+    branch = driver.stage(token, [b"row"], kind="append", target={"table": "t"})
+    log = cluster.kafka.log(Receipt.parse(branch.receipt).place.log)
+    assert log is not None
+    log.batches.pop()
+    log.end -= 1
+    with pytest.raises(errors.MissingBranch, match="deleted"):
+        driver.commit(0, token, [branch])
+    assert cluster.entries() == [] and nothing_open(cluster)
+    token = driver.open(0).token
+    driver.commit(0, token, [driver.stage(token, [b"row"], kind="append", target={"table": "t"})])
+    assert cluster.entries() == [(1, 0)]
+
+
 def test_c4_a_staged_record_with_a_flipped_byte_is_never_published(cluster: Cluster) -> None:
     driver = cluster.driver()
     token = driver.open(0).token
@@ -274,6 +293,24 @@ def test_c4_a_stage_topic_that_is_made_again_before_the_decision_is_missing_and_
         ((to_apply,),) = (entry.to_apply for entry in cluster.driver().sink.unapplied(APP))
         found = cluster.driver().sink.read_branches(to_apply.branches)
         assert [body for rows in found for body in rows["body"].to_pylist()] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["publish", "append"])
+def test_c4_a_stage_topic_that_is_deleted_before_the_decision_is_missing_and_the_replay_is_decided(
+    cluster: Cluster, kind: Any
+) -> None:
+    driver = cluster.driver()
+    target = {"table": "t"} if kind == "append" else None
+    opened = driver.open(0)
+    branch = driver.stage(opened.token, [b"a"], kind=kind, target=target)
+    cluster.reader.delete_topic(STAGE)
+    with pytest.raises(errors.MissingBranch, match="Nothing was published"):
+        driver.commit(0, opened.token, [branch])
+    assert driver.sink.last_entry(APP) is None and nothing_open(cluster)
+    opened = driver.open(0)
+    again = staged_at_last(lambda: driver.stage(opened.token, [b"a"], kind=kind, target=target))
+    driver.commit(0, opened.token, [again])
+    assert cluster.entries() == [(1, 0)]
 
 
 def test_c5_a_stage_topic_that_is_made_again_after_the_decision_gives_no_rows_of_others(
