@@ -15,8 +15,10 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from bench.jars import delta, missing_in_spark, resolve
 from bench.kafka_server import cluster
@@ -34,6 +36,17 @@ AS_USERS_DO = {
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.sql.adaptive.enabled": "true",
 }
+# The queries of tests, beside those of the pipelines: what others do to a table.
+STATEMENTS = (
+    "CREATE TABLE recorded (k STRING, n INT) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+    "INSERT INTO recorded VALUES ('a', 1), ('b', 2)",
+    "UPDATE recorded SET n = 3 WHERE k = 'a'",
+    "ALTER TABLE recorded ADD COLUMN z INT",
+    "ALTER TABLE recorded ADD CONSTRAINT named CHECK (k <> '')",
+    "DELETE FROM recorded WHERE k = 'b'",
+    "OPTIMIZE recorded",
+)
+RECORDED = ("join-of-two-queues", "watermark", "state-in-pandas", "processor-in-pandas", "typed")  # of shapes
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # by default, the JVM complains about archives on stdout
 
 
@@ -108,7 +121,8 @@ def write_archives() -> None:
 
     from tests.spark import jobs
     from tests.spark.kafka_pipelines import KafkaPipeline
-    from tests.spark.pipelines import Pipeline, Served, specification
+    from tests.spark.pipelines import CHANGED, Pipeline, Served, empty_table
+    from tests.spark.shapes import MESSAGES, OTHER
 
     def session_has_ended() -> None:
         if SparkContext._gateway is not None:
@@ -122,16 +136,41 @@ def write_archives() -> None:
         kafka = stack.enter_context(_kafka(scratch / "kafka"))
         served = Served(scratch / "broker")
         stack.callback(served.stop)
-        ledger = str(scratch / "ledger")
+
+        def made(app: str, messages: Iterable[str] = "abcd", **more: Any) -> Pipeline:
+            return Pipeline.create(app, served.url, scratch, messages, **more)
+
         pipelines = [
-            Pipeline.create("effects", served.url, scratch, "abcd", ledger=ledger, ledger_sync=True),
-            Pipeline.create("counts", served.url, scratch, "abcd", fn="counts"),
-            Pipeline.create("rate", served.url, scratch, source="rate", batches=1),
-            Pipeline.create("fails", served.url, scratch, "a", fn="fail_batch_once"),
+            made("effects", ledger=str(scratch / "ledger"), ledger_sync=True),
+            made("counts", fn="counts"),
+            made("rate", (), source="rate", batches=1),
+            made("fails", "a", fn="fail_batch_once"),
+            made("changes", fn="changes", tables=[]),
         ]
+        # as tests run them
+        shaped = {"typed": "rejects"}
+        interpreted = [
+            made(f"{shape}-shape", MESSAGES[shape], shape=shape, fn=shaped.get(shape, "effects"))
+            for shape in RECORDED
+        ]
+        interpreted += [made("changes-again", fn="changes", tables=[])]
         if kafka is not None:
             pipelines.append(KafkaPipeline.create("kafka", kafka, scratch, "abcd"))
-        jobs.main(specification(scratch, pipelines, session=AS_USERS_DO))
+        for pipeline in (*pipelines, *interpreted):
+            if pipeline.shape:
+                replace(pipeline, queue=f"{pipeline.queue}.{OTHER}").declare()
+            if pipeline.fn == "changes":
+                empty_table(Path(pipeline.lake) / "changed", CHANGED)
+        spark = jobs.session(AS_USERS_DO, str(scratch))
+        for pipeline in pipelines:
+            jobs.attempt(spark, asdict(pipeline))
+        for setting in jobs.PLANNED_ONCE.items():
+            spark.conf.set(*setting)
+        for pipeline in interpreted:
+            jobs.attempt(spark, asdict(pipeline))
+        for statement in STATEMENTS:
+            spark.sql(statement).collect()
+        spark.stop()
         # At the end of its input the JVM of the session exits and writes its archive; beside it, the node does.
         SparkContext._gateway.proc.stdin.close()
 

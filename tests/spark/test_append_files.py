@@ -281,10 +281,7 @@ def between(rig: Any, point: str, act: Callable[[], Any]) -> None:
 
 
 def test_a_vacuum_that_retains_nothing_takes_no_row_at_any_step(rig: Any, lake: Path) -> None:
-    retain_nothing = {
-        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",  # the tasks of a VACUUM
-    }
+    retain_nothing = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}
     points = ("files.written", "foreach.staged", "foreach.decided", "adding.copied", "adding.committed")
     done: list[str] = []
 

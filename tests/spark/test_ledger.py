@@ -106,7 +106,7 @@ DAMAGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_what_others_take_from_a_ledger_is_completed_from_the_engine(
     rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool
 ) -> None:

@@ -158,15 +158,28 @@ NO_ANSI = {"spark.sql.ansi.enabled": "false"}
 VECTORS = {"spark.databricks.delta.properties.defaults.enableDeletionVectors": "true"}
 
 
-@pytest.mark.parametrize("clauses", [(UPDATE,), (UPDATE, INSERT)], ids=["matched", "all"])
+CHOSEN: dict[str, dict[str, str]] = {
+    "plain": {},
+    "all-three": {**NO_ANSI, **COMPILED, **VECTORS},
+    "no-ansi": NO_ANSI,
+    "compiled": COMPILED,
+    "vectors": VECTORS,
+}
+CLAUSES = {"matched": (UPDATE,), "all": (UPDATE, INSERT)}
+OFTEN = {("plain", "matched"), ("all-three", "all")}  # the others only in ``make soak``
+
+
 @pytest.mark.parametrize(
-    "chosen",
+    ("chosen", "clauses"),
     [
-        pytest.param({}, id="plain"),
-        pytest.param({**NO_ANSI, **COMPILED, **VECTORS}, id="all-three"),
-        pytest.param(NO_ANSI, id="no-ansi", marks=pytest.mark.soak),
-        pytest.param(COMPILED, id="compiled", marks=pytest.mark.soak),
-        pytest.param(VECTORS, id="vectors", marks=pytest.mark.soak),
+        pytest.param(
+            chosen,
+            clauses,
+            id=f"{told}-{which}",
+            marks=[] if (told, which) in OFTEN else pytest.mark.soak,
+        )
+        for told, chosen in CHOSEN.items()
+        for which, clauses in CLAUSES.items()
     ],
 )
 def test_what_on_excludes_is_evaluated_before_where_delta_evaluates_it(

@@ -90,7 +90,6 @@ def another_session(rig: Any) -> SparkSession:
 def run_sql(rig: Any, statements: Sequence[str], **names: str) -> None:
     session = another_session(rig)
     session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")  # tasks of a VACUUM
     for statement in statements:
         session.sql(statement.format(**names))
 
@@ -189,14 +188,8 @@ def what_others_do_leaves_each_row_once(
             ["files", "merge"],
         ),
         (["a column is added"], "changing.checked", ["merge", "overwrite"]),
-        (["features are switched on"], "changing.checked", ["merge", "remove"]),
     ],
-    ids=[
-        "altered behind the decision",
-        "written to while files are added",
-        "altered within a change",
-        "features within a change",
-    ],
+    ids=["altered behind the decision", "written to while files are added", "altered within a change"],
 )
 def test_what_others_do_to_a_table_between_two_steps_leaves_each_row_once(
     rig: Any, acts: list[str], point: str, operations: list[str]
