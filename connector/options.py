@@ -216,8 +216,8 @@ def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
             )
     if option.needs and option.needs.lower() not in given:
         raise OptionError(
-            f"option {option.name!r} (value {shown}) has no meaning without "
-            f"{option.needs!r}; give both or none"
+            f"option {option.name!r} (value {shown}) has no meaning without {option.needs!r}; give both or "
+            "none"
         )
     try:
         return option.parse(value)

@@ -189,8 +189,8 @@ class MicroBatches:
         staged = self.branches.part(header.branch, part)
         if staged is not None and staged.rows != rows.num_rows:
             raise MissingBranch(
-                f"part {part} of branch {header.branch} is staged with {staged.rows} rows, "
-                f"not {rows.num_rows}"
+                f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not "
+                f"{rows.num_rows}"
             )
         return staged
 

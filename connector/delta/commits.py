@@ -104,9 +104,8 @@ def require_held(spark: SparkSession, table: Table, once: CommitId) -> None:
     if has(spark, table, once, fresh=False):
         return
     raise LineageConflict(
-        f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, "
-        f"because table {table.name!r} holds another batch with this number: "
-        "an older copy of the broker's data was restored, "
-        "or two copies are in use (the broker keeps the rows)",
+        f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, because table {table.name!r} holds "
+        "another batch with this number: an older copy of the broker's data was restored, or two copies are "
+        "in use (the broker keeps the rows)",
         UNAPPLIED,
     )

@@ -59,8 +59,8 @@ class ReaderLock:
                     one.close()
                 raise ResourceLocked(
                     f"queue {queue!r} already has another source of app {app_id!r} in this Spark driver",
-                    "use one readStream and its DataFrame twice, as in df.union(df) "
-                    "(one side of a self-join renames its columns), or give each query a queue and an appId",
+                    "use one readStream and its DataFrame twice, as in df.union(df) (one side of a "
+                    "self-join renames its columns), or give each query a queue and an appId",
                 )
             held.append(found)
         self.taken, self._held = True, held

@@ -24,13 +24,12 @@ FILES = "files"  # data files that were written before the decision
 EMPTY = "empty"  # a change without rows
 CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
 UNAPPLIED = (
-    "stop the query, list the waiting rows with `txmq unapplied APP`, "
-    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR` "
-    "(with --rows only those that the table refuses)"
+    "stop the query, list the waiting rows with `txmq unapplied APP`, and write the rows to Parquet files "
+    "with `txmq skip APP SEQUENCE --to DIR` (with --rows only those that the table refuses)"
 )
 LOST = (
-    "put them back and start the query again, or give them up: stop the query, and "
-    "`txmq skip APP SEQUENCE --to DIR --lost`"
+    "put them back and start the query again, or give them up: stop the query, and `txmq skip APP SEQUENCE "
+    "--to DIR --lost`"
 )
 
 

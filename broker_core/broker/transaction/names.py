@@ -55,8 +55,8 @@ class TransactionNames:
         check_text("an xid", name)
         if self.knows(key):
             raise TransactionState(
-                f"transaction '{name}' is {self.outcome(key)}: an xid names one "
-                "transaction only, choose another"
+                f"transaction '{name}' is {self.outcome(key)}: an xid names one transaction only, choose "
+                "another"
             )
 
     def outcome(self, key: str, since_us: int = 0) -> str:

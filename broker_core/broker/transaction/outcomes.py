@@ -100,8 +100,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         if horizon and since_us <= horizon:
             raise UnknownOutcome(
                 f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten "
-                f"(the last {self.kept.count} "
-                f"of {self.kept.age_s / 3600:g} hours are kept)",
+                f"(the last {self.kept.count} of {self.kept.age_s / 3600:g} hours are kept)",
                 "if it began later it was not committed, ask with `since`; else look for what it was to do",
             )
 

@@ -113,6 +113,5 @@ def damaged(log: str, base_offset: int, reason: str) -> errors.CorruptRecordBatc
     return errors.CorruptRecordBatch(
         f"the record batch at offset {base_offset} of {log} is damaged: {reason}",
         "look at it with kafka-dump-log.sh, and let the partition be copied from a replica that is sound; "
-        "what is gone is skipped by"
-        " a start behind it",
+        "what is gone is skipped by a start behind it",
     )
