@@ -51,7 +51,7 @@ def decide(
     if prepared is not None and not actor.operates and not is_owned(key):
         raise AccessRefused(
             f"access to transaction '{xid}' refused for user '{actor.user}'",
-            "an older version has prepared it for nobody; an operator decides it",
+            "an older version prepared it without a user: an operator must decide it",
         )
     dropped = 0
     if verb == "commit":

@@ -235,7 +235,7 @@ class Ledger:
             return None
         if batch_id > expected:
             raise BatchGap(
-                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects "
+                f"query {query_id} of app {app_id!r} opens batch {batch_id}, but the ledger expects "
                 f"batch {expected}: the checkpoint is ahead of this broker (was an older data directory "
                 "restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
             )
@@ -329,7 +329,7 @@ class Ledger:
             ):
                 raise LineageConflict(
                     f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is "
-                    f"consumed up to {consumed[log]}: committing it would lose or double messages. The "
+                    f"consumed up to {consumed[log]}: committing it would lose or duplicate messages. The "
                     f"checkpoint does not fit the ledger of app {app_id!r}; use the one that was last in "
                     "use, or start once more with a new one and onNewCheckpoint=resume"
                 )

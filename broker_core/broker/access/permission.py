@@ -34,7 +34,7 @@ def check_pattern(pattern: str) -> None:
         _search(pattern, "")
     except (pa.ArrowException, UnicodeError, RecursionError) as error:
         reason = " ".join(str(error).removeprefix("Invalid regular expression: ").split())
-        raise OptionError(f"{pattern!r} is no regular expression: {reason}", _advice(pattern)) from None
+        raise OptionError(f"{pattern!r} is not a regular expression: {reason}", _advice(pattern)) from None
 
 
 def _advice(pattern: str) -> str:
