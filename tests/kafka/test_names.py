@@ -73,7 +73,7 @@ def test_a_log_is_parsed_as_it_was_written(topic: str, partition: int) -> None:
     "text", ["orders", "orders/", "/1", "orders/01", "orders/-1", "orders/1/2", "orders/٣", ""]
 )
 def test_what_is_no_log_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="is no log of Kafka"):
+    with pytest.raises(OptionError, match="is not a log of Kafka"):
         names.parse_log(text)
 
 

@@ -185,7 +185,7 @@ class Connection:
         (length,) = _LENGTH.unpack(head)
         if not 4 <= length <= LARGEST_ANSWER:
             raise errors.RemoteProtocolError(
-                f"{self.node} answers with bytes that are no Kafka ({bytes(head)!r})",
+                f"{self.node} answers with bytes that are not of the Kafka protocol ({bytes(head)!r})",
                 "check the port, and whether it needs TLS",
             )
         return self._exactly(length, silent_s)
@@ -214,7 +214,7 @@ class Connection:
             else:
                 pending.failure = Unanswered(f"{self.node} did not answer {pending.message.name}: {text}")
         self._close_socket()
-        return errors.ConnectionFailed(f"{self.node}: {text}", "is Kafka running, and is the address right?")
+        return errors.ConnectionFailed(f"{self.node}: {text}", "check that Kafka is running, and the address")
 
     # -- opening and closing ---------------------------------------------------------------------------------
 

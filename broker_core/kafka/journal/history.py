@@ -235,6 +235,6 @@ def surviving(rows: Sequence[Row]) -> list[Row]:
 
 def _other_version(what: str) -> KafkaError:
     return KafkaError(
-        f"the journal has {what}, which this version does not know",
+        f"the journal has {what}, which this version cannot read",
         "use the version that wrote it, or a newer one",
     )

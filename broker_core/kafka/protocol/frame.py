@@ -92,5 +92,5 @@ class Message:
             raise errors.RemoteProtocolError(
                 f"the answer of {self._node} to {self.name} cannot be read: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:200]}",
-                "is it a Kafka?",
+                "check that the address is that of a Kafka broker",
             ) from None

@@ -228,12 +228,12 @@ def _encoded(value: Any, kind: Any, depth: int) -> bytes:
         case "t" if isinstance(value, bool):
             return encode_value(value, "", depth)
     if isinstance(value, bool):
-        raise TypeError("a number is no truth")
+        raise TypeError("a number is not a boolean")
     return kind.encode() + NUMBERS[ord(kind)].pack(value) if ord(kind) in NUMBERS else _no_type(kind)
 
 
 def _no_type(kind: object) -> bytes:
-    raise ValueError(f"{kind!r} is no type")
+    raise ValueError(f"{kind!r} is not a type")
 
 
 def _is_text(value: bytes) -> bool:
