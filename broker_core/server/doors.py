@@ -48,7 +48,8 @@ class Doors:
 
 def _refused(option: str, address: str, instead: str) -> OptionError:
     return OptionError(
-        f"{option} is {address}, which other hosts reach, and what they send, passwords too, is plain text",
+        f"{option} is {address}, which other hosts can reach, and they would send everything as plain "
+        "text, passwords too",
         f"give {instead}, or --allow-plaintext if the network between is safe",
     )
 

@@ -141,12 +141,16 @@ def _channel(user: str, limit: int, own: bool) -> TxmqError:
 
 def _call(user: str, limit: int, own: bool) -> TxmqError:
     if own:
-        return Busy(f"{limit} calls of user '{user}' are in progress, the limit", "raise --user-calls")
-    return Busy(f"{limit} calls are in progress, the limit", "try again, or raise --calls")
+        return Busy(
+            f"{limit} calls of user '{user}' are in progress, which is the limit", "raise --user-calls"
+        )
+    return Busy(f"{limit} calls are in progress, which is the limit", "try again, or raise --calls")
 
 
 def _part(user: str, limit: int, own: bool) -> TxmqError:
     if own:
-        text = f"user '{user}' is staging parts of {limit} bytes, the limit"
+        text = f"user '{user}' is staging parts of {limit} bytes, which is the limit"
         return Busy(text, "raise --user-part-bytes, or stage in fewer tasks")
-    return Busy(f"parts of {limit} bytes are being staged, the limit", "try again, or raise --part-bytes")
+    return Busy(
+        f"parts of {limit} bytes are being staged, which is the limit", "try again, or raise --part-bytes"
+    )

@@ -106,7 +106,9 @@ class FlightEntrance:
             yield
             with self._lock:
                 if len(self._proved) >= self.limit:
-                    raise Busy(f"{self.limit} connections are open, the limit", "raise --flight-connections")
+                    raise Busy(
+                        f"{self.limit} connections are open, which is the limit", "raise --flight-connections"
+                    )
                 self._proved[name] = (peer, time.monotonic())
         finally:
             with self._lock:
