@@ -94,7 +94,7 @@ def transactional(
     if persist not in (True, False, AUTO):
         raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
     if ledger_sync and not ledger:
-        raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
+        raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
     made = Transactional(
         fn,
         options,

@@ -59,7 +59,7 @@ class Operations:
                 self._under_way += 1
                 return
             refused = OptionError(
-                f"tx.{name} after the function returned",
+                f"tx.{name} was called after the function returned",
                 "call it within the function, and wait for the threads that use tx",
             )
             late = self._note(refused)

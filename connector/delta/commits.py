@@ -84,7 +84,7 @@ def remembered(spark: SparkSession, table: Table, once: CommitId) -> bool:
     known = log.held(log.commits(spark, table), once.batch, once.decided_at_us)
     if known is None:
         raise LineageConflict(
-            f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), "
+            f"table {table.name!r} forgets the batches that it has (delta.setTransactionRetentionDuration), "
             f"and its log was cleaned after batch {once.sequence} of app {once.app_id!r} was decided, "
             "so it is unknown whether the table has the rows of this batch",
             UNAPPLIED,

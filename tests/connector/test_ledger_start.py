@@ -130,7 +130,7 @@ def test_what_cannot_be_read_without_spark_is_one_error(tmp_path: Path) -> None:
     for number in (1, 2):
         holes.add([(number, "in/0", 0, 2)])
     (holes.place / "_delta_log" / f"{1:020d}.json").unlink()
-    refused(holes.place, "is not whole from version 0 on")
+    refused(holes.place, "is incomplete from version 0 on")
     gone = Table(tmp_path / "gone")
     gone.add([(1, "in/0", 0, 2)])
     (gone.place / "part 1.parquet").unlink()  # vacuumed by hand

@@ -74,7 +74,7 @@ class Column:
         (lambda: Merge.made("true", update={}), "sets {}"),
         (lambda: Merge.made("true", update={"n": 1}), "update of column 'n' is 1, not SQL"),
         (lambda: Merge.made("true", insert={"n": " "}), "insert of column 'n' has no expression"),
-        (lambda: When.matched(Column()), "a Column is no text"),  # type: ignore[arg-type]
+        (lambda: When.matched(Column()), "a Column is not text"),  # type: ignore[arg-type]
         (lambda: When.matched().insert(), "use When.not_matched"),
         (lambda: When.not_matched().update(), "insert it"),
         (lambda: When.not_matched().delete(), "use When.matched"),
