@@ -44,7 +44,7 @@ def confirm(options: argparse.Namespace, text: str) -> None:
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise OptionError(f"{text}, and --yes is missing", "add it if that is meant")
+        raise OptionError(f"{text}, which needs --yes", "add --yes if you mean it")
     print(printable(f"{text}. Go on? [y/N] "), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise OptionError(f"{text}, and you did not agree", "nothing was changed")
