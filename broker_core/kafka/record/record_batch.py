@@ -25,7 +25,6 @@ NOTHING = -1  # no producer, no sequence, no leader epoch
 
 CODEC_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 SMALLEST_RECORD = 7  # length, attributes, two deltas, two lengths and the count of headers, one byte each
-MAX_COUNT = 2**31 - 1
 
 CRC_AT, ATTRIBUTES_AT, TIMESTAMPS_AT, PRODUCER_AT = 17, 21, 27, 43
 _LENGTH_AT = 12  # what "length" counts begins here
