@@ -25,7 +25,6 @@ import pyarrow as pa
 from broker_core.broker.access.users import Users
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
-from broker_core.broker.queue import Run
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import Kept
@@ -228,12 +227,6 @@ class Node:
         block = self.state.blocks.by_id.get(block_id)
         inbox = block.inbox if block is not None else None
         return stored(block_id) if inbox is None else merged_block(inbox[:])
-
-    def read_rows(self, run: Run) -> pa.RecordBatch:
-        """Returns the rows of a run, in offset order."""
-        block = self.read_block(run.block_id)
-        rows = run.rows()
-        return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
 
     def locate(self, block_id: BlockId) -> Location | None:
         """Returns where a reader on this host finds a block; None if it must be read through the broker.
