@@ -61,7 +61,7 @@ def script(prepared: Sequence[Preparation]) -> list[str]:
     if not prepared:
         return ["# nothing to prepare: the embedded broker makes what it needs"]
     lines = [
-        "# kafka-*.sh are Kafka's tools; give them --command-config FILE where the cluster wants a login"
+        "# kafka-*.sh are Kafka's tools; give them --command-config FILE where the cluster needs a login"
     ]
     if any(NOBODY in each.command for each in prepared):
         lines.append(f"# put the user of the role in place of {NOBODY}")

@@ -2,7 +2,7 @@
 
 Not here: the rules (``broker_core/broker/topology/topology.py``).
 Invariant: what drops messages or a name is done only with ``--yes``, or after a person has read what it drops
-and said yes.
+and agreed.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Image(Protocol):
 
 
 def load(image: Image, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> BrokerState:
-    """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that make no
-    sense.
+    """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that
+    contradict each other.
     """
     state = BrokerState(new_block_id=new_block_id, read=read)
     try:

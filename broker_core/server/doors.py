@@ -1,7 +1,7 @@
-"""Who is let in to the listeners of a broker, and whether what they say is encrypted.
+"""Who may connect to the listeners of a broker, and whether connections are encrypted.
 
 Not here: certificates (``tls.py``), users (``access/``).
-Invariant: a broker that others than this host reach has TLS, or was told that it needs none.
+Invariant: a broker that other hosts can reach has TLS, or the option that allows plaintext.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight lets in only those who can
-    read the data directory. ``allow_plaintext``: also other hosts are served without TLS.
+    """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight accepts only clients that
+    can read the data directory. ``allow_plaintext``: also other hosts are served without TLS.
     """
 
     tls: TlsOptions | None = None

@@ -5,7 +5,7 @@ Not here: the limits of one connection (``amqp/options.py``), of one transaction
 (``broker/transaction/transaction.py``), and of what is staged (``micro_batch/branch.py``). Texts of refusals
 are RabbitMQ's where it has them.
 
-Invariant: what was let in is never ended for a limit. Who is refused has changed nothing.
+Invariant: a limit never closes an accepted connection. Who is refused has changed nothing.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ class BatchReads:
 
 
 def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
-    """(app_id, ranges) of each source of txmq below the batch. Raises OptionError if Spark does not tell."""
+    """(app_id, ranges) of each source of txmq below the batch. Raises OptionError if Spark does not report
+    it.
+    """
     try:
         found = list(input_partitions(batch))
     except Exception as error:

@@ -111,7 +111,7 @@ def transactional(
 
 
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
-    """Where the checkpoint of a running query is; None if Spark does not tell."""
+    """Where the checkpoint of a running query is; None if Spark does not report it."""
     try:
         java: Any = spark
         queries = java._jsparkSession.sharedState().activeStreamingQueries()

@@ -48,7 +48,7 @@ class Operations:
             raise
         finally:
             with self._changed:
-                late = self._note(failure)  # whoever sees the end of the operation sees its failure
+                late = self._note(failure)  # set before the end of the operation is visible
                 self._under_way -= 1
                 self._changed.notify_all()
             self._tell(name, failure, late)

@@ -76,7 +76,7 @@ def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Commi
 
 
 def remembered(spark: SparkSession, table: Table, once: CommitId) -> bool:
-    """Whether an existing table that forgets txnVersions has the commit of this batch; False for others.
+    """Whether an existing table that expires txnVersions has the commit of this batch; False for others.
     Raises LineageConflict if that is unknown.
     """
     if _RETENTION not in table.properties:

@@ -70,7 +70,7 @@ def driver() -> str:
     """The Spark driver, which starts the source processes. Raises OSError if it cannot be determined."""
     parent = os.getppid()
     with open(f"/proc/{parent}/stat", encoding="latin-1") as file:
-        started = file.read().rpartition(")")[2].split()[19]  # tells a reused process id
+        started = file.read().rpartition(")")[2].split()[19]  # differs if the process id was reused
     return f"{os.readlink('/proc/self/ns/pid')} {parent} {started}"
 
 

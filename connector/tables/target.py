@@ -42,7 +42,7 @@ def of_change(
 
 
 def nothing() -> pa.RecordBatch:
-    """What is staged for a change without rows: a branch without rows is none."""
+    """The row that is staged for a change without rows, because a branch without rows is not kept."""
     return pa.RecordBatch.from_pydict({"nothing": pa.nulls(1, pa.int32())})
 
 
@@ -77,8 +77,8 @@ def deletes_what_is_not_given(part: ToApply) -> bool:
 
 
 def rows_to(parts: Sequence[ToApply]) -> str:
-    """Where an operator wants the rows that the table refuses: a directory, or TO_QUEUE and a queue; "" if
-    nobody said so.
+    """Where the rows that the table refuses go: a directory, or TO_QUEUE and a queue; "" if no operator
+    decided it.
     """
     return str(next((part.target[ROWS_TO][1] for part in parts if ROWS_TO in part.target), ""))
 

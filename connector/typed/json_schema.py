@@ -1,4 +1,4 @@
-"""JSON Schema by jsonschema: whether bodies of JSON are what the schema of their id demands.
+"""JSON Schema by jsonschema: whether bodies of JSON conform to the schema of their id.
 
 Not here: the registry and the ids (``typed/registry/client.py``, ``typed/registry/wire_format.py``), columns
 (``formats.py``).

@@ -24,7 +24,7 @@ from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecor
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError, UnknownOutcome
 
-# one commit forgets so many, the next ones none: the horizon is not written each time
+# forgotten together, so that not every commit writes the horizon
 BLOCK = 1_000
 NAMES, CHANNELS = "outcome", "channel_commit"  # kinds, as the horizons have them
 

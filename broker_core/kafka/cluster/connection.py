@@ -203,7 +203,9 @@ class Connection:
         return buffer
 
     def _fail(self, error: Exception) -> errors.TxmqError:
-        """Breaks the connection: no later answer can be told apart. All that waits is unanswered."""
+        """Breaks the connection: later answers cannot be assigned to requests. All pending requests are
+        unanswered.
+        """
         self.broken = True
         text = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         with self._state:

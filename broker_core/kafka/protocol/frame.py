@@ -22,7 +22,9 @@ _CORRELATION = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one request is written and its answer read. ``low`` and ``high``: the versions that are spoken."""
+    """How one request is written and its answer read. ``low`` and ``high``: the versions that are
+    supported.
+    """
 
     api: Any
     low: int
@@ -39,7 +41,7 @@ class Message:
     """A form in one version: its bytes, and the answer in other bytes."""
 
     def __init__(self, form: Form, versions: Mapping[int, tuple[int, int]] | None, node: NodeAddress) -> None:
-        """``versions``: what the node speaks, None before it said. Raises KafkaError where no version is
+        """``versions``: what the node supports, None before its answer. Raises KafkaError where no version is
         common.
         """
         self._form = form

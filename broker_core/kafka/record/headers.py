@@ -1,4 +1,4 @@
-"""The headers of a record on Kafka: what AMQP knows of a message, as any client of Kafka can read it.
+"""The headers of a record on Kafka: the AMQP properties of a message, as any client of Kafka can read them.
 
 A property is the header ``txmq.<property>``, its value as text. A header of the user keeps its own name: text
 is UTF-8, bytes are as they are, null is null, anything else is JSON. ``txmq.types`` names the AMQP types of
@@ -127,7 +127,7 @@ def _property(found: dict[str, bytes | None], header: str, name: str) -> str | i
 
 
 def _types(found: dict[str, bytes | None]) -> dict[str, Any]:
-    """Removes the header TYPES and returns what it says; leaves it where it is none of ours."""
+    """Removes the header TYPES and returns what it says; leaves it where txmq did not write it."""
     try:
         types = json.loads(found.get(TYPES) or b"")
     except _WRONG:

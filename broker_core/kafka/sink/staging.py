@@ -37,7 +37,7 @@ from broker_core.kafka.topics.routing import ClusterTopology
 
 ROOM = 8 << 10  # of a staged record batch, beside its values: heads, keys and headers
 SENT = topics.STAGED_BYTES - ROOM  # values wait until they are so large together
-ASKED_S = 10.0  # how long the settings of a stage topic are believed
+ASKED_S = 10.0  # how long the settings of a stage topic are cached
 _HEADERS = 2 << 10  # of one staged record, with its key, at most
 
 # headers of a staged record
@@ -79,7 +79,7 @@ class Staging:
         self._known: dict[str, _Stage] = {}  # stage topics that exist with their settings
 
     def ensure(self, app_id: str) -> str:
-        """Returns the name of the stage topic, made where there is none."""
+        """Returns the name of the stage topic, which is created if it is missing."""
         return self._stage(app_id).name
 
     def _stage(self, app_id: str) -> _Stage:
