@@ -94,7 +94,7 @@ def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
         if not isinstance(value, kind):
             raise TypeError(f"{value!r} is not a {kind.__name__}")
         if not _has_text_keys(value):
-            raise TypeError(f"{value!r} has a key that is no text")
+            raise TypeError(f"{value!r} has a key that is not text")
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
 
     return to_json
