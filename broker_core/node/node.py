@@ -303,8 +303,8 @@ class Node:
 def _report_patterns(users: Users) -> None:
     for user, vhost, pattern in users.refused():
         logger.warning(
-            "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is not a regular expression "
-            "of RE2; set the permissions again",
+            "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is not a regular "
+            "expression of RE2; set the permissions again",
             pattern,
             user,
             vhost,
