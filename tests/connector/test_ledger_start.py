@@ -125,7 +125,7 @@ def test_what_cannot_be_read_without_spark_is_one_error(tmp_path: Path) -> None:
     refused(Table(tmp_path / "mapped", **{"delta.columnMapping.mode": "name"}).place, "columnMapping=name")
     strange = Table(tmp_path / "strange")
     strange.commit([{"protocol": {"minReaderVersion": 3, "readerFeatures": ["deletionVectors", "later"]}}])
-    refused(strange.place, "not read without Spark: later")
+    refused(strange.place, "need Spark: later")
     holes = Table(tmp_path / "holes")
     for number in (1, 2):
         holes.add([(number, "in/0", 0, 2)])

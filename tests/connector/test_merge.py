@@ -64,7 +64,7 @@ class Column:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Merge.made("", update=True), "merge on ''"),
+        (lambda: Merge.made("", update=True), "merge got on=''"),
         (lambda: Merge.made(Column(), update=True), "give SQL over t and s"),  # type: ignore[arg-type]
         (lambda: Merge.made("true"), "has no clause"),
         (lambda: Merge.made("true", update=False, insert=None), "has no clause"),

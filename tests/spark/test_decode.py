@@ -235,7 +235,7 @@ def test_null_leaves_no_value_of_a_broken_message_and_fail_names_the_first(spark
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"schema": "id bigin"}, "the schema 'id bigin' is no DDL"),
+        ({"schema": "id bigin"}, "the schema 'id bigin' is not DDL"),
         ({"schema": 5}, "the schema is 5"),
         ({"schema": "id int, ID int"}, "the schema has the columns id, ID"),
         ({"format": "xml"}, "decode got the format 'xml': allowed are json, avro, protobuf, csv"),

@@ -238,7 +238,7 @@ def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
             "validate=True, which is for json with a registry",
         ),
         ({"format": "protobuf"}, "protobuf with a registry needs a schema or a subject"),
-        ({"format": "protobuf", "schema": "id"}, "is no DDL"),
+        ({"format": "protobuf", "schema": "id"}, "is not DDL"),
         ({"format": "protobuf", "schema": "id date"}, "Protobuf has no type for column 'id' of type date"),
         ({"format": "protobuf", "subject": "none"}, "has no subject 'none'"),
         ({"format": "protobuf", "subject": "lines", "options": {"a": "b"}}, "got options"),
