@@ -5,7 +5,7 @@ TxmqError
 ├── DecodeError              a message is not what the schema of its reader says
 ├── ProtocolError            LocalProtocolError (invalid data of this side), RemoteProtocolError (of the peer)
 │   └── ConnectionException  AMQP connection exceptions: reply_code and reply_name of the specification
-│       ├── ConnectionForced (320), InvalidPath (402), ConnectionAccessRefused (403)
+│       ├── ConnectionForced (320), ConnectionAccessRefused (403)
 │       ├── FrameError, MethodSyntaxError, CommandInvalid, ChannelNumberError, UnexpectedFrame,
 │       │   ResourceExhausted (501 to 506)
 │       └── NotAllowed (530), NotImplementedFeature (540), InternalFault (541)
@@ -103,10 +103,6 @@ class ConnectionForced(ConnectionException):
     """The broker is shutting down."""
 
     code, reply_code, reply_name = "TXMQ_AMQP_CONNECTION_FORCED", 320, "CONNECTION_FORCED"
-
-
-class InvalidPath(ConnectionException):
-    code, reply_code, reply_name = "TXMQ_AMQP_INVALID_PATH", 402, "INVALID_PATH"
 
 
 class ConnectionAccessRefused(ConnectionException):

@@ -92,7 +92,7 @@ def _checked(password: str) -> bytes:
     try:
         encoded = password.encode()
     except UnicodeEncodeError:
-        raise OptionError("the password is no UTF-8") from None
+        raise OptionError("the password is not UTF-8") from None
     if not encoded or len(encoded) > MAX_BYTES or b"\0" in encoded:
         wrong = f"has {len(encoded)} bytes" if encoded else "is empty"
         raise OptionError(f"the password {wrong}", f"it must have 1 to {MAX_BYTES} bytes, none of them zero")

@@ -143,7 +143,7 @@ class TxmqDataSource(DataSource):
         options = write_options(self.options, "batch write")
         if overwrite:
             raise OptionError(
-                "mode 'overwrite' is not possible, because messages can only be added to a queue",
+                "mode 'overwrite' is not supported: messages can only be added to a queue",
                 "use .mode('append')",
             )
         check_publish_columns(schema)

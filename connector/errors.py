@@ -11,7 +11,7 @@ from typing import Any
 
 from broker_core.errors import cause
 
-# PySpark asks it for the text of an exception, and it knows no error classes of Delta
+# PySpark takes the text of an exception from it, and it has no error classes of Delta
 _HELPER = "SparkThrowableHelper.getMessage"
 _STACK = "\n\nJVM stacktrace:"  # in the text of an exception of PySpark, where the setting asks for it
 # Java exceptions that wrap the one that says what is wrong, if they have a cause

@@ -46,7 +46,7 @@ def _place(table: str) -> Path:
     if found := _URL.match(table):
         if found[1].lower() != "file":
             raise OptionError(
-                f"table {table!r} is not on a disk of this host, and is read without Spark here",
+                f"table {table!r} is not on a disk of this host, and this reads it without Spark",
                 "give a path, such as one below /Volumes or /dbfs",
             )
         path = re.sub(r"^/+", "/", table[len(found[0]) :])
@@ -65,13 +65,13 @@ def _rows(place: Path, table: str, columns: Sequence[str]) -> Iterator[dict[str,
     mapping = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
     if strange := features - _KNOWN or ({f"columnMapping={mapping}"} if mapping != "none" else set()):
         raise OptionError(
-            f"table {table!r} has features that are not read without Spark: {', '.join(sorted(strange))}",
+            f"table {table!r} has features that need Spark: {', '.join(sorted(strange))}",
             "read it with Spark",
         )
     for path, add in sorted(files.items()):
         if add.get("deletionVector"):
             raise OptionError(
-                f"table {table!r} has deletion vectors, which are not read without Spark",
+                f"table {table!r} has deletion vectors, which need Spark",
                 f"run REORG TABLE delta.`{table}` APPLY (PURGE)",
             )
         partition = dict(add.get("partitionValues") or {})
@@ -111,7 +111,7 @@ def _snapshot(
     needed = [version for version in commits if version > base]
     if needed != list(range(base + 1, base + 1 + len(needed))) or (base < 0 and not needed):
         raise OptionError(
-            f"the log of table {table!r} is not whole from version {base + 1} on, or has a checkpoint of a "
+            f"the log of table {table!r} is incomplete from version {base + 1} on, or has a checkpoint of a "
             "newer kind",
             "read it with Spark",
         )

@@ -216,13 +216,13 @@ def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
             )
     if option.needs and option.needs.lower() not in given:
         raise OptionError(
-            f"option {option.name!r} (value {shown}) has no meaning without "
-            f"{option.needs!r}; give both or none"
+            f"option {option.name!r} (value {shown}) has no meaning without {option.needs!r}; give both or "
+            "none"
         )
     try:
         return option.parse(value)
     except parsers.InvalidOption as wrong:
-        raise OptionError(f"option {option.name!r} has the wrong value {shown}; allowed: {wrong}") from None
+        raise OptionError(f"option {option.name!r} has the invalid value {shown}; allowed: {wrong}") from None
 
 
 def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
@@ -396,7 +396,7 @@ def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch w
     if values["queue"] is not None:
         if len(values["queue"]) > 1:
             raise OptionError(
-                f"option 'queue' has the wrong value {','.join(values['queue'])!r}; allowed: one queue to "
+                f"option 'queue' has the invalid value {','.join(values['queue'])!r}; allowed: one queue to "
                 "write to; "
                 "bind several to an exchange and write there"
             )

@@ -31,7 +31,6 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.client.broker": (502, ENTRY),
     "broker_core.node.channel": (502, ENTRY),
     "broker_core.node.engine": (563, ENTRY),
-    "broker_core.micro_batch.ledger": (502, LEDGER),
     "broker_core.store.salvage.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {

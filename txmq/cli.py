@@ -230,7 +230,9 @@ def _apps(options: argparse.Namespace) -> int:
         case ["chown", app, user]:
             return accounts.give_app(options, app, user)
         case words:
-            raise OptionError(f"txmq apps {' '.join(words)}: no such word", "use txmq apps chown APP USER")
+            raise OptionError(
+                f"txmq apps {' '.join(words)}: there is no such command", "use txmq apps chown APP USER"
+            )
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 

@@ -40,7 +40,9 @@ def credentials(options: argparse.Namespace) -> Credentials:
         # not of the text: it would read ahead what `txmq publish -` reads next
         password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
         if not password:
-            raise OptionError("there is no password on standard input", "write it there")
+            raise OptionError(
+                "there is no password on standard input", "write the password to standard input"
+            )
     return Credentials(
         user=options.user or "",
         password=password,

@@ -1,4 +1,5 @@
-"""``txmq move``: messages of a queue go to another queue, or dead letters back to where they died first.
+"""``txmq move``: messages of a queue go to another queue, or dead letters back to the queue that they left
+first.
 
 Not here: how a message becomes a dead letter (``broker_core/broker/message/dead_letter.py``).
 
@@ -40,7 +41,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """Which messages of ``queue`` go where. ``to`` None: back to the queue where each died first."""
+    """Which messages of ``queue`` go where. ``to`` None: back to the queue that each left first."""
 
     queue: str
     to: str | None
@@ -131,7 +132,8 @@ def move(client: BrokerClient, selection: Selection, end: int, targets: Mapping[
 
 
 def without_deaths(properties: bytes) -> bytes:
-    """The properties of a message that lives again: its deaths are kept under ``x-previous-death``.
+    """The properties of a dead letter that is published again: its deaths are kept under
+    ``x-previous-death``.
 
     With ``x-death`` it would be dropped as a cycle where it dies again without a rejection.
     """

@@ -44,7 +44,7 @@ def confirm(options: argparse.Namespace, text: str) -> None:
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise OptionError(f"{text}, and --yes is missing", "add it if that is meant")
+        raise OptionError(f"{text}, which needs --yes", "add --yes if you mean it")
     print(printable(f"{text}. Go on? [y/N] "), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise OptionError(f"{text}, and you did not agree", "nothing was changed")
@@ -61,7 +61,7 @@ def script(prepared: Sequence[Preparation]) -> list[str]:
     if not prepared:
         return ["# nothing to prepare: the embedded broker makes what it needs"]
     lines = [
-        "# kafka-*.sh are Kafka's tools; give them --command-config FILE where the cluster wants a login"
+        "# kafka-*.sh are Kafka's tools; give them --command-config FILE where the cluster needs a login"
     ]
     if any(NOBODY in each.command for each in prepared):
         lines.append(f"# put the user of the role in place of {NOBODY}")

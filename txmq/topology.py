@@ -2,7 +2,7 @@
 
 Not here: the rules (``broker_core/broker/topology/topology.py``).
 Invariant: what drops messages or a name is done only with ``--yes``, or after a person has read what it drops
-and said yes.
+and agreed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def arguments(commands: Any, add: Add) -> None:
         binding.add_argument("queue", metavar="QUEUE")
         binding.add_argument("key", metavar="KEY", nargs="?", default="")
         _given(binding, "for a headers exchange; may be repeated")
-    purge = add(commands, "purge", _purge, "drop the messages of a queue that nobody holds", address=True)
+    purge = add(
+        commands, "purge", _purge, "drop the messages of a queue that no consumer holds", address=True
+    )
     purge.add_argument("name", metavar="QUEUE")
     yes(purge)
     delete = _kinds(commands, "delete", "delete a queue with its messages, or an exchange")

@@ -36,7 +36,7 @@ def stated_bytes(stream: pa.Buffer) -> int:
             header = _follow(metadata, _field(metadata, header, _DICTIONARY_ROWS))
         size += sum(_sizes(metadata, body, header))
     if batches != 1:
-        raise ValueError(f"one batch of rows must come, not {batches}")
+        raise ValueError(f"the stream must have one batch of rows, not {batches}")
     return size
 
 

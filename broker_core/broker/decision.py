@@ -1,4 +1,4 @@
-"""Who decides a prepared transaction: the user who named it, or who operates. One function for all doors.
+"""Who decides a prepared transaction: the user who named it, or an operator. One function for all doors.
 
 Not here: what a decision does (``prepared.py``), and what a door calls the words.
 Invariant: a caller decides its own transaction, or one that it names by its user; a name alone never means
@@ -42,7 +42,7 @@ def decide(
     of: str | None = None,
     vhost: str | None = None,
 ) -> Decided:
-    """Commits or rolls back; twice is fine. ``of``: whose it is, if not the caller's; ``vhost`` None: in any.
+    """Commits or rolls back. Idempotent. ``of``: whose it is, if not the caller's; ``vhost`` None: in any.
 
     Raises UnknownTransaction, TransactionState, AccessRefused.
     """
@@ -51,7 +51,7 @@ def decide(
     if prepared is not None and not actor.operates and not is_owned(key):
         raise AccessRefused(
             f"access to transaction '{xid}' refused for user '{actor.user}'",
-            "an older version has prepared it for nobody; an operator decides it",
+            "an older version prepared it without a user: an operator must decide it",
         )
     dropped = 0
     if verb == "commit":
@@ -87,7 +87,7 @@ def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, hosts: Co
 
 
 def _ended(xid: str, state: BrokerState, of: str | None, hosts: Collection[str]) -> list[str]:
-    """Returns the key of one that has ended, for who repeats a decision for another user."""
+    """Returns the key of one that has ended, for a repeated decision for another user."""
     names = state.names
     users = {user_of(key) for key in names.outcomes if name_of(key) == xid} if of is None else {of}
     keys = (names.key(host, xid, user) for host in hosts for user in users if user is not None)

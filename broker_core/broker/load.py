@@ -72,18 +72,17 @@ class Image(Protocol):
 
 
 def load(image: Image, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> BrokerState:
-    """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that make no
-    sense.
+    """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that
+    contradict each other.
     """
     state = BrokerState(new_block_id=new_block_id, read=read)
     try:
         _load(state, image, new_block_id)
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
         raise CorruptCatalog(
-            f"the catalog holds a record of which no sense can be made ({type(error).__name__}: {error}); "
-            "its checksum holds, so a"
-            " program wrote it so. Keep a copy of the data directory; `txmq salvage` makes a new one of what "
-            "is whole"
+            f"the catalog holds a record that cannot be read ({type(error).__name__}: {error}); "
+            "its checksum holds, so a program wrote it so. Keep a copy of the data directory; `txmq "
+            "salvage` makes a new one of what is whole"
         ) from error
     return state
 

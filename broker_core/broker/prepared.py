@@ -75,7 +75,7 @@ class Prepared:
             return "read_only"
         if len(self.by_key) >= MOST:
             raise PreconditionFailed(
-                f"{MOST} prepared transactions are not decided, the limit",
+                f"{MOST} prepared transactions are not decided, which is the limit",
                 "`txmq transactions` lists them; commit or roll back the old ones",
             )
         self._overflow.check(transaction.incoming)

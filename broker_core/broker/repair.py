@@ -211,8 +211,8 @@ class _Repair:
             self.put(None, hole)
         if stale:
             self.found.done.append(
-                f"{log.name}: {len(stale)} settled ranges below its floor, or touching it "
-                "or each other, were merged"
+                f"{log.name}: {len(stale)} settled ranges below its floor, or touching it or each other, "
+                "were merged"
             )
         if progress is None and log.floor == 0 and not expected:
             return
@@ -220,8 +220,8 @@ class _Repair:
         if right != progress:
             self.put(progress, right)
             self.found.done.append(
-                f"{log.name}: its floor is {log.floor}, by what is settled; its record "
-                f"said {log.progress.floor}"
+                f"{log.name}: its floor is {log.floor}, by what is settled; its record said "
+                f"{log.progress.floor}"
             )
 
     def _deliveries(self) -> None:

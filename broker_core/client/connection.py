@@ -295,7 +295,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
         if isinstance(crossed, errors.LoginRefused):
             raise crossed from None
         raise errors.RemoteProtocolError(
-            f"what listens at {address} is no txmq broker: {type(error).__name__}"
+            f"what listens at {address} is not a txmq broker: {type(error).__name__}"
         ) from error
     if hello.version != contract.VERSION:
         client.close()

@@ -342,7 +342,7 @@ def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.Buffer]:
     length = int.from_bytes(bytes(data[:4]), "little")
     if length > len(data) - 4:
         raise errors.RemoteProtocolError(
-            f"stage: a header of {length} bytes is announced, and {max(0, len(data) - 4)} came"
+            f"stage: a header of {length} bytes was announced, but {max(0, len(data) - 4)} bytes came"
         )
     header: PartHeader = decode_checked(PartHeader, data.slice(4, length), "stage")
     return header, data.slice(4 + length)

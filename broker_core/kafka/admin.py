@@ -108,7 +108,7 @@ class KafkaAdmin:
             client.create_topic(name, partitions or -1, replication=replication or -1)
         elif partitions not in (0, len(existing.partitions)):
             raise errors.PreconditionFailed(
-                f"queue {name!r} has {len(existing.partitions)} partitions, and {partitions} were asked for",
+                f"queue {name!r} has {len(existing.partitions)} partitions, but {partitions} were asked for",
                 "partitions are added with kafka-topics.sh --alter",
             )
         topics.require_queue(client, name)

@@ -18,7 +18,7 @@ _START = (
 def ledger_lost(app_id: str, how: str = "does not exist") -> LedgerLost:
     """``how``: what has become of its topic."""
     return LedgerLost(
-        f"topic {names.app_topic(app_id)} {how}: what app {app_id!r} has claimed and decided is lost with it",
+        f"topic {names.app_topic(app_id)} {how}: the claims and decisions of app {app_id!r} are lost with it",
         f"start the pipeline in a new process with {_START}",
     )
 
@@ -28,6 +28,6 @@ def unknown_start(app_id: str, start: Vector) -> LineageConflict:
     return LineageConflict(
         f"the checkpoint of app {app_id!r} starts at {canonical(start)}, and topic "
         f"{names.app_topic(app_id)} has no claim of the app. It is the checkpoint of another app or cluster, "
-        "or the topic was deleted: what the app has claimed and decided is lost with it",
+        "or the topic was deleted, and with it what the app has claimed and decided",
         f"use the checkpoint that belongs to the app, or start it with {_START}",
     )

@@ -41,7 +41,7 @@ def require_queue_name(name: str) -> str:
             f"queue {name!r} begins with {RESERVED!r}, as the topics of txmq do", "choose another name"
         )
     raise OptionError(
-        f"queue {name!r} cannot be a topic of Kafka",
+        f"queue {name!r} is not a valid name of a Kafka topic",
         f"use 1 to {LONGEST} of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
     )
 
@@ -51,7 +51,7 @@ def parse_log(text: str) -> Log:
     found = _LOG.fullmatch(text)
     if found is None:
         raise OptionError(
-            f"{text!r} is no log of Kafka",
+            f"{text!r} is not a log of Kafka",
             "write the queue, a slash and the number of the partition: orders/3",
         )
     return Log(found[1], int(found[2]))

@@ -148,7 +148,7 @@ class _Settings:
     def end(self) -> None:
         for name in sorted(self._left):
             raise OptionError(
-                f"txmq does not know the setting {PREFIX}{name}",
+                f"txmq has no setting {PREFIX}{name}",
                 _ADVICE.get(name, "leave it out; the page about Kafka lists those that are used"),
             )
 
@@ -181,7 +181,7 @@ def _login(take: _Settings) -> SaslLogin:
     mechanism = take.choice("sasl.mechanism", MECHANISMS, "PLAIN")
     if mechanism == "OAUTHBEARER":
         raise OptionError(
-            f"{PREFIX}sasl.mechanism OAUTHBEARER needs a function that gives tokens, and a setting is a text",
+            f"{PREFIX}sasl.mechanism OAUTHBEARER needs a function that gives tokens, and a setting is text",
             "use SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN",
         )
     return SaslLogin(mechanism, take.text("sasl.username"), take.text("sasl.password"))

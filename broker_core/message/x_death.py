@@ -1,7 +1,7 @@
 """``x-death``: the header in which RabbitMQ says how often, where and why a message was dead-lettered.
 
 Not here: the whole copy of a message that the broker dead-letters (``broker/message/dead_letter.py``), and
-the messages that a Spark app rejects (``connector/rejected.py``).
+the messages that a Spark app rejects (``connector/reject/dead_letters.py``).
 Invariant: the newest death is in front, and one queue and reason have one entry, which counts.
 """
 

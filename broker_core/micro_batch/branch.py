@@ -199,10 +199,8 @@ class Branches:
             ):
                 raise MissingBranch(
                     f"branch {named.branch} of partition {named.partition} should have {named.rows} rows "
-                    f"under token {token}, but "
-                    f"{rows} are staged; "
-                    "the attempt was dropped, or the token belongs to another one. Let Spark run the batch "
-                    "again"
+                    f"under token {token}, but {rows} are staged; the attempt was dropped, or the token "
+                    "belongs to another one. Let Spark run the batch again"
                 )
             parts += found
         return parts

@@ -184,9 +184,8 @@ class Ledger:
             if batch_id > 0 and on_new != "resume":
                 raise BatchGap(
                     f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it "
-                    "is in the ledger: the "
-                    "checkpoint was used with "
-                    "another sink. Start with a new checkpoint, or set onNewCheckpoint=resume"
+                    "is in the ledger: the checkpoint was used with another sink. Start with a new "
+                    "checkpoint, or set onNewCheckpoint=resume"
                 )
             if replaced is not None:
                 lineages.remove(replaced)
@@ -216,11 +215,8 @@ class Ledger:
         if on_new != "resume" and decided is not None:
             raise LineageConflict(
                 f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
-                f"{current.query_id} "
-                "(last: batch "
-                f"{decided.batch_id}, number {decided.sequence} of the app). Go on with that checkpoint, "
-                "give the new pipeline an appId "
-                "of its own, or set "
+                f"{current.query_id} (last: batch {decided.batch_id}, number {decided.sequence} of the app). "
+                "Go on with that checkpoint, give the new pipeline an appId of its own, or set "
                 "onNewCheckpoint=resume to go on where the last committed batch ended"
             )
 
@@ -239,26 +235,22 @@ class Ledger:
             return None
         if batch_id > expected:
             raise BatchGap(
-                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects "
-                f"batch {expected}: the "
-                "checkpoint is ahead of this "
-                "broker (was an older data directory restored?). Nothing was done; use a new checkpoint with "
-                "onNewCheckpoint=resume"
+                f"query {query_id} of app {app_id!r} opens batch {batch_id}, but the ledger expects "
+                f"batch {expected}: the checkpoint is ahead of this broker (was an older data directory "
+                "restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
             )
         entry = self.entry(app_id, query_id, batch_id)
         if entry is None:
             raise LineageConflict(
                 f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
-                "an older checkpoint "
-                "was restored. "
-                "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+                "an older checkpoint was restored. Use the newest checkpoint, or a new one with "
+                "onNewCheckpoint=resume"
             )
         if not consumes and claim_position > entry.claim_position:
             raise LineageConflict(
                 f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the "
-                "checkpoint was lost or an "
-                "older one restored. "
-                "Use the newest checkpoint, or another value of lineage"
+                "checkpoint was lost or an older one restored. Use the newest checkpoint, or another value "
+                "of lineage"
             )
         return entry
 
@@ -280,8 +272,8 @@ class Ledger:
             lineages = self._lineages.get(app_id)
             raise LineageConflict(
                 f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} belongs to query "
-                f"{lineages[-1].query_id if lineages else 'none'} "
-                "now. Another checkpoint has taken over; stop this query"
+                f"{lineages[-1].query_id if lineages else 'none'} now. Another checkpoint has taken over; "
+                "stop this query"
             )
         if batch_id != expected:
             raise BatchGap(
@@ -337,11 +329,9 @@ class Ledger:
             ):
                 raise LineageConflict(
                     f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is "
-                    f"consumed up to {consumed[log]}: "
-                    "committing it would lose or double messages. The checkpoint does not fit the ledger of "
-                    f"app {app_id!r}; use "
-                    "the one that was last in use, or start "
-                    f"once more with a new one and onNewCheckpoint=resume"
+                    f"consumed up to {consumed[log]}: committing it would lose or duplicate messages. The "
+                    f"checkpoint does not fit the ledger of app {app_id!r}; use the one that was last in "
+                    "use, or start once more with a new one and onNewCheckpoint=resume"
                 )
 
     def decide(self, sink: RecordSink, entry: LedgerRecord) -> None:

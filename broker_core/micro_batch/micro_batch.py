@@ -189,8 +189,8 @@ class MicroBatches:
         staged = self.branches.part(header.branch, part)
         if staged is not None and staged.rows != rows.num_rows:
             raise MissingBranch(
-                f"part {part} of branch {header.branch} is staged with {staged.rows} rows, "
-                f"not {rows.num_rows}"
+                f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not "
+                f"{rows.num_rows}"
             )
         return staged
 
@@ -229,7 +229,7 @@ class MicroBatches:
             or self._write(header.token) in self._state.names.outcomes
         ):
             raise BatchDecided(
-                f"attempt {header.token} is over; this task woke up too late and its rows are dropped"
+                f"attempt {header.token} has ended; this task is late, and its rows are dropped"
             )
         if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
             raise BatchDecided(

@@ -107,8 +107,8 @@ class AppOwners:
             users = self._state.users
             if len(users.apps_of.get(actor.user, ())) >= USER_APPS:
                 raise NotAllowed(
-                    f"{whose(actor.user)} has {USER_APPS} apps, the limit",
-                    "use the app ids that there are; an administrator gives apps to another user with txmq "
+                    f"{whose(actor.user)} has {USER_APPS} apps, which is the limit",
+                    "use the existing app ids; an administrator gives apps to another user with txmq "
                     "apps chown",
                 )
             users.own_app(change, app_id, actor.user, self._vhost)

@@ -38,7 +38,7 @@ class StagedRoom:
         """Counts an attempt against ``user``. Raises NotAllowed."""
         if len(self._open.get(user, ())) >= self.limits.user_attempts:
             raise NotAllowed(
-                f"{whose(user)} has {self.limits.user_attempts} open attempts, the limit",
+                f"{whose(user)} has {self.limits.user_attempts} open attempts, which is the limit",
                 "`txmq staged` lists them, and `txmq discard` drops one; or raise --user-attempts",
             )
         self.restore(token, user, is_open=True)

@@ -421,8 +421,8 @@ def _open(gate: Waiter) -> bool:
 def _stopped(error: BaseException) -> StoreFailed:
     cause = " ".join(str(error).split()) or type(error).__name__
     failed = StoreFailed(
-        f"the broker stopped, because a commit failed ({cause}); start it again, it "
-        "recovers what was committed"
+        f"the broker stopped, because a commit failed ({cause}); start it again, it recovers what was "
+        "committed"
     )
     failed.__cause__ = error
     return failed

@@ -25,7 +25,6 @@ import pyarrow as pa
 from broker_core.broker.access.users import Users
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
-from broker_core.broker.queue import Run
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import Kept
@@ -234,12 +233,6 @@ class Node:
         inbox = block.inbox if block is not None else None
         return stored(block_id) if inbox is None else merged_block(inbox[:])
 
-    def read_rows(self, run: Run) -> pa.RecordBatch:
-        """Returns the rows of a run, in offset order."""
-        block = self.read_block(run.block_id)
-        rows = run.rows()
-        return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
-
     def segments(self) -> list[SegmentUsage]:
         """Returns the segment files and what of them is needed. For any thread."""
         return self._store.segment_usage()
@@ -319,8 +312,8 @@ class Node:
 def _report_patterns(users: Users) -> None:
     for user, vhost, pattern in users.refused():
         logger.warning(
-            "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is no regular expression "
-            "of RE2; set the permissions again",
+            "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is not a regular "
+            "expression of RE2; set the permissions again",
             pattern,
             user,
             vhost,

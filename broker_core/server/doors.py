@@ -1,7 +1,7 @@
-"""Who is let in to the listeners of a broker, and whether what they say is encrypted.
+"""Who may connect to the listeners of a broker, and whether connections are encrypted.
 
 Not here: certificates (``tls.py``), users (``access/``).
-Invariant: a broker that others than this host reach has TLS, or was told that it needs none.
+Invariant: a broker that other hosts can reach has TLS, or the option that allows plaintext.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight lets in only those who can
-    read the data directory. ``allow_plaintext``: also other hosts are served without TLS. ``http``: HOST:PORT
-    of each listener of HTTP, which is HTTPS with ``tls``. ``open_metrics``: /metrics needs no login.
+    """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight accepts only clients that
+    can read the data directory. ``allow_plaintext``: also other hosts are served without TLS. ``http``:
+    HOST:PORT of each listener of HTTP, which is HTTPS with ``tls``. ``open_metrics``: /metrics has no login.
     """
 
     tls: TlsOptions | None = None
@@ -54,7 +54,8 @@ class Doors:
 
 def _refused(option: str, address: str, instead: str) -> OptionError:
     return OptionError(
-        f"{option} is {address}, which other hosts reach, and what they send, passwords too, is plain text",
+        f"{option} is {address}, which other hosts can reach, and they would send everything as plain "
+        "text, passwords too",
         f"give {instead}, or --allow-plaintext if the network between is safe",
     )
 

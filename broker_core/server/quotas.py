@@ -5,7 +5,7 @@ Not here: the limits of one connection (``amqp/options.py``), of one transaction
 (``broker/transaction/transaction.py``), and of what is staged (``micro_batch/branch.py``). Texts of refusals
 are RabbitMQ's where it has them.
 
-Invariant: what was let in is never ended for a limit. Who is refused has changed nothing.
+Invariant: a limit never closes an accepted connection. Who is refused has changed nothing.
 """
 
 from __future__ import annotations
@@ -141,23 +141,27 @@ def _channel(user: str, limit: int, own: bool) -> TxmqError:
 
 def _call(user: str, limit: int, own: bool) -> TxmqError:
     if own:
-        return Busy(f"{limit} calls of user '{user}' are in progress, the limit", "raise --user-calls")
-    return Busy(f"{limit} calls are in progress, the limit", "try again, or raise --calls")
+        return Busy(
+            f"{limit} calls of user '{user}' are in progress, which is the limit", "raise --user-calls"
+        )
+    return Busy(f"{limit} calls are in progress, which is the limit", "try again, or raise --calls")
 
 
 def _part(user: str, limit: int, own: bool) -> TxmqError:
     if own:
-        text = f"user '{user}' is staging parts of {limit} bytes, the limit"
+        text = f"user '{user}' is staging parts of {limit} bytes, which is the limit"
         return Busy(text, "raise --user-part-bytes, or stage in fewer tasks")
-    return Busy(f"parts of {limit} bytes are being staged, the limit", "try again, or raise --part-bytes")
+    return Busy(
+        f"parts of {limit} bytes are being staged, which is the limit", "try again, or raise --part-bytes"
+    )
 
 
 def http_connection(user: str, limit: int, own: bool) -> TxmqError:
     if own:
-        return Busy(f"{limit} connections of HTTP of user '{user}' are open, the limit", "close some")
-    return Busy(f"{limit} connections of HTTP are open, the limit", "close some")
+        return Busy(f"{limit} connections of HTTP of user '{user}' are open: the limit", "close some")
+    return Busy(f"{limit} connections of HTTP are open, which is the limit", "close some")
 
 
 def http_request(user: str, limit: int, own: bool) -> TxmqError:
     whose = f" of user '{user}'" if own else ""
-    return Busy(f"{limit} requests{whose} are in progress, the limit", "try again")
+    return Busy(f"{limit} requests{whose} are in progress, which is the limit", "try again")

@@ -35,4 +35,4 @@ def started_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
 
 def _shortage(name: str) -> ResourceShortage:
-    return ResourceShortage(f"the system starts no thread for {name} now", "try again, or allow more")
+    return ResourceShortage(f"the system cannot start a thread for {name} now", "try again, or allow more")

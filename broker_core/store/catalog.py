@@ -193,8 +193,7 @@ class Catalog:
         if found > FORMAT:
             raise DataDirectoryFormat(
                 f"the data directory {self.path.parent} has format {found}, written by a newer txmq; this "
-                f"one reads up to {FORMAT}:"
-                " install the newer txmq"
+                f"one reads up to {FORMAT}: install the newer txmq"
             )
         problem = self._execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":

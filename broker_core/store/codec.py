@@ -69,7 +69,7 @@ def _flag(value: Any) -> int:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     if not value.isascii():
         value.encode()  # a lone surrogate raises
     return value if type(value) is str else str(value)
@@ -78,7 +78,7 @@ def _text(value: Any) -> str:
 def _blob(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"{value!r} is no bytes")
+    raise TypeError(f"{value!r} is not bytes")
 
 
 def _has_text_keys(value: Any) -> bool:
@@ -92,9 +92,9 @@ def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
         if not value and type(value) is kind:
             return "{}" if kind is dict else "[]"
         if not isinstance(value, kind):
-            raise TypeError(f"{value!r} is no {kind.__name__}")
+            raise TypeError(f"{value!r} is not a {kind.__name__}")
         if not _has_text_keys(value):
-            raise TypeError(f"{value!r} has a key that is no text")
+            raise TypeError(f"{value!r} has a key that is not text")
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
 
     return to_json

@@ -84,7 +84,7 @@ def check(path: Path, *, foreign: bool = True) -> None:
     others = [name for name in names if not name.startswith(_OURS)]
     if foreign and others and not {"catalog.db", "segments"} & set(names):
         raise DataDirectoryInvalid(
-            f"{path} is not empty and no data directory: it holds {', '.join(others[:3])}; name an empty or "
+            f"{path} is not empty and not a data directory: it has {', '.join(others[:3])}; name an empty or "
             "a new directory"
         )
 

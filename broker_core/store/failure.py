@@ -50,8 +50,8 @@ def disk_full(path: Path, what: object) -> DiskFull:
         free = "free space unknown"
     return DiskFull(
         f"no space to write to {path}: {what}; file system {_mount_point(path)}, {free}. Nothing of this "
-        "commit was acknowledged and all"
-        " that was acknowledged before is safe: free some space, then start the broker again"
+        "commit was acknowledged and all that was acknowledged before is safe: free some space, then start "
+        "the broker again"
     )
 
 

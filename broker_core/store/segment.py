@@ -151,9 +151,8 @@ def _corrupt(path: Path, block_id: BlockId, place: Place, what: str) -> CorruptS
     return CorruptSegment(
         f"segment {path} is damaged at {where}, see `txmq salvage`: {what}",
         f"none of the damaged bytes was delivered; restore the file from a backup; `txmq verify {directory}` "
-        "lists all damage,"
-        f" and, once the broker is stopped, `txmq salvage {directory} --to NEWDIR` keeps all else and names "
-        "what is lost",
+        f"lists all damage, and, once the broker is stopped, `txmq salvage {directory} --to NEWDIR` keeps "
+        "all else and names what is lost",
     )
 
 

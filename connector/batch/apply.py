@@ -210,7 +210,9 @@ def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iter
 def _kept(
     engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply], to: str, once: CommitId
 ) -> RefusedRows:
-    """Where the refused rows are kept. What is published stays so, wherever the operator wants them now."""
+    """Where the refused rows are kept. Rows that were published stay published, even if an operator names
+    another place now.
+    """
     if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
         return RefusedLetters(engine, to.removeprefix(TO_QUEUE), entry, parts)
     return RefusedFile(to, entry, parts[0], once)

@@ -62,12 +62,14 @@ class BatchReads:
 
 
 def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
-    """(app_id, ranges) of each source of txmq below the batch. Raises OptionError if Spark does not tell."""
+    """(app_id, ranges) of each source of txmq below the batch. Raises OptionError if Spark does not report
+    it.
+    """
     try:
         found = list(input_partitions(batch))
     except Exception as error:
         raise OptionError(
-            f"it is not known what the batch reads ({told(error)})",
+            f"txmq cannot find out what the batch reads ({told(error)})",
             "use tx in the thread of the function, without persist, or report the version of Spark",
         ) from error
     return list({repr((each.app_id, sorted(each.ranges.items()))): (each.app_id, each.ranges)

@@ -210,7 +210,9 @@ class BatchTransaction:
 
     def _table(self, operation: str, rows: DataFrame, table: str) -> Table:
         if not isinstance(table, str) or not table:
-            raise OptionError(f"{operation} of {table!r}", "give the path or the name of a Delta table")
+            raise OptionError(
+                f"{operation} got the table {table!r}", "give the path or the name of a Delta table"
+            )
         return self._owner.tables.resolve(rows.sparkSession, table)
 
     def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:

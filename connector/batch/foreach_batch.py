@@ -94,7 +94,7 @@ def transactional(
     if persist not in (True, False, AUTO):
         raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
     if ledger_sync and not ledger:
-        raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
+        raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
     made = Transactional(
         fn,
         options,
@@ -111,7 +111,7 @@ def transactional(
 
 
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
-    """Where the checkpoint of a running query is; None if Spark does not tell."""
+    """Where the checkpoint of a running query is; None if Spark does not report it."""
     try:
         java: Any = spark
         queries = java._jsparkSession.sharedState().activeStreamingQueries()

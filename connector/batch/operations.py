@@ -48,7 +48,7 @@ class Operations:
             raise
         finally:
             with self._changed:
-                late = self._note(failure)  # whoever sees the end of the operation sees its failure
+                late = self._note(failure)  # set before the end of the operation is visible
                 self._under_way -= 1
                 self._changed.notify_all()
             self._tell(name, failure, late)
@@ -59,7 +59,7 @@ class Operations:
                 self._under_way += 1
                 return
             refused = OptionError(
-                f"tx.{name} after the function returned",
+                f"tx.{name} was called after the function returned",
                 "call it within the function, and wait for the threads that use tx",
             )
             late = self._note(refused)

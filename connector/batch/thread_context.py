@@ -29,7 +29,7 @@ class ThreadContext:
         other = None if self._context is None else self._context.getLocalProperty("sql.streaming.queryId")
         if other and other != query_id:
             raise OptionError(
-                f"tx.{operation} in a batch of another query: its rows would be consumed by both",
+                f"tx.{operation} was called in a batch of another query: both would consume its rows",
                 "give the stream within the function a transactional function of its own",
             )
 

@@ -76,7 +76,7 @@ def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Commi
 
 
 def remembered(spark: SparkSession, table: Table, once: CommitId) -> bool:
-    """Whether an existing table that forgets txnVersions has the commit of this batch; False for others.
+    """Whether an existing table that expires txnVersions has the commit of this batch; False for others.
     Raises LineageConflict if that is unknown.
     """
     if _RETENTION not in table.properties:
@@ -84,7 +84,7 @@ def remembered(spark: SparkSession, table: Table, once: CommitId) -> bool:
     known = log.held(log.commits(spark, table), once.batch, once.decided_at_us)
     if known is None:
         raise LineageConflict(
-            f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), "
+            f"table {table.name!r} forgets the batches that it has (delta.setTransactionRetentionDuration), "
             f"and its log was cleaned after batch {once.sequence} of app {once.app_id!r} was decided, "
             "so it is unknown whether the table has the rows of this batch",
             UNAPPLIED,
@@ -104,9 +104,8 @@ def require_held(spark: SparkSession, table: Table, once: CommitId) -> None:
     if has(spark, table, once, fresh=False):
         return
     raise LineageConflict(
-        f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, "
-        f"because table {table.name!r} holds another batch with this number: "
-        "an older copy of the broker's data was restored, "
-        "or two copies are in use (the broker keeps the rows)",
+        f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, because table {table.name!r} holds "
+        "another batch with this number: an older copy of the broker's data was restored, or two copies are "
+        "in use (the broker keeps the rows)",
         UNAPPLIED,
     )

@@ -62,7 +62,7 @@ class LastCommits:
         return None
 
     def qualified(self, spark: SparkSession, path: str, ask: Callable[[], str]) -> str:
-        """The path as a file system knows it; ``ask`` is called once for each."""
+        """The path as the file system has it; ``ask`` is called once for each."""
         key = spark.sparkContext, path
         found = self._paths.get(key)
         if found is None:

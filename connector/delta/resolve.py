@@ -46,7 +46,7 @@ def resolve(spark: SparkSession, spelling: str, commits: LastCommits | None = No
         return _at_path(spark, path, commits)
     parts = name_parts(spelling)
     if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
-        raise OptionError(f"table {spelling!r}: files of format {parts[0]}", "name a Delta table")
+        raise OptionError(f"table {spelling!r} has files of format {parts[0]}", "name a Delta table")
     parts = _qualified(spark, parts)
     if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not jvm.only_sql(spark):
         return _in_session_catalog(spark, parts, commits)
@@ -106,7 +106,7 @@ def log_at(spark: SparkSession, location: str) -> Any:
         if isinstance(error, Py4JJavaError):
             raise
         raise OptionError(
-            f"table {location!r}: the Spark session has no Delta",
+            f"table {location!r}: the Spark session has no Delta Lake",
             "build it with delta.configure_spark_with_delta_pip",
         ) from error
 
@@ -201,7 +201,7 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
     if found is None:
         return Table(name, f"name:{name.lower()}", "")
     if str(found["format"]).lower() != "delta":
-        raise OptionError(f"table {name!r}: a table of format {found['format']}", "name a Delta table")
+        raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
     return Table(name, plain_location(str(found["location"])), str(found["id"]), _told(spark, name, found))
 
 

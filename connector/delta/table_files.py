@@ -52,7 +52,7 @@ class TableFiles:
     def sync(self, paths: Iterable[str]) -> None:
         """Makes files and the directories that name them durable, in any order. Raises OSError.
 
-        The name of a directory of which this process knows that it is durable is not synced again.
+        A directory whose name this process has made durable is not synced again.
         """
         files = [self._root / path for path in paths]
         found: dict[Path, Stamp] = {}
@@ -98,7 +98,9 @@ class TableFiles:
             return file.read(), _stamp(os.fstat(file.fileno()))
 
     def stamp(self, path: str) -> Stamp | None:
-        """Returns what tells a file from another one that has its name later; None if there is none."""
+        """Returns the identity of a file, which another file of its name does not have; None if it is
+        missing.
+        """
         try:
             return _stamp((self._root / path).stat())
         except (FileNotFoundError, NotADirectoryError):

@@ -36,9 +36,8 @@ log = logging.getLogger("txmq")
 
 LEDGER_COLUMNS = (
     "app_id string, query_id string, batch_id bigint, token string, log string, start_offset bigint, "
-    "end_offset bigint, "
-    "messages bigint, published bigint, committed_at timestamp, "
-    "sequence bigint, engine string, log_id string"
+    "end_offset bigint, messages bigint, published bigint, committed_at timestamp, sequence bigint, engine "
+    "string, log_id string"
 )
 _NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")

@@ -109,7 +109,7 @@ def mirror_offsets(
     messages under the same offsets. Raises OptionError, LineageConflict.
     """
     if not ledger:
-        raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
+        raise OptionError("mirror_offsets needs a ledger", "name the Delta table with ledger=")
     given = {**(settings or {}), "url": url, "data": data, "vhost": vhost, "appId": app_id}
     address = write_options(
         {name: value for name, value in given.items() if value is not None}, "stream write"

@@ -251,7 +251,7 @@ def newest_rows(
     frame = tables.read(spark, table)
     missing = [name for name in _NAMES if name not in frame.columns]
     if "app_id" in missing or not {"token", "log", "end_offset"}.isdisjoint(missing):
-        raise OptionError(f"table {table.name!r} is no ledger of txmq", "name another one with ledger=")
+        raise OptionError(f"table {table.name!r} is not a ledger of txmq", "name another one with ledger=")
     for name in missing:
         frame = frame.withColumn(name, F.lit(None).cast("string"))
     rows = frame.where(F.col("app_id") == app_id)

@@ -90,7 +90,7 @@ def _check(schema: StructType, reason: str | None) -> None:
 
 def _check_reason(reason: str | None) -> None:
     if reason is not None and not isinstance(reason, str):
-        raise OptionError(f"reject got the reason {reason!r}, which is no text", "give a str")
+        raise OptionError(f"reject got the reason {reason!r}, which is not text", "give a str")
 
 
 class _Row(NamedTuple):
@@ -115,7 +115,7 @@ class Rejection:
         named = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
         for name, value in named.items():
             if value is not None and not isinstance(value, str):
-                raise OptionError(f"reject has {name}={value!r}, which is no text", "give a str")
+                raise OptionError(f"reject has {name}={value!r}, which is not text", "give a str")
         if queue is None:
             return cls(app_id, exchange, routing_key)
         if exchange is not None or routing_key is not None:
@@ -142,7 +142,7 @@ class Rejection:
                 if queue is None or partition is None or offset is None:
                     raise OptionError(
                         f"a rejected row has no place (queue {queue!r}, partition {partition}, offset "
-                        f"{offset}), so it is no message of a queue",
+                        f"{offset}), so it is not a message of a queue",
                         "keep queue, partition and offset of format txmq",
                     )
                 wanted.setdefault((queue, partition, offset), []).append(_Row(reason, checksum))

@@ -30,7 +30,7 @@ _PREFIX = "txmq_broken_"
 OWN_COLUMNS = _BROKEN, _TASK = "txmq_broken", "txmq_task"
 # Spark keeps the metrics of each task for its pages, as text. So a note is two numbers, and there are few.
 _MOST = 250  # notes of a job; a batch with more is read again
-_WORDS, _BITS = 8, 62  # the tasks that have told, as bits of numbers of Spark
+_WORDS, _BITS = 8, 62  # the tasks that have reported, as bits of numbers of Spark
 _CODES, _PARTITIONS = 1 << 16, 1 << 14
 _ONE_QUEUE = ("first_queue", "last_queue")
 
@@ -116,7 +116,7 @@ def notes_of(
 
 
 def watched(frame: DataFrame, columns: Sequence[Column], notes: Notes) -> tuple[DataFrame, Metric]:
-    """``columns`` of the good rows of ``frame``, and the metric that an execution of them tells."""
+    """``columns`` of the good rows of ``frame``, and the metric that their execution reports."""
     metric = Metric(f"{_PREFIX}{uuid.uuid4().hex}", notes.reasons, notes.of)
     noted = frame.select(*columns, notes.kept, F.spark_partition_id().alias(_TASK))
     # Spark evaluates a note, and so the reason, only where the offset is not null. Within the code that it
@@ -133,7 +133,7 @@ def _word(number: int) -> Column:
 
 
 def remember(rejected: DataFrame, metric: Metric | None) -> None:
-    """``rejected`` are the rows that ``metric`` tells of."""
+    """``rejected`` are the rows that ``metric`` counts."""
     if metric is not None:
         _metrics[rejected] = metric
 
@@ -192,7 +192,7 @@ def _python(frame: DataFrame, row: Any) -> dict[str, Any]:
 
 
 def broken_rows(metric: Metric, told: Mapping[str, Any], tasks: int) -> pa.RecordBatch | None:
-    """What a metric of a job with ``tasks`` has told, as CHECKED_COLUMNS; None if it is not complete."""
+    """What a metric of a job with ``tasks`` has reported, as CHECKED_COLUMNS; None if it is not complete."""
     words = metric.of.words
     bits = sum((told[f"tasks{number}"] or 0) << number * _BITS for number in range(words))
     first, last = (told[name] for name in _ONE_QUEUE)

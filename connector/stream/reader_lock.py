@@ -59,8 +59,8 @@ class ReaderLock:
                     one.close()
                 raise ResourceLocked(
                     f"queue {queue!r} already has another source of app {app_id!r} in this Spark driver",
-                    "use one readStream and its DataFrame twice, as in df.union(df) "
-                    "(one side of a self-join renames its columns), or give each query a queue and an appId",
+                    "use one readStream and its DataFrame twice, as in df.union(df) (one side of a "
+                    "self-join renames its columns), or give each query a queue and an appId",
                 )
             held.append(found)
         self.taken, self._held = True, held
@@ -70,7 +70,7 @@ def driver() -> str:
     """The Spark driver, which starts the source processes. Raises OSError if it cannot be determined."""
     parent = os.getppid()
     with open(f"/proc/{parent}/stat", encoding="latin-1") as file:
-        started = file.read().rpartition(")")[2].split()[19]  # tells a reused process id
+        started = file.read().rpartition(")")[2].split()[19]  # differs if the process id was reused
     return f"{os.readlink('/proc/self/ns/pid')} {parent} {started}"
 
 

@@ -81,7 +81,9 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Raises LocalProtocolError if the task does not know its query: the batch then has no identity."""
         if not task_identity()[0]:
-            raise LocalProtocolError("this task does not know its query", "use Spark 4.1 or newer")
+            raise LocalProtocolError(
+                "Spark did not tell this task the id of its query", "use Spark 4.1 or newer"
+            )
         return _stage(self._options, self._token, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -105,7 +105,7 @@ def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]
 
 
 class StreamReader(DataSourceStreamReader):
-    """What every Spark asks of a stream; ``spark_version.py`` adds how it asks for the next end.
+    """What every version of Spark calls on a stream; ``spark_version.py`` adds how it asks for the next end.
 
     Built in two processes of the driver and unpickled in every task; connects at the first use.
     """
@@ -203,7 +203,7 @@ class StreamReader(DataSourceStreamReader):
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = self._vector(start), self._vector(end)
         if first == last:
-            # An empty batch 0 has one task without rows: a sink knows its query only from its tasks.
+            # An empty batch 0 has one task without rows: only tasks tell a sink its query.
             return [ClaimedSlice({}, (), self._options.app_id)]
         ranges = self._engine.resolve(self._options.app_id, first, last)
         found = self._engine.count(self._options.app_id, ranges)

@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark. Nothing else asks for the version of this process.
+"""What differs between the versions of Spark. Nothing else reads the version of Spark in this process.
 
 Not here: the two ways in which it asks a stream for an end (``admitted.py``, ``unadmitted.py``).
 """

@@ -198,7 +198,7 @@ def rows_of(
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
-    """A frame without rows that Spark knows to be empty: what it writes starts no Python process."""
+    """A frame that Spark plans as empty: writing it starts no Python process."""
     if is_connect(spark):
         return spark.createDataFrame([], schema)
     jvm: Any = spark._jvm

@@ -36,7 +36,7 @@ class UnadmittedReader(StreamReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._planned: dict[str, Any] | None = None  # the end that Spark named last; None: no end yet
-        self._told: dict[str, Any] | None = None  # the end that it was given after that one
+        self._told: dict[str, Any] | None = None  # the end that Spark got after that one
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         here("connector.latest_offset.asked")

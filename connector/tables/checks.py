@@ -115,9 +115,8 @@ def refuse_a_restarted_sequence(
     # ``decided`` is called after the table was read: another driver may decide meanwhile
     if stored and stored > (known := decided()):
         raise LineageConflict(
-            f"table {table.name!r} holds batch {stored} of app {app_id!r}, "
-            f"and the broker has decided only {known}: "
-            "an older copy of the broker's data was restored (nothing was consumed)",
+            f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
+            f"{known}: an older copy of the broker's data was restored (nothing was consumed)",
             "restore the newest data, or use a new app_id, which appends later batches again",
         )
 
@@ -133,6 +132,6 @@ def refuse_what_was_done_elsewhere(
         raise LineageConflict(
             f"table {table.name!r} has batch {stored} of app {app_id!r} from engine {engine}, and the ledger "
             f"ends with batch {behind}: its rows would come twice (nothing was consumed)",
-            "see in the history of the table which messages batch "
-            f"{stored} had (userMetadata); begin behind them with another app_id, and startingOffsets",
+            f"see in the history of the table which messages batch {stored} had (userMetadata); begin behind "
+            "them with another app_id, and startingOffsets",
         )

@@ -39,7 +39,7 @@ class Merge:
     ) -> Merge:
         """From the arguments of ``tx.merge``. Raises OptionError."""
         if not isinstance(on, str) or not on.strip():
-            raise OptionError(f"merge on {on!r}", "give SQL over t and s, such as 't.id = s.id'")
+            raise OptionError(f"merge got on={on!r}", "give SQL over t and s, such as 't.id = s.id'")
         short = list(_short(update, insert, delete))
         if bool(short) == bool(clauses):
             raise OptionError(
@@ -50,7 +50,7 @@ class Merge:
         for clause in clauses or short:
             if not isinstance(clause, Clause):
                 raise OptionError(
-                    f"clause {clause!r} of a merge", "give When.matched().update() and the like"
+                    f"a merge got the clause {clause!r}", "give When.matched().update() and the like"
                 )
             chosen.append(clause)
         chosen.sort(key=lambda clause: ORDER.index(clause.rows))  # stable: the order within each kind is kept

@@ -24,7 +24,7 @@ class Overwrite:
         """Raises OptionError."""
         if not isinstance(where, str) or not where.strip():
             raise OptionError(
-                f"overwrite where {where!r}", "give SQL over the rows to replace, 'true' for all of them"
+                f"overwrite got where={where!r}", "give SQL over the rows to replace, 'true' for all of them"
             )
         return cls(where.strip(), dict(options))
 

@@ -24,13 +24,12 @@ FILES = "files"  # data files that were written before the decision
 EMPTY = "empty"  # a change without rows
 CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
 UNAPPLIED = (
-    "stop the query, list the waiting rows with `txmq unapplied APP`, "
-    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR` "
-    "(with --rows only those that the table refuses)"
+    "stop the query, list the waiting rows with `txmq unapplied APP`, and write the rows to Parquet files "
+    "with `txmq skip APP SEQUENCE --to DIR` (with --rows only those that the table refuses)"
 )
 LOST = (
-    "put them back and start the query again, or give them up: stop the query, and "
-    "`txmq skip APP SEQUENCE --to DIR --lost`"
+    "put them back and start the query again, or give them up: stop the query, and `txmq skip APP SEQUENCE "
+    "--to DIR --lost`"
 )
 
 
@@ -43,7 +42,7 @@ def of_change(
 
 
 def nothing() -> pa.RecordBatch:
-    """What is staged for a change without rows: a branch without rows is none."""
+    """The row that is staged for a change without rows, because a branch without rows is not kept."""
     return pa.RecordBatch.from_pydict({"nothing": pa.nulls(1, pa.int32())})
 
 
@@ -78,8 +77,8 @@ def deletes_what_is_not_given(part: ToApply) -> bool:
 
 
 def rows_to(parts: Sequence[ToApply]) -> str:
-    """Where an operator wants the rows that the table refuses: a directory, or TO_QUEUE and a queue; "" if
-    nobody said so.
+    """Where the rows that the table refuses go: a directory, or TO_QUEUE and a queue; "" if no operator
+    decided it.
     """
     return str(next((part.target[ROWS_TO][1] for part in parts if ROWS_TO in part.target), ""))
 

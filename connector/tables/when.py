@@ -129,7 +129,7 @@ def _column(name: str) -> str:
 def _text(what: str, given: object) -> str:
     if not isinstance(given, str):
         raise OptionError(
-            f"{what} is {given!r}, not SQL", "give text: the decision stores it, and a Column is no text"
+            f"{what} is {given!r}, not SQL", "give text: the decision stores it, and a Column is not text"
         )
     return given.strip()
 

@@ -213,7 +213,7 @@ def _text(df: DataFrame, column: str, reason: Column) -> Column:
 
 def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[str]:
     if mode not in ("deadLetter", "fail", "null"):
-        raise OptionError(f"decode has the mode {mode!r}", "allowed are deadLetter, fail, null")
+        raise OptionError(f"decode got the mode {mode!r}", "allowed are deadLetter, fail, null")
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(column), (BinaryType, StringType)):
         found = types[column].simpleString() if column in types else "none"
@@ -352,7 +352,7 @@ def _chosen(
         return registered_json(df, column, Json(schema_of(schema), options), asked, validate)
     if format not in ("avro", "protobuf"):
         raise OptionError(
-            f"decode has no registry for format {format!r}", "it has one for avro, json and protobuf"
+            f"decode supports no registry for format {format!r}", "it has one for avro, json and protobuf"
         )
     if options:
         raise OptionError(
@@ -390,4 +390,4 @@ def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) ->
                 binaryDescriptorSet=descriptor,
             ),
         )
-    raise OptionError(f"decode has the format {format!r}", "allowed are json, avro, protobuf, csv")
+    raise OptionError(f"decode got the format {format!r}", "allowed are json, avro, protobuf, csv")

@@ -1,7 +1,7 @@
 """Bodies that are decoded in Python: a value or a fault for each, as a column of Arrow.
 
 Not here: the formats (``avro.py``, ``typed/protobuf/read.py``).
-Invariant: whatever a body holds, the others of its batch are judged as without it.
+Invariant: a broken body does not change the results of the other bodies of its batch.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def encode(
     OptionError; RegistryFailed and LoginRefused of the registry.
     """
     if format not in CONTENT_TYPES:
-        raise OptionError(f"encode has the format {format!r}", f"allowed are {', '.join(CONTENT_TYPES)}")
+        raise OptionError(f"encode got the format {format!r}", f"allowed are {', '.join(CONTENT_TYPES)}")
     names = [name for name in df.columns if name not in _OF_MESSAGES]
     if not names:
         raise OptionError(
@@ -114,7 +114,9 @@ def _registered(
     if registry is None or not isinstance(subject, str) or not subject:
         raise OptionError("encode got only one of registry and subject", "give both, or none")
     if format == "csv":
-        raise OptionError("encode has no registry for format 'csv'", "it has one for avro, json and protobuf")
+        raise OptionError(
+            "encode supports no registry for format 'csv'", "it has one for avro, json and protobuf"
+        )
     if options and format != "json":
         raise OptionError(
             f"encode to {format} with a registry got options, but it has none", "leave them out"

@@ -61,7 +61,7 @@ def schema_of(given: StructType | str) -> StructType:
             schema = StructType.fromDDL(given)
         except (ParseException, PySparkException) as error:
             raise OptionError(
-                f"the schema {given[:200]!r} is no DDL: {first_line(error)[:200]}",
+                f"the schema {given[:200]!r} is not DDL: {first_line(error)[:200]}",
                 "write 'id bigint not null, name string', or give a StructType",
             ) from None
     if not isinstance(schema, StructType):
@@ -260,4 +260,4 @@ def one_clear_error(spark: SparkSession, format: str) -> Iterator[None]:
                 f"spark-submit --packages {package}",
             ) from None
         told = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"
-        raise OptionError(told, "mend it") from None
+        raise OptionError(told, "correct it") from None

@@ -1,4 +1,4 @@
-"""JSON Schema by jsonschema: whether bodies of JSON are what the schema of their id demands.
+"""JSON Schema by jsonschema: whether bodies of JSON conform to the schema of their id.
 
 Not here: the registry and the ids (``typed/registry/client.py``, ``typed/registry/wire_format.py``), columns
 (``formats.py``).
@@ -93,7 +93,7 @@ def _draft(schema: Any) -> Any:
     found = library().validators.validator_for({"$schema": str(named)}, default=None)
     if found is None:
         raise UnsupportedJsonSchema(
-            f"has the $schema {str(named)[:_LONGEST_PLACE]!r}, which is no draft of JSON Schema"
+            f"has the $schema {str(named)[:_LONGEST_PLACE]!r}, which is not a draft of JSON Schema"
         )
     return found
 
@@ -185,7 +185,7 @@ def _parsed(text: str) -> Any:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _short(text: str) -> str:

@@ -137,7 +137,7 @@ def registered_protobuf(
             columns = _columns_of_subject(registry, subject, columns)
     strange = read.unknown(columns, "")
     if strange is not None:
-        raise OptionError(f"Protobuf has nothing for {strange}", "give another type, and cast it")
+        raise OptionError(f"Protobuf has no type for {strange}", "give another type, and cast it")
     _registered("Protobuf", columns, read.decoder({}, columns, own))  # before the rows are read
     wire = wire_format(
         df,

@@ -19,7 +19,6 @@ from broker_core.amqp.v0_9_1 import (
     Violation,
     encode_ack,
     encode_content,
-    encode_get_ok,
     encode_method,
     encode_nack,
     method_cache,
@@ -27,7 +26,6 @@ from broker_core.amqp.v0_9_1 import (
 from broker_core.amqp.v0_9_1.methods import (
     BasicAck,
     BasicDeliver,
-    BasicGetOk,
     BasicNack,
     BasicPublish,
     TxCommit,
@@ -269,30 +267,6 @@ def test_a_delivery_is_right_however_many_routing_keys_came_before():
         )
 
 
-@given(
-    CHANNEL, TAG, st.booleans(), SHORT, SHORT, st.integers(0, 2**32 - 1), ENCODED_PROPERTIES, BODY, FRAME_MAX
-)
-@settings(deadline=None)
-def test_a_get_ok_has_the_bytes_of_the_plain_encoder(
-    channel: int,
-    tag: int,
-    redelivered: bool,
-    exchange: str,
-    routing_key: str,
-    count: int,
-    properties: bytes,
-    body: bytes,
-    frame_max: int,
-):
-    plain = encode_content(
-        channel, BasicGetOk(tag, redelivered, exchange, routing_key, count), properties, body, frame_max
-    )
-    assert (
-        encode_get_ok(channel, tag, redelivered, exchange, routing_key, count, properties, body, frame_max)
-        == plain
-    )
-
-
 @given(CHANNEL, TAG, st.booleans(), st.booleans())
 def test_confirms_have_the_bytes_of_the_plain_encoder(channel: int, tag: int, multiple: bool, requeue: bool):
     assert encode_ack(channel, tag, multiple) == encode_method(channel, BasicAck(tag, multiple))
@@ -305,7 +279,6 @@ def test_confirms_have_the_bytes_of_the_plain_encoder(channel: int, tag: int, mu
 def test_a_delivery_tag_that_does_not_fit_is_the_same_error_on_every_path(tag: int):
     encoders = (
         lambda: DeliverEncoder(1, "t", 0).encode(tag, False, "e", "k", b"\x10\0\2", b"x"),
-        lambda: encode_get_ok(1, tag, False, "e", "k", 0, b"\x10\0\2", b"x", 0),
         lambda: encode_ack(1, tag, False),
         lambda: encode_nack(1, tag, False),
     )

@@ -51,7 +51,7 @@ def test_a_damaged_plain_response_is_refused_without_telling_the_password(respon
         (b"", "missing LOGIN or PASSWORD"),
         (encode_table({"LOGIN": "secret"})[4:], "missing LOGIN or PASSWORD"),
         (encode_table({"LOGIN": "secret", "PASSWORD": 1})[4:], "unsupported type for PASSWORD"),
-        (encode_table({"LOGIN": b"\xffsecret", "PASSWORD": "secret"})[4:], "AMQPLAIN LOGIN is no UTF-8"),
+        (encode_table({"LOGIN": b"\xffsecret", "PASSWORD": "secret"})[4:], "AMQPLAIN LOGIN is not UTF-8"),
     ],
 )
 def test_a_damaged_amqplain_response_is_refused_without_telling_the_password(response: bytes, text: str):

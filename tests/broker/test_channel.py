@@ -666,7 +666,8 @@ def test_a_full_open_block_is_sealed_while_the_broker_runs() -> None:
         while broker.state.blocks.by_id[first.block_id].inbox is not None:
             assert time.monotonic() < deadline
             thread.join(0.01)
-        found = broker.read_rows(broker.state.topology.queue("q").log.runs_between(0, 3)[0])
+        (run,) = broker.state.topology.queue("q").log.runs_between(0, 3)
+        found = broker.read_block(run.block_id).take(list(run.rows()))
         assert found.column("body").to_pylist() == [b"x"] * 3
     broker.close()
 

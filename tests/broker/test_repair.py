@@ -226,7 +226,7 @@ def test_a_record_of_which_no_sense_can_be_made_is_a_corrupt_catalog_not_a_key_e
             )
         ]
     )
-    with pytest.raises(errors.CorruptCatalog, match="no sense can be made"):
+    with pytest.raises(errors.CorruptCatalog, match="that cannot be read"):
         LocalBroker(store.reopened(), upkeep=False)
 
 

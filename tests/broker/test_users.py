@@ -178,9 +178,9 @@ def test_names_can_be_excepted_as_pcre_has_it(pattern: str, name: str) -> None:
     ],
 )
 def test_a_pattern_without_a_bound_is_refused_where_it_is_given(users: Users, pattern: str) -> None:
-    with pytest.raises(OptionError, match="is no regular expression"):
+    with pytest.raises(OptionError, match="is not a regular expression"):
         users.permit(Change(), "ann", ".*", pattern, ".*")
-    with pytest.raises(OptionError, match="is no regular expression"):
+    with pytest.raises(OptionError, match="is not a regular expression"):
         users.permit_topic(Change(), "ann", "amq.topic", ".*", pattern)
     assert not Rights(users, "ann").may("read", "q"), "nothing has changed"
 

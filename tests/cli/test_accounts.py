@@ -110,7 +110,7 @@ def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> N
     shell.run("permissions", "clear", "ann", *data)
     assert shell.listed("permissions", "list", *data) == []
     assert shell.code("permissions", "set", "ann", "(", "", "", *data) == 1
-    assert "'(' is no regular expression" in shell.error
+    assert "'(' is not a regular expression" in shell.error
     shell.run("users", "delete", "ann", *data)
     assert [user["name"] for user in shell.listed("users", "list", *data)] == ["root"]
 

@@ -131,7 +131,7 @@ def test_a_package_of_another_version_or_none_is_a_problem_with_the_command(
         ('openjdk version "21.0.2" 2024-01-16', "ok", "JDK 21"),
         ('openjdk version "17" 2021-09-14', "ok", "JDK 17"),
         ('java version "1.8.0_402"', "problem", "is JDK 8"),
-        ("no such thing", "problem", "does not say its version: no such thing"),
+        ("no such thing", "problem", "does not print its version: no such thing"),
     ],
 )
 def test_the_jdk_that_spark_starts_is_asked_for_its_version(
@@ -353,7 +353,7 @@ def test_a_port_of_a_broker_is_no_problem_for_its_own_directory(
 
 def test_an_address_of_another_machine_is_a_problem() -> None:
     (found,) = port.port("listen", "203.0.113.1:5673", "--listen", asked=True)
-    assert found.state == "problem" and "cannot be listened on" in found.found
+    assert found.state == "problem" and "cannot be used" in found.found
 
 
 def test_a_broker_elsewhere_answers_or_not(

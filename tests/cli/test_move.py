@@ -186,7 +186,7 @@ def test_nothing_moves_where_a_queue_is_missing_or_nobody_agreed(
     _declare(broker, "dead", "a", "gone")
     _reject(broker, "a", b"1")
     _reject(broker, "gone", b"2")
-    assert "move takes 2 messages of dead: 1 to a, 1 to gone, and --yes is missing" in _refused(
+    assert "move takes 2 messages of dead: 1 to a, 1 to gone, which needs --yes" in _refused(
         capsys, url, "dead", "--back"
     )
     with broker.channel() as channel:

@@ -130,7 +130,10 @@ def test_18_a_transaction_over_its_limit_of_messages_is_refused_with_406_and_the
             channel.basic_publish("", "q", b"m")
         with pytest.raises(ChannelClosedByBroker) as closed:
             channel.tx_commit()
-        assert (closed.value.reply_code, "holds 3 messages, the limit" in closed.value.reply_text) == (
+        assert (
+            closed.value.reply_code,
+            "holds 3 messages, which is the limit" in closed.value.reply_text,
+        ) == (
             406,
             True,
         )
@@ -147,7 +150,7 @@ def test_18_a_transaction_over_its_limit_of_bytes_is_refused_with_406(tmp_path: 
         channel.queue_declare("q", durable=True)
         channel.basic_publish("", "q", b"m" * 600)
         channel.basic_publish("", "q", b"m" * 600)
-        with pytest.raises(ChannelClosedByBroker, match="more than 1000 bytes of bodies, the limit"):
+        with pytest.raises(ChannelClosedByBroker, match="more than 1000 bytes of bodies, which is the limit"):
             channel.tx_commit()
 
 

@@ -125,12 +125,12 @@ def test_what_cannot_be_read_without_spark_is_one_error(tmp_path: Path) -> None:
     refused(Table(tmp_path / "mapped", **{"delta.columnMapping.mode": "name"}).place, "columnMapping=name")
     strange = Table(tmp_path / "strange")
     strange.commit([{"protocol": {"minReaderVersion": 3, "readerFeatures": ["deletionVectors", "later"]}}])
-    refused(strange.place, "not read without Spark: later")
+    refused(strange.place, "need Spark: later")
     holes = Table(tmp_path / "holes")
     for number in (1, 2):
         holes.add([(number, "in/0", 0, 2)])
     (holes.place / "_delta_log" / f"{1:020d}.json").unlink()
-    refused(holes.place, "is not whole from version 0 on")
+    refused(holes.place, "is incomplete from version 0 on")
     gone = Table(tmp_path / "gone")
     gone.add([(1, "in/0", 0, 2)])
     (gone.place / "part 1.parquet").unlink()  # vacuumed by hand

@@ -64,7 +64,7 @@ class Column:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Merge.made("", update=True), "merge on ''"),
+        (lambda: Merge.made("", update=True), "merge got on=''"),
         (lambda: Merge.made(Column(), update=True), "give SQL over t and s"),  # type: ignore[arg-type]
         (lambda: Merge.made("true"), "has no clause"),
         (lambda: Merge.made("true", update=False, insert=None), "has no clause"),
@@ -74,7 +74,7 @@ class Column:
         (lambda: Merge.made("true", update={}), "sets {}"),
         (lambda: Merge.made("true", update={"n": 1}), "update of column 'n' is 1, not SQL"),
         (lambda: Merge.made("true", insert={"n": " "}), "insert of column 'n' has no expression"),
-        (lambda: When.matched(Column()), "a Column is no text"),  # type: ignore[arg-type]
+        (lambda: When.matched(Column()), "a Column is not text"),  # type: ignore[arg-type]
         (lambda: When.matched().insert(), "use When.not_matched"),
         (lambda: When.not_matched().update(), "insert it"),
         (lambda: When.not_matched().delete(), "use When.matched"),

@@ -106,7 +106,7 @@ def test_a_wrong_value_is_refused_with_option_value_and_what_is_allowed(
 ) -> None:
     raw = {key: old for key, old in STREAM_READ.items() if key != name.lower()}
     text = refused({**raw, name.lower(): value}, "stream read")
-    assert f"option {name!r} has the wrong value {value!r}; allowed: {allowed}" in text
+    assert f"option {name!r} has the invalid value {value!r}; allowed: {allowed}" in text
 
 
 @pytest.mark.parametrize(

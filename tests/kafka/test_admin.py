@@ -118,7 +118,7 @@ def test_an_argument_that_kafka_does_not_have_is_refused_and_nothing_is_made(
 def test_a_queue_is_declared_again_with_what_it_has_and_with_nothing_else(bench: Bench) -> None:
     bench.admin.declare_queue("orders")
     bench.admin.declare_queue("orders", arguments={"x-partitions": 2})
-    with pytest.raises(errors.PreconditionFailed, match="has 2 partitions, and 3"):
+    with pytest.raises(errors.PreconditionFailed, match="has 2 partitions, but 3"):
         bench.admin.declare_queue("orders", arguments={"x-partitions": 3})
     with pytest.raises(errors.PreconditionFailed, match="durable"):
         bench.admin.declare_queue("transient", durable=False)

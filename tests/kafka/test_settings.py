@@ -95,7 +95,7 @@ def test_settings_have_the_names_of_kafka() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"kafka.nothing": "1"}, "does not know the setting kafka.nothing"),
+        ({"kafka.nothing": "1"}, "has no setting kafka.nothing"),
         ({"kafka.sasl.jaas.config": "x"}, "set kafka.sasl.username"),
         ({"kafka.bootstrap.servers": "x"}, "name the nodes in the url"),
         ({"kafka.security.protocol": "TLS"}, "kafka.security.protocol is 'TLS'"),

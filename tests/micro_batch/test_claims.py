@@ -220,5 +220,5 @@ def differs(ours: Claims, theirs: Claims) -> list[str]:
 def test_a_start_of_other_queues_is_refused(claims: Claims, written: Written, start: Vector) -> None:
     logs = Partitions(orders=[3], pay=[1])
     claim(claims, logs, written, {"orders": START, "pay": START}, "orders", "pay")
-    with pytest.raises(LineageConflict, match=r"which the queues orders do not have|no end of a range"):
+    with pytest.raises(LineageConflict, match=r"which the queues orders do not have|not the end of a range"):
         claim(claims, logs, written, start, "orders")

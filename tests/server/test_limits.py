@@ -292,11 +292,11 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
         held = [waiting("ann", "q"), waiting("ann", "q")]
         eventually(lambda: isinstance(asks("ann"), errors.Busy))
         text = str(asks("ann"))
-        assert "2 calls of user 'ann' are in progress, the limit: raise --user-calls" in text
+        assert "2 calls of user 'ann' are in progress, which is the limit: raise --user-calls" in text
         assert not isinstance(asks("bob"), errors.TxmqError)
         held.append(waiting("bob", "r"))
         eventually(lambda: isinstance(asks("bob"), errors.Busy))
-        assert "3 calls are in progress, the limit: try again, or raise --calls" in str(asks("carl"))
+        assert "3 calls are in progress, which is the limit: try again, or raise --calls" in str(asks("carl"))
         done = threading.Event()
 
         def patient() -> None:

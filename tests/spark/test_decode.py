@@ -235,11 +235,11 @@ def test_null_leaves_no_value_of_a_broken_message_and_fail_names_the_first(spark
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"schema": "id bigin"}, "the schema 'id bigin' is no DDL"),
+        ({"schema": "id bigin"}, "the schema 'id bigin' is not DDL"),
         ({"schema": 5}, "the schema is 5"),
         ({"schema": "id int, ID int"}, "the schema has the columns id, ID"),
-        ({"format": "xml"}, "decode has the format 'xml': allowed are json, avro, protobuf, csv"),
-        ({"mode": "drop"}, "decode has the mode 'drop': allowed are deadLetter, fail, null"),
+        ({"format": "xml"}, "decode got the format 'xml': allowed are json, avro, protobuf, csv"),
+        ({"mode": "drop"}, "decode got the mode 'drop': allowed are deadLetter, fail, null"),
         ({"column": "value"}, "decode needs the column 'value' (binary or string), and the rows have none"),
         ({"column": "offset"}, "and the rows have bigint"),
         ({"keep": ["queue"]}, "keep names the column 'queue'"),
@@ -412,9 +412,9 @@ def test_a_dead_letter_that_is_rejected_again_counts_its_deaths(rig: Any) -> Non
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda batch, tx: tx.reject(batch, "why"), OptionError, "queue 'in' has no dead-letter exchange"),
     (lambda batch, tx: tx.reject(batch), OptionError, "reject got no reason"),
-    (lambda batch, tx: tx.reject(batch, 5), OptionError, "the reason 5, which is no text"),
+    (lambda batch, tx: tx.reject(batch, 5), OptionError, "the reason 5, which is not text"),
     (lambda batch, tx: tx.reject(batch, "", queue="a", exchange="b"), OptionError, "queue='a' and also exchange"),
-    (lambda batch, tx: tx.reject(batch, "", exchange=5), OptionError, "exchange=5, which is no text"),
+    (lambda batch, tx: tx.reject(batch, "", exchange=5), OptionError, "exchange=5, which is not text"),
     (lambda batch, tx: tx.reject(batch.select("body"), "why"), OptionError, "needs the column 'queue' (string)"),
     (
         lambda batch, tx: tx.publish(decode(batch, "body string not null", mode="fail").select("body"), queue="out"),

@@ -55,5 +55,5 @@ def test_a_table_that_forgets_its_transactions_takes_a_repeated_append_once(
     snapshot_at(spark, str(table)).deltaLog().checkpoint()
     # its log is cleaned: nobody can tell, so nobody appends
     (table / "_delta_log" / f"{0:020d}.json").unlink()
-    with pytest.raises(LineageConflict, match="forgets which batches it has"):
+    with pytest.raises(LineageConflict, match="forgets the batches that it has"):
         appended(1)

@@ -96,7 +96,7 @@ def test_a_differing_schema_is_refused(rig: Any) -> None:
 def test_batch_overwrite_is_refused(rig: Any) -> None:
     rig.declare("q")
     writer = rig.spark.sql("SELECT 'a' AS body").write.format("txmq").options(url=rig.broker.url, queue="q")
-    refused(lambda: writer.mode("overwrite").save(), OptionError, "mode 'overwrite' is not possible")
+    refused(lambda: writer.mode("overwrite").save(), OptionError, "mode 'overwrite' is not supported")
 
 
 def test_a_queue_that_does_not_exist_is_named(rig: Any) -> None:

@@ -340,7 +340,7 @@ def test_tx_is_of_no_use_after_its_function(rig: Any) -> None:
         ({"on_new_checkpoint": "maybe"}, "allowed: "),
         ({"after_commit": {"upsert": 1}}, "give a function f(rows, sequence)"),
         ({"after_commit": {"upsert": lambda rows: None}}, "takes the arguments (rows)"),
-        ({"ledger_sync": True}, "ledger_sync=True without ledger"),
+        ({"ledger_sync": True}, "ledger_sync=True needs a ledger"),
     ],
 )
 def test_wrong_arguments_are_one_clear_error(wrong: dict[str, Any], expected: str) -> None:

@@ -193,5 +193,5 @@ def test_a_native_sinks_batches_reach_the_table_without_a_flush(rig: Any, tmp_pa
 
 
 def test_a_ledger_without_a_table_is_refused(rig: Any) -> None:
-    with pytest.raises(OptionError, match="mirror_offsets without ledger"):
+    with pytest.raises(OptionError, match="mirror_offsets needs a ledger"):
         mirror_offsets(rig.spark, ledger="", url=rig.broker.url, app_id="app")

@@ -218,7 +218,7 @@ def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"format": "csv", "schema": "id int"}, "decode has no registry for format 'csv'"),
+        ({"format": "csv", "schema": "id int"}, "decode supports no registry for format 'csv'"),
         ({"format": "avro"}, "avro with a registry needs a schema or a subject"),
         ({"format": "avro", "schema": "{}", "subject": "s"}, "needs a schema or a subject"),
         ({"format": "avro", "schema": "id int"}, "the schema is not a schema of Avro"),
@@ -227,7 +227,7 @@ def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
         ({"format": "avro", "schema": json.dumps(ORDER), "options": {"a": "b"}}, "got options"),
         ({"schema": "id int", "subject": "s"}, "decode of json got a subject"),
         ({"schema": "id int", "registry": None, "subject": "s"}, "but no registry"),
-        ({"schema": "id int", "registry": "registry:8081"}, "has a wrong url"),
+        ({"schema": "id int", "registry": "registry:8081"}, "the url of the schema registry is invalid"),
         ({"schema": "id int", "column": "text"}, "needs a binary column"),
         (
             {"schema": "id int", "registry": None, "validate": True},
@@ -238,8 +238,8 @@ def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
             "validate=True, which is for json with a registry",
         ),
         ({"format": "protobuf"}, "protobuf with a registry needs a schema or a subject"),
-        ({"format": "protobuf", "schema": "id"}, "is no DDL"),
-        ({"format": "protobuf", "schema": "id date"}, "Protobuf has nothing for column 'id' of type date"),
+        ({"format": "protobuf", "schema": "id"}, "is not DDL"),
+        ({"format": "protobuf", "schema": "id date"}, "Protobuf has no type for column 'id' of type date"),
         ({"format": "protobuf", "subject": "none"}, "has no subject 'none'"),
         ({"format": "protobuf", "subject": "lines", "options": {"a": "b"}}, "got options"),
         ({"format": "protobuf", "subject": "lines", "schema": "skus string"}, "has no field 'skus'"),
@@ -268,7 +268,7 @@ def test_what_cannot_be_encoded_is_one_clear_error(spark: SparkSession, server: 
     lines = {"registry": server.url, "subject": "lines"}
     for arguments, text in (
         ({"registry": server.url}, "only one of registry and subject"),
-        ({"format": "csv", **both}, "encode has no registry for format 'csv'"),
+        ({"format": "csv", **both}, "encode supports no registry for format 'csv'"),
         ({"format": "json", **both}, "format 'json' got the schema None"),
         ({"format": "avro", "schema": '"string"', **both}, "not a record"),
         ({"schema": '"incompatible"', **both}, "refuses a schema for subject 's'"),

@@ -272,7 +272,7 @@ def test_an_operation_in_a_thread_after_the_function_returned_fails_the_batch_un
                 start(rig, fn)
     finally:
         failpoint.disarm()
-    assert "tx.publish after the function returned" in str(refused)
+    assert "tx.publish was called after the function returned" in str(refused)
     assert (rig.broker.engine.last_entry("app") is not None) == decided
     assert rig.bodies("out") == [] and rig.bodies("in") == ([] if decided else ["a", "b"])
 

@@ -66,7 +66,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(
         DataDirectoryInvalid,
-        match=r"is not empty and no data directory: it holds "
+        match=r"is not empty and not a data directory: it has "
         r"thesis\.tex; name an empty",
     ):
         DurableStore(tmp_path)

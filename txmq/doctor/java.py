@@ -40,7 +40,7 @@ def java() -> Iterator[Finding]:
         said = str(error)
     version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said)
     if version is None:
-        yield problem("java", f"{path} does not say its version: {' '.join(said.split())[:200]}", INSTALL)
+        yield problem("java", f"{path} does not print its version: {' '.join(said.split())[:200]}", INSTALL)
     elif int(version[1]) < OLDEST:
         yield problem("java", f"{path} is JDK {version[1]}", INSTALL)
     else:

@@ -26,7 +26,7 @@ def port(check: str, listen: str, option: str, *, asked: bool, data: str | None 
         yield ok(check, f"{listen} is free")
         return
     if failure.errno != errno.EADDRINUSE:
-        yield problem(check, f"{listen} cannot be listened on: {failure.strerror}", f"name another {option}")
+        yield problem(check, f"{listen} cannot be used: {failure.strerror}", f"name another {option}")
         return
     pid = _listener(number)
     owner = read_endpoint(data) if data is not None else None

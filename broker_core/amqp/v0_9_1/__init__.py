@@ -12,7 +12,6 @@ from broker_core.amqp.v0_9_1.encoder import (
     DeliverEncoder,
     encode_ack,
     encode_content,
-    encode_get_ok,
     encode_method,
     encode_nack,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "Violation",
     "encode_ack",
     "encode_content",
-    "encode_get_ok",
     "encode_method",
     "encode_nack",
 ]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from broker_core.amqp.v0_9_1.codec import encode_payload, short_string
-from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method
+from broker_core.amqp.v0_9_1.codec import encode_payload
+from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicNack, Method
 from broker_core.errors import PreconditionFailed
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -23,7 +23,6 @@ _CONTENT_FRAME = struct.Struct(">BHIHHQ")
 
 # Of the fast paths. Class and weight, or class and method, are packed as one number.
 _BASIC = BasicDeliver.CLASS_ID << 16
-_GET_OK = _BASIC | BasicGetOk.METHOD_ID
 _TAG_END = 1 << 64
 _ROUTES = 256  # remembered by each consumer; publishers choose the routing keys
 _KIND_AND_CHANNEL = struct.Struct(">BH")
@@ -32,8 +31,6 @@ _TAG_BYTES = 9
 _HEADER_BYTES = 7 + 12 + 1  # of the frame of a content header, around the properties
 _HEADER_REST = struct.Struct(">IIQ").pack  # payload size, class and weight, body size
 _BODY_HEAD = struct.Struct(">BBHI").pack  # end of the header frame; type, channel, payload size
-_GET_OK_HEAD = struct.Struct(">BHIIQB").pack
-_GET_OK_REST = struct.Struct(">IBBHIIQ").pack
 _CONFIRM = struct.Struct(">BHIHHQBB").pack
 
 
@@ -174,45 +171,6 @@ class DeliverEncoder:
             self._routes.clear()
         self._routes[exchange, routing_key] = route
         return route
-
-
-def encode_get_ok(
-    channel: int,
-    delivery_tag: int,
-    redelivered: bool,
-    exchange: str,
-    routing_key: str,
-    message_count: int,
-    properties: bytes,
-    body: bytes,
-    frame_max: int,
-) -> bytes:
-    """The frames of a basic.get-ok with its content. Raises LocalProtocolError for a value that its field
-    cannot hold.
-    """
-    size = len(body)
-    if (
-        not 0 < size <= (frame_max or _DEFAULT_FRAME_MAX) - 8
-        or not properties
-        or not 0 <= delivery_tag < _TAG_END
-        or not 0 <= message_count < 1 << 32
-    ):
-        method = BasicGetOk(delivery_tag, redelivered, exchange, routing_key, message_count)
-        return encode_content(channel, method, properties, body, frame_max)
-    names = short_string(exchange, "basic.get-ok: exchange") + short_string(
-        routing_key, "basic.get-ok: routing_key"
-    )
-    return b"".join(
-        (
-            _GET_OK_HEAD(1, channel, 17 + len(names), _GET_OK, delivery_tag, redelivered),
-            names,
-            _GET_OK_REST(message_count, 0xCE, 2, channel, 12 + len(properties), _BASIC, size),
-            properties,
-            _BODY_HEAD(0xCE, 3, channel, size),
-            body,
-            b"\xce",
-        )
-    )
 
 
 def encode_ack(channel: int, delivery_tag: int, multiple: bool) -> bytes:

@@ -43,7 +43,7 @@ def _text(value: object, mechanism: str, what: str) -> str:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise MethodSyntaxError(f"{mechanism} {what} is no UTF-8") from None
+            raise MethodSyntaxError(f"{mechanism} {what} is not UTF-8") from None
     if not isinstance(value, str):
         raise MethodSyntaxError(f"AMQPLAIN auth info uses unsupported type for {what} field")
     return value

@@ -1,7 +1,7 @@
 """Permissions: patterns for the names that a user may configure, write and read, as RabbitMQ has them.
 
 A pattern runs on RE2, which pyarrow brings along: its time is linear in the text, whatever the pattern.
-Python's ``re`` goes back, and one search of ``(a+)+$`` in a name of 30 letters takes minutes, in which it
+Python's ``re`` backtracks: one search of ``(a+)+$`` in a name of 30 letters takes minutes, in which it
 holds up every other thread. A limit on the text does not bound that, and to find such patterns by their form
 is guesswork. So what RE2 does not have, look-around and references back, is refused where it is given, but
 for the usual way to except names: ``^(?!X)Y`` is matched as two patterns. A pattern of an older catalog that
@@ -29,12 +29,12 @@ Permission: TypeAlias = Literal["configure", "write", "read"]
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises OptionError for a text that is no regular expression of RE2."""
+    """Raises OptionError for a text that is not a regular expression of RE2."""
     try:
         _search(pattern, "")
     except (pa.ArrowException, UnicodeError, RecursionError) as error:
         reason = " ".join(str(error).removeprefix("Invalid regular expression: ").split())
-        raise OptionError(f"{pattern!r} is no regular expression: {reason}", _advice(pattern)) from None
+        raise OptionError(f"{pattern!r} is not a regular expression: {reason}", _advice(pattern)) from None
 
 
 def _advice(pattern: str) -> str:
@@ -62,7 +62,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def _search(pattern: str, text: str) -> bool:
-    """Raises ArrowException, UnicodeError for a pattern that is none."""
+    """Raises ArrowException, UnicodeError for an invalid pattern."""
     parts = _excepting(pattern)
     if parts is None:
         return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), pattern).as_py())

@@ -3,7 +3,7 @@
 Not here: which command needs which permission (``server/``).
 
 Invariant: an answer is that of the patterns of the current ``Users.epoch``. ``writable`` is only a shortcut:
-whoever changes users empties it (``forget``).
+a change of users empties it (``forget``).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Rights:
 
 def _keep(now: _Snapshot, key: tuple[str, str, str], answer: bool) -> bool:
     if len(key[1]) > MAX_NAME_BYTES or len(key[2]) > MAX_NAME_BYTES:
-        return answer  # nothing has such a name, and it would take memory
+        return answer  # nothing has such a name, and an entry would take memory
     if len(now.answers) >= KEPT:
         now.answers.clear()
     now.answers[key] = answer

@@ -92,7 +92,7 @@ class Users:
     # -- who there is ----------------------------------------------------------------------------------------
     @property
     def default(self) -> bool:
-        """Nobody ever added a user: there is the default user, and it may do everything."""
+        """No user was ever added: the default user exists, and may do everything."""
         return not self.by_name and not self.given
 
     def exists(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class Users:
         self._put(change, UserRecord(name, self._user(name).password_hash, _tags(tags)))
 
     def delete(self, change: Change, name: str) -> None:
-        """Deletes a user with its permissions; its apps have no owner, and administrators alone use them.
+        """Deletes a user with its permissions; its apps have no owner then, and only administrators use them.
 
         Raises OptionError: there is no such user, or no other, because the default user would come back.
         """
@@ -197,7 +197,7 @@ class Users:
                     self._drop_topic(change, user, vhost, name)
 
     def forget_host(self, change: Change, vhost: str) -> None:
-        """A virtual host is deleted: nobody has permissions or apps there any more."""
+        """Deletes the permissions and apps of a virtual host that is deleted."""
         with self._changing():
             for user in [user for user, host in self.permissions if host == vhost]:
                 self._drop_permission(change, user, vhost)
@@ -216,7 +216,7 @@ class Users:
         change.put(WriteUserRecord(vhost, token, user))
 
     def disown_write(self, change: Change, vhost: str, token: str) -> None:
-        """It has ended, or its user is deleted: the tasks of an administrator alone go on with it."""
+        """It has ended, or its user is deleted: only the tasks of an administrator continue it."""
         if (vhost, token) in self.writes:
             self._undo.item(self.writes, (vhost, token))
             del self.writes[vhost, token]

@@ -1,4 +1,4 @@
-"""Messages alike: persistent ones for the same queues, of which nothing is needed but their places.
+"""Many similar messages at once: persistent ones for the same queues, of which only the places are needed.
 
 Most transactions are of this kind. Their messages are appended together, in a fraction of the time.
 Not here: all other messages, and the plain way of these (``messages.py``).

@@ -42,9 +42,8 @@ class Overflow:
                     f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
                 )
                 raise PreconditionFailed(
-                    f"{queue.full_name} is full: {messages} more messages of {size_bytes} "
-                    f"bytes on {queue.droppable}{kept} "
-                    f"are over {limits}; nothing was enqueued"
+                    f"{queue.full_name} is full: {messages} more messages of {size_bytes} bytes on "
+                    f"{queue.droppable}{kept} are over {limits}; nothing was enqueued"
                 )
 
     def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""Dying messages: they leave their queue in a change, and are dead-lettered in the same change.
+"""Messages that leave their queue in a change, and are dead-lettered in the same change.
 
 Not here: when messages must leave (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies
 go (``messages.py``).

@@ -192,7 +192,7 @@ class Log:
         at = bisect_right(self._firsts, offset) - 1
         run = self._runs[at] if at >= self._front else None
         if run is None or offset >= run.first + run.count:
-            raise DataLoss(f"the message at offset {offset} of queue '{self._name}' is not there any more")
+            raise DataLoss(f"the message at offset {offset} of queue '{self._name}' is gone")
         if not run.bitmap:
             return run, run.row + offset - run.first
         if run.numbers is not None:

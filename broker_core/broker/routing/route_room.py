@@ -1,7 +1,7 @@
 """How much memory the cached routes of all exchanges may take together.
 
 Not here: what is cached, and until when (``exchange.py``).
-Invariant: whoever caches much only costs others a look at their bindings.
+Invariant: an exchange that caches much only makes others look at their bindings again.
 """
 
 from __future__ import annotations

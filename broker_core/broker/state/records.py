@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal
 from broker_core.address import VHOST
 from broker_core.ids import BlockId, CommitSequence, QueueId
 
-Vector = dict[str, int | str]
 Ranges = dict[str, list[int]]  # log -> [start, end]
 
 

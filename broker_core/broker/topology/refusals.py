@@ -19,7 +19,9 @@ HOST_BINDING_BYTES = 512 * 1024 * 1024  # about, of all bindings of a virtual ho
 
 
 def no_vhost(name: str) -> NotAllowed:
-    return NotAllowed(f"vhost {name} not found", "txmq vhosts list names those that exist, and add makes one")
+    return NotAllowed(
+        f"vhost {name} not found", "txmq vhosts list shows those that exist, and txmq vhosts add makes one"
+    )
 
 
 def no_queue(name: str, vhost: str) -> QueueNotFound:

@@ -576,7 +576,7 @@ class Topology:
             raise refusals.no_vhost(self.vhost)
 
     def delete_all(self, change: Change) -> None:
-        """Deletes the virtual host's names at once, whoever uses them. Its queues are ``ending`` then."""
+        """Deletes the virtual host's names at once, also those in use. Its queues are ``ending`` then."""
         for name in ("deleted", "exchanges", "queues", "abandoned", "_leased", "_exclusive", "_alternates"):
             self._undo.attribute(self, name)
         queues, by_id = list(self.queues.values()), self.queues_by_id

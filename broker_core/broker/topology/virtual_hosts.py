@@ -98,7 +98,7 @@ class VirtualHosts:
         """Raises OptionError: there is none of this name."""
         if name not in self.by_name:
             raise OptionError(
-                f"virtual host '{name}' does not exist", "txmq vhosts list names those that exist"
+                f"virtual host '{name}' does not exist", "list those that exist with txmq vhosts list"
             )
 
     def _put(self, change: Change, record: VhostRecord) -> None:

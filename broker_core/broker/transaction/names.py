@@ -55,8 +55,8 @@ class TransactionNames:
         check_text("an xid", name)
         if self.knows(key):
             raise TransactionState(
-                f"transaction '{name}' is {self.outcome(key)}: an xid names one "
-                "transaction only, choose another"
+                f"transaction '{name}' is {self.outcome(key)}: an xid names only one "
+                "transaction; choose another"
             )
 
     def outcome(self, key: str, since_us: int = 0) -> str:
@@ -78,7 +78,7 @@ class TransactionNames:
         """Returns whether it has ended as ``wanted``. Raises TransactionState if it ended otherwise."""
         state = self.outcome(key)
         if state not in ("prepared", wanted):
-            raise TransactionState(f"transaction '{name_of(key)}' is {state}, it cannot become {wanted}")
+            raise TransactionState(f"transaction '{name_of(key)}' is {state}: it cannot become {wanted}")
         return state == wanted
 
     def give(self, name: str, now: int) -> None:

@@ -24,7 +24,7 @@ from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecor
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError, UnknownOutcome
 
-# one commit forgets so many, the next ones none: the horizon is not written each time
+# forgotten together, so that not every commit writes the horizon
 BLOCK = 1_000
 NAMES, CHANNELS = "outcome", "channel_commit"  # kinds, as the horizons have them
 
@@ -100,8 +100,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         if horizon and since_us <= horizon:
             raise UnknownOutcome(
                 f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten "
-                f"(the last {self.kept.count} "
-                f"of {self.kept.age_s / 3600:g} hours are kept)",
+                f"(the last {self.kept.count} of {self.kept.age_s / 3600:g} hours are kept)",
                 "if it began later it was not committed, ask with `since`; else look for what it was to do",
             )
 

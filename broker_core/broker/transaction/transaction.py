@@ -173,14 +173,14 @@ class Transaction:
             )
         if limit is not None and messages >= limit:
             raise TransactionTooLarge(
-                f"the transaction holds {messages} messages, the limit: commit it, or raise "
+                f"the transaction holds {messages} messages, which is the limit: commit it, or raise "
                 "--transaction-messages"
             )
         total, limit = self.size_bytes + size_bytes, self.limits.size_bytes
         if limit is not None and total > limit:
             raise TransactionTooLarge(
-                f"the transaction would hold more than {limit} bytes of bodies, the limit: commit it, or "
-                "raise --transaction-bytes"
+                f"the transaction would hold more than {limit} bytes of bodies, which is the limit: commit "
+                "it, or raise --transaction-bytes"
             )
         for queue in queues:
             if queue.arguments.limited:

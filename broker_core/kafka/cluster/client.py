@@ -178,7 +178,7 @@ class Client:
         return lambda: {log: answer.offset for log, answer in answers().items()}
 
     def delete_records(self, before: Mapping[Log, int]) -> dict[Log, int]:
-        """Moves the begins of logs; the new ones. Once is as good as twice."""
+        """Moves the begins of logs and returns them. Idempotent."""
         answers = self._leaders.ask(before, port.DeleteRecords)()
         return {log: answer.offset for log, answer in answers.items()}
 
@@ -197,7 +197,7 @@ class Client:
         ).producer
 
     def add_partitions(self, transactional_id: str, producer: Producer, logs: Sequence[Log]) -> None:
-        """Lets logs join the transaction, all or none. Once is as good as twice. Raises TransactionState,
+        """Lets logs join the transaction, all or none. Idempotent. Raises TransactionState,
         AccessRefused.
         """
         request = port.AddPartitions(transactional_id, producer, tuple(logs))
@@ -215,7 +215,7 @@ class Client:
         ).producer
 
     def transaction(self, transactional_id: str) -> port.TransactionAnswer | None:
-        """What the coordinator knows; None: nothing."""
+        """Returns what the coordinator has of it; None: nothing."""
         request = port.DescribeTransaction(transactional_id)
 
         def code(answer: port.TransactionAnswer) -> tuple[Code, None]:
@@ -227,7 +227,7 @@ class Client:
     # -- groups ----------------------------------------------------------------------------------------------
 
     def commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
-        """The group's position, for tools that show lag. Once is as good as twice."""
+        """Sets the group's position, for tools that show lag. Idempotent."""
         self._cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
 
     def group_offsets(self, group: str, logs: Sequence[Log]) -> dict[Log, int]:

@@ -133,7 +133,7 @@ class Cluster:
         *,
         done: Collection[Code] = (),
     ) -> None:
-        """Asks the controller about a topic until it is clear. ``fine``: codes that are as good as success;
+        """Asks the controller about a topic until the answer is clear. ``fine``: codes that count as success;
         ``done``: where an earlier try may have done it. Raises the error of any other code.
         """
         patience = self.patience()

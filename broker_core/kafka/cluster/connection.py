@@ -185,7 +185,7 @@ class Connection:
         (length,) = _LENGTH.unpack(head)
         if not 4 <= length <= LARGEST_ANSWER:
             raise errors.RemoteProtocolError(
-                f"{self.node} answers with bytes that are no Kafka ({bytes(head)!r})",
+                f"{self.node} answers with bytes that are not of the Kafka protocol ({bytes(head)!r})",
                 "check the port, and whether it needs TLS",
             )
         return self._exactly(length, silent_s)
@@ -203,7 +203,9 @@ class Connection:
         return buffer
 
     def _fail(self, error: Exception) -> errors.TxmqError:
-        """Breaks the connection: no later answer can be told apart. All that waits is unanswered."""
+        """Breaks the connection: later answers cannot be assigned to requests. All pending requests are
+        unanswered.
+        """
         self.broken = True
         text = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         with self._state:
@@ -214,7 +216,7 @@ class Connection:
             else:
                 pending.failure = Unanswered(f"{self.node} did not answer {pending.message.name}: {text}")
         self._close_socket()
-        return errors.ConnectionFailed(f"{self.node}: {text}", "is Kafka running, and is the address right?")
+        return errors.ConnectionFailed(f"{self.node}: {text}", "check that Kafka is running, and the address")
 
     # -- opening and closing ---------------------------------------------------------------------------------
 

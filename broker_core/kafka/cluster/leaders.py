@@ -70,7 +70,8 @@ class Leaders:
                         answer = found.get(log)
                         if answer is None:
                             raise errors.RemoteProtocolError(
-                                f"an answer of Kafka lacks {log}", "is it a Kafka?"
+                                f"an answer of Kafka lacks {log}",
+                                "check that the address is that of a Kafka broker",
                             )
                         if answer.code is Code.NONE:
                             done[log] = answer
@@ -80,7 +81,9 @@ class Leaders:
                             error = self._refused(log, each.request, answer, repeat, moved)
                 if not todo:
                     return done
-                patience.wait(error or errors.ConnectionFailed(f"{', '.join(map(str, todo))}: no leader"))
+                patience.wait(
+                    error or errors.ConnectionFailed(f"{', '.join(map(str, todo))}: there is no leader")
+                )
                 sent = self._send(todo, make, lane)
 
         return answers

@@ -221,7 +221,7 @@ class History:
 
 
 def read_key(record: ReadRecord, digest: str) -> str:
-    """Returns the key of the fact of a read: one for each (query, batch) and ranges, whoever writes it."""
+    """Returns the key of the fact of a read: one for each (query, batch) and ranges, in any process."""
     return f"{READ}{record.query_id}/{record.batch_id}/{digest}"
 
 
@@ -235,6 +235,6 @@ def surviving(rows: Sequence[Row]) -> list[Row]:
 
 def _other_version(what: str) -> KafkaError:
     return KafkaError(
-        f"the journal has {what}, which this version does not know",
+        f"the journal has {what}, which this version cannot read",
         "use the version that wrote it, or a newer one",
     )

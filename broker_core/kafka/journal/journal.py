@@ -158,7 +158,9 @@ class Journal:
         return won
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Records facts; returns when they are durable. What this process knows already is not written."""
+        """Records facts; returns when they are durable. What this process has written or read already is not
+        written again.
+        """
         with self._lock:
             self.ensure()
             new = {

@@ -22,7 +22,9 @@ _CORRELATION = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one request is written and its answer read. ``low`` and ``high``: the versions that are spoken."""
+    """How one request is written and its answer read. ``low`` and ``high``: the versions that are
+    supported.
+    """
 
     api: Any
     low: int
@@ -39,7 +41,7 @@ class Message:
     """A form in one version: its bytes, and the answer in other bytes."""
 
     def __init__(self, form: Form, versions: Mapping[int, tuple[int, int]] | None, node: NodeAddress) -> None:
-        """``versions``: what the node speaks, None before it said. Raises KafkaError where no version is
+        """``versions``: what the node supports, None before its answer. Raises KafkaError where no version is
         common.
         """
         self._form = form
@@ -92,5 +94,5 @@ class Message:
             raise errors.RemoteProtocolError(
                 f"the answer of {self._node} to {self.name} cannot be read: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:200]}",
-                "is it a Kafka?",
+                "check that the address is that of a Kafka broker",
             ) from None

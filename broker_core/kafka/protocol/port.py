@@ -94,7 +94,7 @@ class Unanswered(errors.ConnectionFailed):
 
 @dataclass(frozen=True, slots=True)
 class Features(Request["FeaturesAnswer"]):
-    """ApiVersions: which versions of which requests a node speaks, and the features of the cluster
+    """ApiVersions: which versions of which requests a node supports, and the features of the cluster
     (KIP-584).
     """
 

@@ -1,4 +1,4 @@
-"""The form of each request of the port in Kafka's protocol, by ``kafka.protocol``, which knows every version.
+"""The form of each request of the port in Kafka's protocol, by ``kafka.protocol``, which has every version.
 
 Not here: bytes (``frame.py``); authentication (``sasl.py``).
 Invariant: versions from Kafka 3.1 on are spoken (topic ids in a fetch, KIP-516).
@@ -383,7 +383,7 @@ def _log_sizes(request: port.LogSizes) -> Form:
     topics = [topic(topic=name, partitions=numbers) for name, numbers in _partitions(request.logs).items()]
 
     def read(answer: Any) -> dict[Log, port.SizeAnswer]:
-        # a user who may not ask is told about no directory; of version 2, in no other way
+        # without the permission the answer has no directories; version 2 has no error code for that
         refused = Code(answer.error_code) if answer.results else Code.CLUSTER_AUTHORIZATION_FAILED
         if refused:
             return dict.fromkeys(request.logs, port.SizeAnswer(refused, 0))

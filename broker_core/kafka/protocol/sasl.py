@@ -81,7 +81,7 @@ class SaslExchange:
             self._mechanism.receive(data)
         except (ValueError, KeyError, LibraryError):
             raise errors.AccessRefused(
-                f"the broker's answer to {self._name} is not that of one which knows the password",
+                f"the broker's answer to {self._name} does not prove that it knows the password",
                 "check the address and the password",
             ) from None
         if self.done and not self._mechanism.is_authenticated():

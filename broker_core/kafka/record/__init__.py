@@ -1,1 +1,1 @@
-"""Record batches as columns: bytes of Kafka to Arrow and back. It knows no cluster."""
+"""Record batches as columns: bytes of Kafka to Arrow and back, without a cluster."""

@@ -105,7 +105,7 @@ def decode(
                 raise errors.TransactionTooLarge(
                     f"the record batch at offset {head.base_offset} of {log} cannot be read: {error}, and "
                     f"the limit is {limit}",
-                    "write smaller batches; this one is skipped by a start behind it",
+                    "write smaller batches; to skip this one, start behind it",
                 ) from None
             room -= _weight(content, head)
             batches.append((head, content))
@@ -144,7 +144,7 @@ def _heads(view: memoryview, log: str) -> Iterator[Head]:
         at, lowest = head.stop, head.last_offset + 1
     if at == 0 and len(view):
         raise errors.CorruptRecordBatch(
-            f"{len(view)} bytes of {log} are no whole record batch",
+            f"{len(view)} bytes of {log} are not a whole record batch",
             "fetch again; a broker sends the first one whole",
         )
 

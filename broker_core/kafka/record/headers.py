@@ -1,4 +1,4 @@
-"""The headers of a record on Kafka: what AMQP knows of a message, as any client of Kafka can read it.
+"""The headers of a record on Kafka: the AMQP properties of a message, as any client of Kafka can read them.
 
 A property is the header ``txmq.<property>``, its value as text. A header of the user keeps its own name: text
 is UTF-8, bytes are as they are, null is null, anything else is JSON. ``txmq.types`` names the AMQP types of
@@ -127,7 +127,7 @@ def _property(found: dict[str, bytes | None], header: str, name: str) -> str | i
 
 
 def _types(found: dict[str, bytes | None]) -> dict[str, Any]:
-    """Removes the header TYPES and returns what it says; leaves it where it is none of ours."""
+    """Removes the header TYPES and returns what it says; leaves it where txmq did not write it."""
     try:
         types = json.loads(found.get(TYPES) or b"")
     except _WRONG:
@@ -228,12 +228,12 @@ def _encoded(value: Any, kind: Any, depth: int) -> bytes:
         case "t" if isinstance(value, bool):
             return encode_value(value, "", depth)
     if isinstance(value, bool):
-        raise TypeError("a number is no truth")
+        raise TypeError("a number is not a boolean")
     return kind.encode() + NUMBERS[ord(kind)].pack(value) if ord(kind) in NUMBERS else _no_type(kind)
 
 
 def _no_type(kind: object) -> bytes:
-    raise ValueError(f"{kind!r} is no type")
+    raise ValueError(f"{kind!r} is not a type")
 
 
 def _is_text(value: bytes) -> bool:

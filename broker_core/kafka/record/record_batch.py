@@ -25,7 +25,6 @@ NOTHING = -1  # no producer, no sequence, no leader epoch
 
 CODEC_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 SMALLEST_RECORD = 7  # length, attributes, two deltas, two lengths and the count of headers, one byte each
-MAX_COUNT = 2**31 - 1
 
 CRC_AT, ATTRIBUTES_AT, TIMESTAMPS_AT, PRODUCER_AT = 17, 21, 27, 43
 _LENGTH_AT = 12  # what "length" counts begins here
@@ -102,7 +101,7 @@ def is_abort_marker(data: memoryview, head: Head, log: str) -> bool:
             _, position = read_signed(body, position, len(body))
         size, position = read_signed(body, position, len(body))
         if head.codec or head.records != 1 or length < 0 or size < _CONTROL_KEY.size:
-            raise ValueError("it is no single marker")
+            raise ValueError("it is not a single marker")
         _, kind = _CONTROL_KEY.unpack_from(body, position)
     except (ValueError, struct.error) as error:
         raise damaged(log, head.base_offset, f"its control record: {error}") from None
@@ -112,7 +111,6 @@ def is_abort_marker(data: memoryview, head: Head, log: str) -> bool:
 def damaged(log: str, base_offset: int, reason: str) -> errors.CorruptRecordBatch:
     return errors.CorruptRecordBatch(
         f"the record batch at offset {base_offset} of {log} is damaged: {reason}",
-        "look at it with kafka-dump-log.sh, and let the partition be copied from a replica that is sound; "
-        "what is gone is skipped by"
-        " a start behind it",
+        "look at it with kafka-dump-log.sh, and let a sound replica replace the partition; to skip "
+        "what is gone, start behind it",
     )

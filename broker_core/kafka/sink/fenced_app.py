@@ -1,9 +1,10 @@
-"""An app that this process decides for: fenced, its decisions replayed, and what may be said from memory.
+"""An app that this process decides for: fenced, its decisions replayed, and which answers may come from
+memory.
 
 Not here: epochs (``producer_epoch.py``), the rules of a batch (``decide.py``).
-Invariant: whatever is refused, and every "already", was judged behind a fence of the same call. An epoch that
-was kept may have been overtaken, so from memory alone only "not decided, and the next one" is believed, which
-the transaction then proves.
+Invariant: every refusal, and every "already", was decided after a fence of the same call. An epoch that
+was kept may have been overtaken, so memory alone only answers "not decided, and the next one", which the
+transaction then proves.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FencedApp:
         self.owner = ProducerEpoch(client, names.producer_of(decisions.app_id))
 
     def fence(self, lasting_ms: int = TIMEOUT_MS) -> None:
-        """Takes the app over, for transactions of at most ``lasting_ms``."""
+        """Takes over the app, for transactions of at most ``lasting_ms``."""
         self.owner.fence(lasting_ms)
         try:
             self._decisions.replay(fenced=True)

@@ -45,7 +45,7 @@ class Place(NamedTuple):
         """Raises OptionError."""
         found = _PLACE.fullmatch(text)
         if found is None:
-            raise OptionError(f"{text!r} is no branch on Kafka", "give a name as a ledger entry has it")
+            raise OptionError(f"{text!r} is not a branch on Kafka", "give a name as a ledger entry has it")
         spans = (span.split("-") for span in filter(None, found[3].split(",")))
         return cls(found[1], parse_log(found[2]), tuple(Span(int(first), int(last)) for first, last in spans))
 

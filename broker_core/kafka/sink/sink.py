@@ -47,7 +47,7 @@ from broker_core.micro_batch.resume import newest_of_each_log
 
 
 class _App:
-    """What this process knows of one app."""
+    """The state of one app in this process."""
 
     def __init__(self, client: Client, app_id: str, facts: Facts, clean_every_bytes: int) -> None:
         self.app_id = app_id
@@ -121,7 +121,7 @@ class KafkaSink:
         return known
 
     def _found(self, app_id: str) -> _App | None:
-        """Returns the app; None if there is none. For questions, which make nothing."""
+        """Returns the app; None if there is none. For queries, which create nothing."""
         known = app_id in self._apps or topics.find(self._client, topics.app(app_id)) is not None
         return self._app(app_id) if known else None
 
@@ -132,8 +132,8 @@ class KafkaSink:
     def consumed(self, app_id: str) -> Mapping[str, int]:
         """Returns by log where the app's last decided range ended, for its source.
 
-        A transaction that is open is of a driver that decides or has died: a fence settles it at once, and a
-        driver that lives decides again.
+        An open transaction is of a driver that is deciding or was killed: a fence settles it at once, and a
+        live driver decides again.
         """
         app = self._found(app_id)
         if app is None:

@@ -129,7 +129,7 @@ class Check:
         named = self._open.get(record.branch)
         if named is None:
             raise errors.MissingBranch(
-                f"a staged record of branch {record.branch!r} stands where another one was staged. Nothing "
+                f"a staged record of branch {record.branch!r} is in the place of another one. Nothing "
                 "was published; let Spark run the batch again"
             )
         seen = self._seen[record.branch]
@@ -161,6 +161,6 @@ def rows_of(records: Iterable[StagedRecord]) -> Iterator[pa.RecordBatch]:
         except ValueError as error:
             raise errors.MissingBranch(
                 f"a staged record of branch {record.branch!r} is damaged: {error}. Nothing of it is applied",
-                "look for who else writes to the stage topic",
+                "find the other writer of the stage topic",
             ) from error
         yield from rows

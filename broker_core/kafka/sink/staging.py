@@ -78,7 +78,7 @@ class Staging:
         self._known: dict[str, _Stage] = {}  # stage topics that exist with their settings
 
     def ensure(self, app_id: str) -> str:
-        """Returns the name of the stage topic, made where there is none."""
+        """Returns the name of the stage topic, which is created if it is missing."""
         return self._stage(app_id).name
 
     def _stage(self, app_id: str) -> _Stage:

@@ -2,7 +2,7 @@
 
 Not here: the rules (``micro_batch/claims/claim.py``), and how a change becomes durable
 (``journal/journal.py``).
-Invariant: nothing is told to Kafka. What an app has read is a record of the change.
+Invariant: nothing is written to Kafka here. What an app has read is a record of the change.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PartitionLogs:
         """Nothing was kept back for the app."""
 
     def record(self, sink: RecordSink) -> None:
-        """Puts what this change has told into it."""
+        """Adds the acks of this change to it."""
         for queue, acked in self._acked.items():
             known = self._positions.get(queue)
             before = {} if known is None else known.acked

@@ -45,7 +45,7 @@ from broker_core.micro_batch.resume import take_ends
 T = TypeVar("T")
 Consumed = Callable[[str], Mapping[str, int]]  # app -> where the last decided range of each log ended
 
-WAIT_SLICE_S = 0.1  # how late a second leader is heard while a first one has nothing new
+WAIT_SLICE_S = 0.1  # how late a second leader is asked while the first one has nothing new
 WAIT_LANE = "wait"
 
 
@@ -264,7 +264,7 @@ class Source:
         }
 
     def _answered(self, journal: Journal, question: Callable[[Claims], T]) -> T:
-        """The answer from memory; from the journal's tail where memory knows no such claim."""
+        """Returns the answer from memory; from the journal's tail if memory has no such claim."""
         try:
             return journal.look(question)
         except errors.LineageConflict:
@@ -288,7 +288,7 @@ class Source:
         return {queue: UUID(journal.positions[queue].topic_id) for queue in queues}
 
     def _has_claimed(self, journal: Journal, queue: str) -> bool:
-        """Whether memory knows a claim, of the topic that there is now."""
+        """Whether memory has a claim of the topic that exists now."""
         position = journal.positions.get(queue)
         return position is not None and position.topic_id == str(self._client.topic(queue).id)
 

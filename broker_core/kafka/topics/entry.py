@@ -122,8 +122,8 @@ def loads(text: bytes | str) -> Any:
         return json.loads(text, object_hook=_untagged)
     except ValueError as error:
         raise errors.KafkaError(
-            f"a topic of txmq has a record that is no JSON ({error}): {text[:100]!r}",
-            "nothing else may write to it; take back the ACL of whoever did",
+            f"a topic of txmq has a record that is not JSON ({error}): {text[:100]!r}",
+            "nothing else may write to it: revoke the ACL of the other writer",
         ) from None
 
 
@@ -132,7 +132,7 @@ def _tagged(value: Any) -> Mapping[str, str]:
         return {_DECIMAL: str(value)}
     if isinstance(value, bytes):
         return {_BYTES: value.hex()}
-    raise TypeError(f"{type(value).__name__} has no JSON")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _untagged(found: dict[str, Any]) -> Any:
@@ -147,7 +147,7 @@ def _untagged(found: dict[str, Any]) -> Any:
 
 def _other_version(what: str) -> errors.KafkaError:
     return errors.KafkaError(
-        f"a topic of txmq has {what}, which this version does not know",
+        f"a topic of txmq has {what}, which this version cannot read",
         "use the version that wrote it, or a newer one",
     )
 

@@ -108,8 +108,8 @@ def queue(name: str) -> OwnTopic:
 
 
 def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
-    """Returns the topic, made where there is none. Raises AccessRefused, and PreconditionFailed where it is
-    another one than txmq makes.
+    """Returns the topic, which is created if it is missing. Raises AccessRefused, and PreconditionFailed
+    where it is another one than txmq makes.
     """
     try:
         found = client.topic(topic.name)
@@ -132,7 +132,7 @@ def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
 
 
 def find(client: Client, topic: OwnTopic) -> TopicMetadata | None:
-    """Returns the topic as it is; None where there is none. For questions, which make nothing."""
+    """Returns the topic as it is; None if it is missing. For queries, which create nothing."""
     try:
         return client.topic(topic.name)
     except errors.QueueNotFound:

@@ -292,12 +292,10 @@ class Claims:
             return None
         self._refuse_released(app_id, vector)
         raise LineageConflict(
-            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range "
-            "that this app was given "
-            "by this broker; "
-            "it is the checkpoint of another app, of another broker, or older than the last "
-            f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with "
-            "onNewCheckpoint=resume"
+            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is not the end of a "
+            "range that this broker gave to the app; it is the checkpoint of another app, of another broker, "
+            f"or older than the last {KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a "
+            "new one with onNewCheckpoint=resume"
         )
 
     # -- S3, S4, S5 ------------------------------------------------------------------------------------------
@@ -311,10 +309,8 @@ class Claims:
         self._refuse_released(app_id, end)
         raise LineageConflict(
             f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
-            "given; the checkpoint "
-            "belongs to another "
-            "app or broker, or is older than what the broker remembers. Use the checkpoint that belongs to "
-            "the app"
+            "given; the checkpoint belongs to another app or broker, or is older than what the broker "
+            "remembers. Use the checkpoint that belongs to the app"
         )
 
     def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:

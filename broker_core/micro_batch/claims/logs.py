@@ -1,4 +1,4 @@
-"""The port of the claims to their logs: what a claim asks of a log, and what it tells it.
+"""The port of the claims to their logs: what a claim reads from a log, and what it records there.
 
 The queues of the embedded broker fill it (``queue_logs.py``), a Kafka engine with partitions.
 
@@ -20,7 +20,7 @@ Spans = list[list[int]]  # [start, end] pairs, ascending
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """What a claimed range reads: not the ``skipped`` offsets, which were settled before, and the
-    ``redelivered`` ones as possibly sent before. An engine that knows neither leaves both empty.
+    ``redelivered`` ones as possibly sent before. An engine that has neither leaves both empty.
     """
 
     skipped: Spans = field(default_factory=list)
@@ -36,7 +36,9 @@ class Logs(Protocol):
         """Returns the queue whose log it is. Raises OptionError for a text that is no log."""
 
     def id_of(self, queue: str) -> str:
-        """Returns what tells a queue from another one of its name: of the one that the app has claimed."""
+        """Returns the id of the queue that the app has claimed, which another queue of its name does not
+        have.
+        """
 
     def first(self, log: str) -> int:
         """Returns where a log that no origin and no checkpoint names begins."""

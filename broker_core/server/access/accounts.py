@@ -3,7 +3,7 @@
 Not here: the rules (``broker/access/users.py``), logins (``logins.py``). Passwords come as hashes: whoever
 sets one hashes it.
 
-Invariant: a change is durable, every door has heard of it, and it is in the audit log, when the call returns.
+Invariant: when the call returns, a change is durable, in force at every door, and in the audit log.
 The door of Flight writes its own lines, with their caller.
 """
 

@@ -74,7 +74,9 @@ class Logins:
             found = answer.result()
         else:
             if not self._waiting.acquire(blocking=False):
-                raise LoginRefused("too many logins wait, because others have failed", "try again later")
+                raise LoginRefused(
+                    "too many logins are waiting, because others have failed", "try again later"
+                )
             try:
                 found = answer.result()
             finally:
@@ -88,7 +90,7 @@ class Logins:
     def bearer(self, token: str, address: str) -> Identity:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
             return OWNER
-        raise LoginRefused("the token is not that of this broker", "read it again from endpoint.json")
+        raise LoginRefused("the token is not valid for this broker", "read it again from endpoint.json")
 
     def prove(self, challenge: pa.Buffer) -> bytes:
         """The proof that this broker has the directory's token; b"" if there is none, or to no challenge."""
@@ -102,7 +104,7 @@ class Logins:
         if not self._open:
             raise LoginRefused(*TOKEN_ONLY)
         raise LoginRefused(
-            "this broker serves nobody without a login",
+            "this broker requires a login",
             "give user and password; without users, the default user comes from the host of the broker",
         )
 

@@ -6,7 +6,7 @@ A password that was right is remembered by a keyed digest, until the user has an
 Everything else waits for its turn (``login_queue.py``, ``throttle.py``) and is checked in one of two threads,
 so that no door is blocked.
 Invariant: a right password is answered only when a wrong one in its place would be checked: else its answer,
-which is quicker, or is one at all, would tell who guesses more than the throttle permits. An unknown user
+which is quicker, or is one at all, would tell a guesser more than the throttle permits. An unknown user
 costs the same time as a wrong password, and its refusal has the same text. A log never has a password.
 """
 

@@ -1,7 +1,7 @@
 """Virtual hosts, as an operator adds, lists, limits and deletes them.
 
 Not here: the rules (``broker/topology/virtual_hosts.py``).
-Invariant: a change is durable, and every door has heard of it, when the call returns.
+Invariant: when the call returns, a change is durable and in force at every door.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Named(NamedTuple):
         """Raises PreconditionFailed if it has a name already."""
         if self:
             raise PreconditionFailed(
-                f"the transaction is named '{self.token or self.prepare}' already, it cannot be named '{xid}'"
+                f"the transaction is named '{self.token or self.prepare}' already: it cannot be named '{xid}'"
             )
         match verb:
             case "token":

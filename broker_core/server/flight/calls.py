@@ -59,5 +59,5 @@ class Calls:
         if shortage is not None:
             raise Busy(
                 f"publishers have to wait: the broker is {shortage.reason} ({shortage.numbers})",
-                "what is consumed, committed or rolled back makes room; it is tried again",
+                "the call is tried again when consumers, commits or rollbacks have made room",
             )

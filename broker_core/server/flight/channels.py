@@ -100,7 +100,7 @@ class Channels:
             return None
         if word not in WORDS:
             raise errors.RemoteProtocolError(
-                f"a channel has no word {word!r}; client and broker are of different versions"
+                f"a channel has no call {word!r}; client and broker are of different versions"
             )
         with held.lock:
             if held.ended:
@@ -112,7 +112,7 @@ class Channels:
         if number < max(held.number, 1):
             raise errors.RemoteProtocolError(
                 f"call {number} of channel {call.channel} is older than its last call, {held.number}: it is "
-                "late, and not made again"
+                "late and is not repeated"
             )
         if number > held.number + 1:
             raise errors.RemoteProtocolError(

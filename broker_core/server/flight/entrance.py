@@ -34,8 +34,8 @@ REPORT_S = 5.0
 
 
 class FlightEntrance:
-    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: is told the gRPC
-    name of each that had logged in and has ended.
+    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: is called with
+    the gRPC name of each that had logged in and has ended.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FlightEntrance:
         self._thread: threading.Thread | None = None
 
     def watch(self, ports: Callable[[], Sequence[int]]) -> None:
-        """From now on. A kernel that does not tell its sockets is logged, and nothing is limited."""
+        """From now on. If the kernel does not list its sockets, that is logged, and nothing is limited."""
         try:
             kernel = KernelSockets()
         except OSError as error:
@@ -106,7 +106,9 @@ class FlightEntrance:
             yield
             with self._lock:
                 if len(self._proved) >= self.limit:
-                    raise Busy(f"{self.limit} connections are open, the limit", "raise --flight-connections")
+                    raise Busy(
+                        f"{self.limit} connections are open, which is the limit", "raise --flight-connections"
+                    )
                 self._proved[name] = (peer, time.monotonic())
         finally:
             with self._lock:

@@ -40,7 +40,7 @@ class Connected(NamedTuple):
 
 class KernelSockets:
     """What it needs is open from the beginning, because it is needed most when no more files can be opened.
-    One thread at a time. Raises OSError: the kernel does not tell its sockets.
+    One thread at a time. Raises OSError: the kernel does not list its sockets.
     """
 
     def __init__(self) -> None:

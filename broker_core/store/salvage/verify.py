@@ -56,7 +56,7 @@ def verify(path: str | Path) -> VerifyReport:
     """
     directory = Path(path).absolute()
     if not (directory / "catalog.db").is_file() and not (directory / "segments").is_dir():
-        raise DataDirectoryInvalid(f"{directory} is no data directory: it has no catalog.db")
+        raise DataDirectoryInvalid(f"{directory} is not a data directory: it has no catalog.db")
     report = VerifyReport(str(directory))
     lock = DirectoryLock(directory, write=False)
     try:

@@ -89,8 +89,8 @@ def _tried(
         if not _takes(spark, act):
             raise
         raise OptionError(
-            f"{error.summary}. In this session the SQL has a meaning, from a temporary function or variable, "
-            "which the process that applies the change may not have",
+            f"{error.summary}. The SQL uses a temporary function or variable of this session, which the "
+            "process that applies the change may not have",
             "compute the value as a column of the rows, or use a function of the catalog",
         ) from error
 

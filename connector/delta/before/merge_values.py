@@ -1,9 +1,9 @@
 """Which given rows of a merge the table would refuse, or Delta could not evaluate.
 
 NOT NULL, CHECK, lengths, widths, generated columns; casts to the types of the table; ``on``, conditions and
-values that fail. A row is asked if a clause could write it, as far as its own values tell: a condition that
-names the row of the table may be true or not. Of a value that follows from the row of the table, only the
-parts over the given row are known.
+values that fail. A row is asked if a clause could write it, as far as its own values decide that: a condition
+that names the row of the table may be true or not. Of a value that follows from the row of the table, only
+the parts over the given row are known.
 
 Not here: whether the merge itself is possible (``check_change.py``).
 Invariant: a row that no clause can write is asked only for ``on`` and the conditions.

@@ -71,7 +71,7 @@ class SchemaRegistry:
             parts, host, port = urllib.parse.urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             raise OptionError(
-                "the schema registry has a wrong url", "allowed is http[s]://host[:port][/path]"
+                "the url of the schema registry is invalid", "allowed is http[s]://host[:port][/path]"
             )
         if (self.ca or self.cert or self.key) and parts.scheme == "http":
             raise OptionError("ca, cert and key of the schema registry are for https", "leave them out")
@@ -250,7 +250,7 @@ class SchemaRegistry:
                     what = f"{type(reason).__name__}: {reason}"[:300]
                     raise RegistryFailed(
                         f"the schema registry {self.url} cannot be reached ({what})",
-                        "nothing is decided; start it, or correct the url",
+                        "start it, or correct the url; nothing was decided",
                     ) from None
             else:
                 if (status < 500 and status != 429) or wait_s is None:

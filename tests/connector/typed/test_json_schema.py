@@ -61,7 +61,7 @@ def fault(value: Any, body: Any, **named: Any) -> str | None:
         (b"{", "the body is not JSON (JSONDecodeError"),
         (b"", "the body is not JSON (JSONDecodeError"),
         (b'{"id": 1} x', "the body is not JSON (JSONDecodeError: Extra data"),
-        (b'{"id": NaN}', "the body is not JSON (ValueError: NaN is no number of JSON)"),
+        (b'{"id": NaN}', "the body is not JSON (ValueError: NaN is not a JSON number)"),
         (b'{"id": -Infinity}', "the body is not JSON (ValueError"),
         (b"{'id': 1}", "the body is not JSON (JSONDecodeError"),
         (b"\xff\xfe{\0}\0", "the body is not JSON (UnicodeDecodeError"),
@@ -162,8 +162,8 @@ def test_a_remote_reference_causes_no_request() -> None:
             assert fault(value, {"a": 1}) is not None
         found = fault({"$ref": url}, 1)
         assert found == f"schema id 1 refers to {url!r}, which the registry does not have"
-        assert "is no draft of JSON Schema" in str(unusable(schema({"$schema": url})))
-        assert "is no draft of JSON Schema" in str(unusable(schema({}, x={"$schema": url})))
+        assert "is not a draft of JSON Schema" in str(unusable(schema({"$schema": url})))
+        assert "is not a draft of JSON Schema" in str(unusable(schema({}, x={"$schema": url})))
         with pytest.raises(BlockingIOError):
             server.accept()
 
@@ -179,8 +179,8 @@ def test_a_remote_reference_causes_no_request() -> None:
         ({"type": "int"}, "is not a JSON Schema (at $.type: 'int'"),
         ({"pattern": "("}, "is not a JSON Schema (at $.pattern: '(' is not a 'regex'"),
         ({"properties": 5}, "is not a JSON Schema (at $.properties"),
-        ({"$schema": 5}, "has the $schema '5', which is no draft"),
-        ({"$schema": "https://json-schema.org/draft/2099-01/schema"}, "which is no draft of JSON Schema"),
+        ({"$schema": 5}, "has the $schema '5', which is not a draft"),
+        ({"$schema": "https://json-schema.org/draft/2099-01/schema"}, "which is not a draft of JSON Schema"),
     ],
 )
 def test_what_is_no_schema_is_refused(value: Any, reason: str) -> None:

@@ -251,12 +251,12 @@ def test_tls_needs_the_authority_of_the_registry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"url": "localhost:8081"}, "has a wrong url"),
-        ({"url": "ftp://x"}, "has a wrong url"),
-        ({"url": "http://"}, "has a wrong url"),
-        ({"url": "http://x:port"}, "has a wrong url"),
-        ({"url": None}, "has a wrong url"),
-        ({"url": "http://x?a=b"}, "has a wrong url"),
+        ({"url": "localhost:8081"}, "the url of the schema registry is invalid"),
+        ({"url": "ftp://x"}, "the url of the schema registry is invalid"),
+        ({"url": "http://"}, "the url of the schema registry is invalid"),
+        ({"url": "http://x:port"}, "the url of the schema registry is invalid"),
+        ({"url": None}, "the url of the schema registry is invalid"),
+        ({"url": "http://x?a=b"}, "the url of the schema registry is invalid"),
         ({"url": "http://x", "ca": "f"}, "are for https"),
         ({"url": "https://x", "cert": "f"}, "go together"),
     ],

@@ -66,7 +66,7 @@ def test_s2_nothing_new_gives_the_start_back_and_records_nothing(bench: Bench) -
 def test_s2_a_start_that_is_no_end_of_a_claim_is_a_lineage_error(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
-    with pytest.raises(LineageConflict, match="no end of a range"):
+    with pytest.raises(LineageConflict, match="not the end of a range"):
         bench.claim({"in": 1})
 
 

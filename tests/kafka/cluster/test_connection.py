@@ -291,8 +291,8 @@ def test_an_answer_that_was_waited_for_late_is_not_late() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "bytes that are no Kafka"),
-        (struct.pack(">i", -1), "bytes that are no Kafka"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "bytes that are not of the Kafka protocol"),
+        (struct.pack(">i", -1), "bytes that are not of the Kafka protocol"),
         (struct.pack(">ii", 8, 0) + b"\0\0\0\0", "it belongs to another request"),
         (struct.pack(">ii", 4, 2), "cannot be read: IndexError"),
         (struct.pack(">ii", 5, 2) + b"\1", "its header has tagged fields"),
@@ -551,7 +551,7 @@ def test_a_node_that_does_not_know_the_password_is_refused() -> None:
         peer.until_closed()
 
     with serving(script) as node:
-        with pytest.raises(errors.AccessRefused, match="not that of one which knows the password") as caught:
+        with pytest.raises(errors.AccessRefused, match="does not prove that it knows the password") as caught:
             Connection(node.endpoint, Settings(login=SaslLogin("SCRAM-SHA-256", "alice", "secret")))
         assert "secret" not in repr(caught.value) + str(caught.value.__context__)
 

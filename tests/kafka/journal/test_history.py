@@ -244,7 +244,7 @@ def rows(*entries: Entry) -> list[Row]:
     ],
 )
 def test_a_change_of_another_version_is_refused(value: str) -> None:
-    with pytest.raises(KafkaError, match="this version does not know"):
+    with pytest.raises(KafkaError, match="this version cannot read"):
         History(APP).apply(rows(Entry("change/a/0", value)))
 
 

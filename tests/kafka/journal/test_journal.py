@@ -201,13 +201,13 @@ def test_an_app_topic_that_was_deleted_is_one_error_that_says_what_is_lost(
             TOPIC, 2, configs={"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
         )
     bench.now += later_s
-    lost = f"topic {TOPIC} .*what app 'app' has claimed and decided is lost with it: start the pipeline in a new process"
+    lost = f"topic {TOPIC} .*the claims and decisions of app 'app' are lost with it: start the pipeline in a new process"
     for _ in range(2):
         if again and not later_s:
             break  # until its metadata are asked for again, a process takes it for the topic of before
         with pytest.raises(errors.LedgerLost, match=lost):
             claim(source, end)
-    known = "_txmq.app.app has no claim of the app.*what the app has claimed and decided is lost with it: use"
+    known = "_txmq.app.app has no claim of the app.*and with it what the app has claimed and decided: use"
     with pytest.raises(errors.LineageConflict, match=known):
         claim(bench.source(), end)
 

@@ -163,7 +163,7 @@ def test_a_fetch_without_a_whole_batch_is_refused() -> None:
     whole = Shape(4).batch(9).encoded()
     for cut in range(1, len(whole)):
         with pytest.raises(
-            errors.CorruptRecordBatch, match=f"{cut} bytes of {LOG} are no whole record batch"
+            errors.CorruptRecordBatch, match=f"{cut} bytes of {LOG} are not a whole record batch"
         ):
             decode(whole[:cut], 0, EVERYTHING, log=LOG)
 

@@ -211,7 +211,7 @@ def test_c4_a_branch_that_is_not_what_was_staged_is_missing(cluster: Cluster) ->
     # the receipt of one branch, with the place of another one
     ours, theirs = Receipt.parse(good.receipt), Receipt.parse(other.receipt)
     text = good.receipt.replace(str(ours.place).split("@")[1], str(theirs.place).split("@")[1])
-    with pytest.raises(errors.MissingBranch, match="stands where another one was staged"):
+    with pytest.raises(errors.MissingBranch, match="is in the place of another one"):
         driver.commit(0, token, [changed(good, receipt=text)])
     assert cluster.bodies() == [] and cluster.entries() == [] and nothing_open(cluster)
     driver.commit(0, token, [good, other])

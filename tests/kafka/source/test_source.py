@@ -71,7 +71,7 @@ def test_s3_a_range_is_resolved_counted_and_read_again(bench: SourceBench) -> No
 def test_s2_a_start_that_no_claim_ended_at_is_refused(bench: SourceBench) -> None:
     bench.send(0, b"a", b"b")
     claim(bench.source())
-    with pytest.raises(errors.LineageConflict, match="no end of a range"):
+    with pytest.raises(errors.LineageConflict, match="not the end of a range"):
         claim(bench.source(), {"orders/0": 1, "orders/1": 0})
 
 

@@ -142,7 +142,7 @@ class Server:
             queue.name: [
                 row
                 for run in queue.log.runs
-                for rows in [self.broker.read_rows(run).to_pylist()]
+                for rows in [self.broker.read_block(run.block_id).take(list(run.rows())).to_pylist()]
                 for first, end in queue.progress.unsettled_within(run.first, run.end)
                 for row in rows[first - run.first : end - run.first]
             ]

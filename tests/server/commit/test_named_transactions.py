@@ -88,7 +88,7 @@ def test_21_a_token_that_was_used_fails_the_second_commit_and_nothing_of_it_is_e
             if outcome(connection.channel(), "order-7") is None:
                 channel.tx_commit()
         with pytest.raises(
-            ChannelClosedByBroker, match="is committed: an xid names one transaction only"
+            ChannelClosedByBroker, match="is committed: an xid names only one transaction"
         ) as closed:
             channel.tx_commit()
         assert (closed.value.reply_code, channel.is_closed) == (406, True)
@@ -199,9 +199,9 @@ def test_a_transaction_is_named_once_and_its_outcome_is_only_got_without_ack(bro
         channel.tx_select()
         channel.basic_publish(NAMED, "token", b"a")
         channel.basic_publish(NAMED, "prepare", b"b")
-        with pytest.raises(ChannelClosedByBroker, match="is named 'a' already, it cannot be named 'b'"):
+        with pytest.raises(ChannelClosedByBroker, match="is named 'a' already: it cannot be named 'b'"):
             channel.tx_commit()
-        with pytest.raises(ChannelClosedByBroker, match="only answers, it holds nothing to acknowledge"):
+        with pytest.raises(ChannelClosedByBroker, match="only answers: it has nothing to acknowledge"):
             connection.channel().basic_get(f"{NAMED}.a")
 
 

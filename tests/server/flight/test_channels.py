@@ -73,7 +73,7 @@ def test_an_older_call_that_arrives_late_is_refused_and_not_made_again(doors: Do
     doors.publish(1, b"order")
     doors.publish(2, b"next")
     for number in (1, 0, -1):
-        with pytest.raises(errors.RemoteProtocolError, match="not made again"):
+        with pytest.raises(errors.RemoteProtocolError, match="is not repeated"):
             doors.publish(number, b"order")
     doors.publish(3, b"last")
     assert doors.bodies() == [b"order", b"next", b"last"]

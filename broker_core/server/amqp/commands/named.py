@@ -49,7 +49,7 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
 def get_outcome(session: Session, method: m.BasicGet, name: str) -> None:
     """How the transaction of this name ended, if there is one."""
     if not method.no_ack:
-        text = f"queue '{name}' only answers, it holds nothing to acknowledge"
+        text = f"queue '{name}' only answers: it has nothing to acknowledge"
         raise PreconditionFailed(text, "get with no_ack")
     xid = name[len(transaction_exchange.QUEUE_PREFIX) :]
 
