@@ -40,7 +40,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (327, ENTRY),
-    "broker_core.launcher.Broker": (266, ENTRY),
+    "broker_core.launcher.Broker": (267, ENTRY),
     "broker_core.broker.routing.exchange.Exchange": (
         277,
         "bindings, caches of routes, and who relies on them",
@@ -48,7 +48,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
     "broker_core.broker.topology.topology.Topology": (539, STATE),
-    "connector.batch.batch_transaction.BatchTransaction": (251, "one method for each operation of ``tx``"),
+    "connector.batch.batch_transaction.BatchTransaction": (253, "one method for each operation of ``tx``"),
     "connector.batch.foreach_batch.Transactional": (251, "what a user asks of a pipeline, and its parts"),
     "broker_core.client.broker.BrokerClient": (369, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),

@@ -182,7 +182,7 @@ def test_a_queue_without_a_dead_letter_exchange_is_one_clear_error(claimed: Benc
     [
         (("orders", 0, 99, "", None), errors.DataLoss, "message 99 of queue 'orders'"),
         (("orders", 0, 1, "", 5), errors.OptionError, "not that of message 1 of queue 'orders'"),
-        (("orders", 0, None, "", None), errors.OptionError, "no message of a queue"),
+        (("orders", 0, None, "", None), errors.OptionError, "not a message of a queue"),
         (("out", 0, 0, "", None), errors.OptionError, "queue 'out', which app 'alerts' does not consume"),
         (("gone", 0, 0, "", None), errors.OptionError, "queue 'gone', which app 'alerts' does not consume"),
     ],
