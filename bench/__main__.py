@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, cost, dead_letters, decode, http, permissions, streams, tls
+from bench import amqp, backlog, commits, cost, dead_letters, decode, http, permissions, starts, streams, tls
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -45,6 +45,8 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "longest_silence_ms": dead_letters.dead_letters,
     "loop_hold_ms": cost.loop_hold_ms,
     "tx_open_100k": amqp.tx_open_100k,
+    "import_ms": starts.import_ms,
+    "cli_ms": starts.cli_ms,
 }
 
 

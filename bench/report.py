@@ -78,6 +78,8 @@ GOALS = {
     "latency_p95_ms": Goal("ratio", 1.2, 1, less_is_better=True),
     "kafka_foreach_batch_rows": Goal("ratio", 1, 1.2),
     "tx_open_100k": Goal("ratio", 0.7, 0.9),
+    "import_ms": Goal("value", 150, 75, less_is_better=True),
+    "cli_ms": Goal("value", 400, 250, less_is_better=True),
 }
 
 

@@ -1,6 +1,7 @@
 """txmq: a message queue for Spark Structured Streaming in which a micro-batch is one transaction.
 
-The public names. Names that need Spark are imported at their first use, so that a broker runs without Spark.
+The public names. Names that need Spark or Arrow are imported at their first use: a broker runs without Spark,
+and Arrow and NumPy are most of the time of an import.
 A program that has imported pyspark is warned if the Python that Spark would run cannot load txmq.
 """
 
@@ -12,7 +13,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from broker_core import __version__
-from broker_core.client.broker import BrokerClient, connect
 from broker_core.credentials import Credentials
 from broker_core.errors import (
     AccessRefused,
@@ -51,11 +51,12 @@ from broker_core.errors import (
     Unroutable,
     cause,
 )
-from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 
 if TYPE_CHECKING:
+    from broker_core.client.broker import BrokerClient, connect
     from broker_core.launcher import Broker
+    from broker_core.message.message import Delivery, Message
     from connector.batch.foreach_batch import transactional
     from connector.conf import recommended_conf
     from connector.ledger.listener import mirror_offsets
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Broker": "broker_core.launcher",
+    "BrokerClient": "broker_core.client.broker",
+    "connect": "broker_core.client.broker",
+    "Delivery": "broker_core.message.message",
+    "Message": "broker_core.message.message",
     "SchemaRegistry": "connector.typed.registry.client",
     "When": "connector.tables.when",
     "Decoded": "connector.typed.decode",

@@ -145,8 +145,9 @@ class BrokerClient:
         return contract.decode(contract.answer_type(method), answer)
 
     def identity(self, app_id: str = "") -> str:
-        found: str = self._call("identity")
-        return found
+        live = self._connection.live()
+        live.identity = live.identity or self._call("identity")
+        return live.identity
 
     # -- logs ------------------------------------------------------------------------------------------------
 
@@ -397,9 +398,7 @@ class BrokerClient:
     # -- channels and the operator ---------------------------------------------------------------------------
 
     def channel(self) -> RemoteChannel:
-        """A channel of the broker. It ends, rolled back and requeued, when closed or when this process is
-        gone.
-        """
+        """A channel of the broker. It ends, rolled back and requeued, when closed or with this process."""
         return RemoteChannel(self._connection)
 
     def queues(self) -> list[QueueInfo]:

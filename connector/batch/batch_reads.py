@@ -37,6 +37,8 @@ class BatchReads:
         self._batch = batch
         self._thread = threading.get_ident()
         self._narrow: bool | None = None
+        self._cache: Any = None  # what Spark has persisted
+        self.rdd_id: int | None = None  # of the rows of the batch, once it is known
         self.noted = False  # by the tasks of an execution of the whole batch
 
     def direct(self) -> bool:
@@ -46,9 +48,11 @@ class BatchReads:
         try:
             if self._narrow is None:
                 rdd = _rdd(self._batch)
+                self.rdd_id = None if rdd is None else int(rdd.id())
+                session: Any = self._batch.sparkSession
+                self._cache = session._jsparkSession.sharedState().cacheManager()
                 self._narrow = _pinned(self._batch) and (rdd is None or "+-" not in str(rdd.toDebugString()))
-            session: Any = self._batch.sparkSession
-            return self._narrow and bool(session._jsparkSession.sharedState().cacheManager().isEmpty())
+            return self._narrow and bool(self._cache.isEmpty())
         except Exception:  # Spark's internals: then the ranges are noted from here
             return False
 

@@ -280,7 +280,7 @@ class BatchTransaction:
         direct = self._reads.direct()
         self.executions += 1
         yield
-        whole = self._seen.note(frame, self._batch, stages=stages)
+        whole = self._seen.note(frame, self._batch, stages=stages, rdd_id=self._reads.rdd_id)
         self._reads.noted |= direct and whole and self._reads.direct()
 
     @property

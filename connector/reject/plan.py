@@ -53,14 +53,15 @@ _HOLDS = {
 }
 
 
-def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
+def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool, rdd_id: int | None = None) -> bool:
     """Returns whether executing ``frame`` executes every row of ``batch``; False if that is not certain.
-    ``stages``: it is a frame that stages rows, and not the rows themselves, which Delta writes.
+    ``stages``: it is a frame that stages rows, and not the rows themselves, which Delta writes. ``rdd_id``:
+    of the rows of the batch, if it is known.
     """
     if is_connect(frame):
         return False
     with suppress(Exception):  # False executes the batch once more
-        if not stages and _has_columns_of(frame, batch):
+        if _has_columns_of(frame, batch, stages, rdd_id):
             return True
         nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
         own = [
@@ -80,15 +81,26 @@ def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
     return False
 
 
-def _has_columns_of(frame: DataFrame, batch: DataFrame) -> bool:
-    """Returns whether ``frame`` has a row for each row of ``batch``, by its analysed plan. No optimization
-    leaves out rows of an RDD that are only projected, so nothing has to be planned to know.
+def _has_columns_of(frame: DataFrame, batch: DataFrame, stages: bool, rdd_id: int | None) -> bool:
+    """Returns whether ``frame``, or what it stages, has a row for each row of ``batch``, by its analysed
+    plan. No optimization leaves out rows of an RDD that are only projected, so nothing has to be planned to
+    know, and the physical plan, which takes many more calls of the JVM, is not looked at.
     """
     node = frame._jdf.queryExecution().analyzed()
+    if stages:
+        if node.nodeName() != "MapInArrow":
+            return False
+        node = node.child()
     while (kind := node.nodeName()) == "Project":
         node = node.child()
-    own = batch._jdf.queryExecution().analyzed()
-    return bool(kind == own.nodeName() == "LogicalRDD" and node.rdd().id() == own.rdd().id())
+    if kind != "LogicalRDD":
+        return False
+    if rdd_id is None:
+        own = batch._jdf.queryExecution().analyzed()
+        if own.nodeName() != kind:
+            return False
+        rdd_id = own.rdd().id()
+    return bool(node.rdd().id() == rdd_id)
 
 
 def partitions(frame: DataFrame) -> int | None:

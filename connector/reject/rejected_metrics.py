@@ -162,11 +162,9 @@ class Seen:
             str, tuple[dict[str, Any], int]
         ] = {}  # by the name of the metric: it, the partitions
 
-    def note(self, frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
-        """``frame`` was executed: whether that was the whole batch. ``stages``: it stages rows
-        (:func:`executed_whole`).
-        """
-        if not executed_whole(frame, batch, stages=stages):
+    def note(self, frame: DataFrame, batch: DataFrame, *, stages: bool, rdd_id: int | None = None) -> bool:
+        """``frame`` was executed: whether that was the whole batch, as :func:`executed_whole` says."""
+        if not executed_whole(frame, batch, stages=stages, rdd_id=rdd_id):
             return False
         self.whole = True
         if _open:

@@ -117,6 +117,7 @@ class StreamReader(DataSourceStreamReader):
         self._final: dict[str, int] | None = None  # Trigger.AvailableNow: the end of all reads
         # a start without new messages, and the ends of the logs at that time
         self._idle: tuple[Vector, dict[str, int]] | None = None
+        self._acked: Vector | None = None  # everything below it, by the last claim
 
     @property
     def _engine(self) -> Engine:
@@ -179,7 +180,7 @@ class StreamReader(DataSourceStreamReader):
             min_rows=options.min_rows if waits else None,
             max_delay_s=options.max_delay_s if waits else None,
         )
-        return self._engine.claim(
+        end = self._engine.claim(
             options.app_id,
             options.queues,
             start,
@@ -188,6 +189,9 @@ class StreamReader(DataSourceStreamReader):
             options.on_new_checkpoint,
             acks=acks,
         )
+        if acks:
+            self._acked = start
+        return end
 
     def _origin(self, start: Vector) -> Origin:
         """What a symbolic start means."""
@@ -195,9 +199,10 @@ class StreamReader(DataSourceStreamReader):
             return self._options.origin
         return self._options.ledger_start.origin(self._engine, logs_of(self._engine, self._options.queues))
 
-    def _ends(self) -> dict[str, int]:
-        engine = self._engine
-        return {log: one.end for log, one in engine.available(engine.logs(self._options.queues)).items()}
+    def _ends(self, logs: Sequence[str] = ()) -> dict[str, int]:
+        """The ends of ``logs``, or of all that the queues have now."""
+        found = self._engine.available(logs or self._engine.logs(self._options.queues))
+        return {log: one.end for log, one in found.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
@@ -206,7 +211,9 @@ class StreamReader(DataSourceStreamReader):
             # An empty batch 0 has one task without rows: only tasks tell a sink its query.
             return [ClaimedSlice({}, (), self._options.app_id)]
         ranges = self._engine.resolve(self._options.app_id, first, last)
-        found = self._engine.count(self._options.app_id, ranges)
+        found = {log: Available(first, last, last - first, 0) for log, (first, last) in ranges.items()}
+        if task_count(found, self._options) > 1:  # of fewer rows, which are one task too
+            found = self._engine.count(self._options.app_id, ranges)
         tasks = task_count(found, self._options)
         # At least one task: rows that no task reads are not consumed (S4).
         app_id = self._options.app_id
@@ -226,9 +233,9 @@ class StreamReader(DataSourceStreamReader):
         return _marked(rows)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """S5: Spark has ``end`` in its commit log."""
+        """S5: Spark has ``end`` in its commit log. Nothing is left to do if the next claim was first (S2)."""
         vector = self._vector(end)
-        if not offset.is_symbolic(vector):
+        if vector != self._acked and not offset.is_symbolic(vector):
             self._engine.ack(self._options.app_id, vector)
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import CalendarIntervalType, StructType, YearMonthIntervalType
+from pyspark.sql.types import (
+    CalendarIntervalType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    YearMonthIntervalType,
+)
 
 from broker_core.arrow.outside import line
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
@@ -26,7 +33,17 @@ from connector.sql import has, plain
 from connector.stream.schema import to_messages
 from connector.tables.table import is_connect
 
-_STAGED_COLUMNS = "branch string, partition int, attempt int, rows bigint, checksum bigint, receipt string"
+# not as text, which the JVM would have to parse for each staging
+_STAGED_COLUMNS = (
+    StructType()
+    .add("branch", StringType())
+    .add("partition", IntegerType())
+    .add("attempt", IntegerType())
+    .add("rows", LongType())
+    .add("checksum", LongType())
+    .add("receipt", StringType())
+)
+_NOTHING = StructType().add("nothing", IntegerType())
 _STAGED_SCHEMA = pa.schema(
     [
         ("branch", pa.string()),
@@ -179,7 +196,7 @@ def execute(frame: DataFrame) -> None:
             pass
         yield from ()
 
-    positional(frame)[0].mapInArrow(drained, "nothing int").collect()
+    positional(frame)[0].mapInArrow(drained, _NOTHING).collect()
 
 
 def rows_of(

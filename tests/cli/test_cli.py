@@ -397,6 +397,13 @@ def test_a_command_starts_without_pandas_which_would_double_its_time() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_an_import_of_txmq_loads_no_arrow_which_would_be_most_of_its_time() -> None:
+    heavy = ("pyarrow", "numpy", "pandas", "pyspark", "kafka", "ssl", "asyncio", "sqlite3")
+    loaded = f"import sys, txmq; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_broker_that_does_not_listen_is_said_at_once_or_waited_for(tmp_path: Path) -> None:
     with Broker.open(tmp_path / "data") as opened:
         url = opened.url

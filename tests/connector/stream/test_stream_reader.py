@@ -121,6 +121,60 @@ def test_two_readstreams_of_two_queues_are_read_side_by_side(bench: Bench) -> No
     assert (ask(first), ask(second)) == ({"in": 1}, {"in2": 1})
 
 
+# -- what a trigger asks of the engine -------------------------------------------------------------------------
+
+
+class Recorded:
+    """An engine, and the names of the calls that it got."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.calls = engine, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self.engine, name)
+
+
+def test_a_small_batch_of_a_stream_is_planned_by_three_calls_beside_its_progress(bench: Bench) -> None:
+    recorded = Recorded(bench.engine)
+    stream = over(recorded, maxOffsetsPerTrigger="1")
+    for body in (b"a", b"b", b"c"):
+        bench.produce(body)
+    first = ask(stream)
+    stream.partitions(START, first)
+    recorded.calls.clear()
+    second = ask(stream, first)
+    assert stream.reportLatestOffset() == {"in": 3}
+    stream.commit(first)
+    (task,) = stream.partitions(first, second)
+    assert recorded.calls == ["claim", "available", "resolve"]
+    assert (task.ranges, task.slices) == ({"in": (1, 2)}, (("in", 1, 2),))  # type: ignore[attr-defined]
+
+
+def test_an_end_that_no_claim_has_acknowledged_is(bench: Bench) -> None:
+    recorded = Recorded(bench.engine)
+    stream = over(recorded, maxOffsetsPerTrigger="1")
+    bench.produce(b"a")
+    bench.produce(b"b")
+    first = ask(stream)
+    recorded.calls.clear()
+    stream.commit(first)
+    assert recorded.calls == ["ack"]
+    second = ask(stream, first)
+    recorded.calls.clear()
+    stream.commit(second)
+    assert recorded.calls == ["ack"]
+
+
+def test_a_batch_that_may_have_several_tasks_is_counted(bench: Bench) -> None:
+    recorded = Recorded(bench.engine)
+    stream = over(recorded, minPartitions="2")
+    for body in (b"a", b"b"):
+        bench.produce(body)
+    assert len(stream.partitions(START, ask(stream))) == 2
+    assert recorded.calls[-2:] == ["resolve", "count"]
+
+
 # -- queues of several logs ----------------------------------------------------------------------------------
 
 
