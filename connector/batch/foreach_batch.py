@@ -189,6 +189,8 @@ class Transactional:
                 if not holds_java_trace(error):
                     raise
                 raise shortened(error) from None
+            except KeyboardInterrupt:  # of a caller that is not Spark
+                raise
             except BaseException as stop:  # nobody would answer Spark, which waits for ever
                 what = f"the function of app {self.app_id!r} raised {type(stop).__name__}: {stop}"
                 raise OptionError(what, "raise an Exception to end the query") from stop
@@ -222,9 +224,8 @@ class Transactional:
                 self.app_id, query_id, batch_id, "", [], consumes=consumes
             ).entry
         else:
-            decided = self._decide(
-                batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes
-            )
+            attempt = query_id, batch_id, opened.sequence, opened.token
+            decided = self._decide(batch, engine, attempt, consumes)
         # C5
         if not decided.applied:
             self._apply_decided(spark, engine, decided if decided.token == opened.token else None)
