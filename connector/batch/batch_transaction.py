@@ -97,7 +97,7 @@ class BatchTransaction:
 
         A column overrides the argument. ``queue`` means exchange "" and this routing key. Raises OptionError.
         """
-        with self._operation("publish"):
+        with self._operation("publish", rows):
             if queue is not None:
                 if exchange or routing_key:
                     raise OptionError(
@@ -119,7 +119,7 @@ class BatchTransaction:
         their own routing key, or ``routing_key``; ``queue`` means exchange "" and this routing key. Raises
         OptionError, DataLoss.
         """
-        with self._operation("reject"):
+        with self._operation("reject", rows):
             rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
             broken = self._seen.broken(rows.metric if isinstance(rows, Decoded) else rows)
             if broken is None:
@@ -135,7 +135,7 @@ class BatchTransaction:
         ``options`` are writer options (``mergeSchema=True``) and ``partitionBy`` (a column or a list).
         Appends to one table are one Delta commit and need the same options and columns. Raises OptionError.
         """
-        with self._operation("append"):
+        with self._operation("append", rows):
             with self._lock:
                 spark, found = rows.sparkSession, self._table("append", rows, table)
                 chosen, columns = self._owner.tables.writer_options(table, options)
@@ -190,19 +190,19 @@ class BatchTransaction:
         A parameter ``token`` of the function gets the text of a UUID: the same in each repetition of the
         call, another one for every other batch, function, app and data directory. Raises OptionError.
         """
-        with self._operation("after_commit"):
+        with self._operation("after_commit", rows):
             self._owner.apply.function(name)
-            schema = nullable(rows.schema)
-            about = {"name": name, "schema": schema.json()}
+            about = {"name": name, "schema": nullable(rows.schema).json()}
             with self._lock:
                 self._steps.same_target("after_commit", name, 0, about)
             with self._steps.left_by_failures(self._lock, "after_commit", name, 0):
                 self._stage(rows, "after_commit", about)
 
     @contextlib.contextmanager
-    def _operation(self, name: str) -> Iterator[None]:
+    def _operation(self, name: str, rows: object) -> Iterator[None]:
         """An operation, in any thread. Raises OptionError after the function returned."""
         with self._operations.one(name):
+            _require_frame(name, rows)
             if self._operations.elsewhere:
                 self._thread.require_query(self.query_id, name)
             with self._thread.taken() if self._operations.elsewhere else contextlib.nullcontext():
@@ -229,7 +229,7 @@ class BatchTransaction:
         change: Merge | Overwrite,
         keys: Sequence[str] = (),
     ) -> None:
-        with self._operation(kind):
+        with self._operation(kind, rows):
             with self._lock:
                 found = self._table(kind, rows, table)
                 rows, about = self._owner.checks.change(rows, found, change, keys)
@@ -315,3 +315,11 @@ class BatchTransaction:
                 self._owner.tables.drop(location, attempt)
             except Exception as error:
                 log.warning("files of a lost attempt are not deleted: %s", told(error))
+
+
+def _require_frame(operation: str, rows: object) -> None:
+    if not hasattr(rows, "sparkSession") and not (operation == "reject" and isinstance(rows, Decoded)):
+        raise OptionError(
+            f"tx.{operation} of a {type(rows).__name__}",
+            "give a DataFrame of Spark: .good of what decode returned, or one of spark.createDataFrame",
+        )

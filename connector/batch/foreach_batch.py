@@ -38,6 +38,7 @@ from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
 from connector.options import Address, WriteOptions, write_options
 from connector.stream import staging
+from connector.stream.task_identity import note_app_of_query
 from connector.table_formats import table_format
 from connector.tables.checks import Checks
 from connector.tables.table import is_connect
@@ -188,11 +189,11 @@ class Transactional:
                 if not holds_java_trace(error):
                     raise
                 raise shortened(error) from None
-            except SystemExit as stop:  # nobody would answer Spark, which waits for ever
-                raise OptionError(
-                    f"the function of app {self.app_id!r} raised SystemExit: {stop}",
-                    "raise another exception to end the query",
-                ) from stop
+            except KeyboardInterrupt:  # of a caller that is not Spark
+                raise
+            except BaseException as stop:  # nobody would answer Spark, which waits for ever
+                what = f"the function of app {self.app_id!r} raised {type(stop).__name__}: {stop}"
+                raise OptionError(what, "raise an Exception to end the query") from stop
 
     def _run(self, batch: DataFrame, batch_id: int) -> None:
         spark = batch.sparkSession
@@ -200,6 +201,7 @@ class Transactional:
         query_id, consumes = self._identity(spark, engine)
         call = Call.of(spark, str(self.address), self.app_id, query_id, batch_id)
         call.require_first()
+        note_app_of_query(spark, self.app_id, query_id)
         running = (None if is_connect(spark) else spark.sparkContext, query_id)
         if self._started != running:
             if consumes:
@@ -222,9 +224,8 @@ class Transactional:
                 self.app_id, query_id, batch_id, "", [], consumes=consumes
             ).entry
         else:
-            decided = self._decide(
-                batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes
-            )
+            attempt = query_id, batch_id, opened.sequence, opened.token
+            decided = self._decide(batch, engine, attempt, consumes)
         # C5
         if not decided.applied:
             self._apply_decided(spark, engine, decided if decided.token == opened.token else None)

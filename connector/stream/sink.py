@@ -22,7 +22,7 @@ from broker_core.errors import BatchDecided, LocalProtocolError
 from broker_core.failpoint import here
 from connector.options import WriteOptions
 from connector.stream.schema import to_messages
-from connector.stream.source import task_identity
+from connector.stream.task_identity import task_identity
 
 
 @dataclass(frozen=True)

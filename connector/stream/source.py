@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from broker_core.engine import LATEST, Available, Engine, Limit, Origin, Ranges, ReadTicket, Vector
@@ -23,6 +22,7 @@ from connector.options import ReadOptions
 from connector.stream import offset
 from connector.stream.reader_lock import ReaderLock
 from connector.stream.schema import to_spark
+from connector.stream.task_identity import require_app_of_query, task_identity
 
 # How long latestOffset may wait for new messages. Spark calls an idle source every 10 ms, but query.stop()
 # and the other sources of a query wait for the answer.
@@ -226,6 +226,7 @@ class StreamReader(DataSourceStreamReader):
             return iter(())
         options = self._options
         query_id, batch_id = task_identity()
+        require_app_of_query(options.app_id, query_id)
         ticket = ReadTicket(
             options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss
         )
@@ -243,16 +244,6 @@ def _marked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         yield batch
         here("connector.read.rows")
-
-
-def task_identity() -> tuple[str, int]:
-    """(query_id, batch_id) of this task, or ("", -1) if not known (foreachBatch on Connect, batch writes)."""
-    context = TaskContext.get()
-    query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-    batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
-    if not query_id or not batch_id:
-        return "", -1
-    return query_id, int(batch_id)
 
 
 # -- batches -------------------------------------------------------------------------------------------------

@@ -93,6 +93,9 @@ class Session:
     def getLocalProperty(self, key: str) -> str | None:
         return self.properties.get(key)
 
+    def setLocalProperty(self, key: str, value: str) -> None:
+        self.properties[key] = value
+
     def newSession(self) -> Session:
         return Session(self.world, dict(self.properties))
 

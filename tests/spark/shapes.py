@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -39,7 +39,12 @@ EXPECTED: dict[str, list[str]] = {
     "state-in-pandas": ["a1", "a2", "b1", "b2"],
     "processor-in-pandas": ["a1", "a2", "b1", "b2"],
 }
-
+# those that only the soak has (test_user_code.py)
+MORE: dict[str, list[str]] = {
+    "processor-of-rows": ["a", "b", "a", "b"],
+    "deduplicated-in-watermark": ["a@10", "b@11", "a@12", "c@100"],
+}
+EXPECTED |= {"processor-of-rows": ["a1", "a2", "b1", "b2"], "deduplicated-in-watermark": ["a", "b", "c"]}
 
 _STORE = "spark.sql.streaming.stateStore.providerClass"
 
@@ -48,7 +53,7 @@ def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
     if shape == "typed":
         return reader.load()
     # Spark refuses a processor with state at the start of its query where the store is another one
-    if shape == "processor-in-pandas":
+    if shape.startswith("processor"):
         reader._spark.conf.set(
             _STORE, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         )
@@ -67,12 +72,9 @@ def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
                 others.select(F.col("body").cast("string").alias("other")), F.expr("body = other")
             ).select("body")
         case "watermark":
-            timed = rows.select(
-                F.split("body", "@")[0].alias("body"),
-                F.timestamp_seconds(F.split("body", "@")[1].cast("int")).alias("at"),
-            )
-            windows = timed.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"), "body")
-            return windows.count().select("body")
+            return timed(rows).groupBy(F.window("at", "10 seconds"), "body").count().select("body")
+        case "deduplicated-in-watermark":
+            return timed(rows).dropDuplicatesWithinWatermark(["body"]).select("body")
         case "deduplicated":
             return rows.select("body").dropDuplicates()
         case "state-in-pandas":
@@ -83,7 +85,19 @@ def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
             return rows.groupBy("body").transformWithStateInPandas(
                 Counter(), outputStructType="body string", outputMode="Append", timeMode="None"
             )
+        case "processor-of-rows":
+            return rows.groupBy("body").transformWithState(
+                RowCounter(), outputStructType="body string", outputMode="Append", timeMode="None"
+            )
     raise AssertionError(shape)
+
+
+def timed(rows: DataFrame) -> DataFrame:
+    """Bodies with the time behind their @."""
+    at = F.timestamp_seconds(F.split("body", "@")[1].cast("int"))
+    return rows.select(F.split("body", "@")[0].alias("body"), at.alias("at")).withWatermark(
+        "at", "10 seconds"
+    )
 
 
 def counted(
@@ -110,3 +124,12 @@ class Counter(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class RowCounter(Counter):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        found = self._count.get()
+        before = found[0] if found is not None else 0
+        count = before + sum(1 for _ in rows)
+        self._count.update((count,))
+        yield from (Row(body=f"{key[0]}{number}") for number in range(before + 1, count + 1))

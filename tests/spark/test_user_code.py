@@ -28,7 +28,8 @@ COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}
 NEW_WORKERS = {"spark.python.worker.reuse": "false"}
 
 WORKS: dict[str, dict[str, str]] = {name: {"fn": name} for name in user_code.WAYS}
-WORKS |= {shape: {"shape": shape} for shape in shapes.MESSAGES}
+OF_SHAPES = {**shapes.MESSAGES, **shapes.MORE}
+WORKS |= {shape: {"shape": shape} for shape in OF_SHAPES}
 WORKS["typed"]["fn"] = "rejects"
 WORKS |= {
     call: {"call": call}
@@ -76,7 +77,7 @@ AGAIN = {"kept_tx", "task_that_always_fails", "tx_in_another_query"}
 # These keep nothing between batches: one is enough, where no driver is killed. The others see a second one.
 ONE_BATCH = {
     "threads", "coroutines", "process_pool", "several_actions", "checkpointed", "rdd", "to_pandas", "collected",
-    "shuffled", "union", "swallowed", "generators", "side_effects", *(REFUSED.keys() - {"kept_tx"}),
+    "shuffled", "union", "swallowed", "generators", "side_effects", *(REFUSED.keys() - {"kept_tx", "kept_batch"}),
 }  # fmt: skip
 ALL_AT_ONCE = {"maxOffsetsPerTrigger": str(len(MESSAGES))}
 
@@ -86,7 +87,7 @@ def made(
 ) -> Pipeline:
     """A pipeline with its messages, tables and the queue of a second stream; a batch has two of its messages."""
     shape = what.get("shape", "")
-    messages = shapes.MESSAGES.get(shape, MESSAGES)
+    messages = OF_SHAPES.get(shape, MESSAGES)
     pipeline = kind.create(
         f"{scratch.name}-{name}".replace("_", "-"),
         url,

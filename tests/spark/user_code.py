@@ -19,7 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import psutil
@@ -28,7 +28,9 @@ from pyspark import InheritableThread, StorageLevel, TaskContext
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
+from broker_core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.typed.decode import decode
 from tests.progress import wait_until
 from tests.spark.shapes import OTHER
 
@@ -38,6 +40,7 @@ Each = Callable[[DataFrame, int], None]
 
 TEXT = "CAST(body AS STRING) AS body"
 _kept: dict[str, BatchTransaction] = {}  # app -> tx of its first batch
+_first: dict[str, DataFrame] = {}  # and that batch
 
 
 def bodies(rows: list[Row]) -> list[tuple[str]]:
@@ -468,9 +471,63 @@ def tx_in_another_query(
     effects(batch, tx)
 
 
+def kept_batch(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
+    """The frame of the first batch is read in the second one, and its rows are consumed by then."""
+    first = _first.setdefault(tx.app_id, batch)
+    effects(first, tx)
+
+
+def no_frame(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
+    """What is no DataFrame of Spark, in each operation."""
+    table = f"{pipeline['lake']}/first"
+    given: Any = batch.selectExpr(TEXT).toPandas()
+    refused: list[str] = []
+    for rows in (given, given.values.tolist(), decode(batch, "body string", "csv"), batch.rdd, None):
+        for operation in (
+            partial(tx.publish, rows, queue=pipeline["out"]),
+            partial(tx.append, rows, table),
+            partial(tx.merge, rows, table, "t.body = s.body", insert=True),
+            partial(tx.delete, rows, table, "t.body = s.body"),
+            partial(tx.overwrite, rows, table, "true"),
+            partial(tx.after_commit, rows, "collect"),
+        ):
+            try:
+                operation()
+            except OptionError as error:
+                refused.append(error.summary)
+    assert len(refused) == 30 and all(" of a " in each for each in refused), refused
+    tx.reject(given)
+
+
+def frame_in_another_query(
+    batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]
+) -> None:
+    """A stream within the function stages the rows of this batch in the transaction of its own app."""
+
+    def call(each: Each) -> Each:
+        return transactional(
+            lambda _rows, tx: tx.append(batch.selectExpr(TEXT), f"{pipeline['lake']}.inner"),
+            url=pipeline["url"],
+            app_id=f"{pipeline['app']}.inner",
+        )
+
+    inner_stream(batch, tx, pipeline, call)
+
+
 def exits(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
     effects(batch, tx)
     sys.exit("the function has had enough")
+
+
+def cancelled(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
+    """The error is no Exception, and Spark would wait for ever for an answer."""
+
+    async def gives_up() -> None:
+        effects(batch, tx)
+        cast(asyncio.Task[None], asyncio.current_task()).cancel()
+        await asyncio.sleep(0)
+
+    asyncio.run(gives_up())
 
 
 REFUSED: dict[str, tuple[Way, str]] = {
@@ -486,7 +543,11 @@ REFUSED: dict[str, tuple[Way, str]] = {
         (caught_in_a_thread, "body"),
         (task_that_always_fails, "ZeroDivisionError"),
         (tx_in_another_query, "in a batch of another query"),
+        (kept_batch, "of another batch"),
+        (frame_in_another_query, "would consume its rows too"),
+        (no_frame, "tx.reject of a DataFrame: give a DataFrame of Spark"),
         (exits, "raised SystemExit: the function has had enough"),
+        (cancelled, "raised CancelledError"),
     )
 }
 

@@ -15,7 +15,7 @@ from broker_core.address import VHOST
 from broker_core.broker.state.records import LedgerRecord, ReadRecord
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import Ranges
-from broker_core.errors import LineageConflict
+from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.sink import RecordSink
 
@@ -80,9 +80,10 @@ class Reads:
 
     def already(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
         """Returns whether exactly these ranges are recorded for (query, batch). Raises LineageConflict for
-        other ranges of the same logs.
+        other ranges of the same logs, OptionError for those of an earlier batch.
         """
         wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        self._require_no_earlier(app_id, query_id, batch_id, wanted)
         found = False
         for read in self.of_batch(query_id, batch_id):
             if read.app_id != app_id or not read.ranges.keys() & wanted.keys():
@@ -92,6 +93,23 @@ class Reads:
                 raise other_ranges(read, wanted)
             found = True
         return found
+
+    def _require_no_earlier(
+        self, app_id: str, query_id: str, batch_id: int, wanted: Mapping[str, list[int]]
+    ) -> None:
+        """Raises OptionError if an earlier batch of the query has read the ranges. Recorded for this one too,
+        they would be what it has to consume, and nothing could be decided any more.
+        """
+        newest = sum(end for _, end in wanted.values())
+        for read in reversed(self._by_logs.get((app_id, canonical(sorted(wanted))), ())):
+            if age(read) < newest:
+                return
+            if read.query_id == query_id and read.batch_id < batch_id and read.ranges == wanted:
+                raise OptionError(
+                    f"batch {batch_id} of query {query_id} reads {canonical(wanted)}, the range of batch "
+                    f"{read.batch_id}: its function uses the frame of another batch, whose rows are consumed",
+                    "keep values or a table of the rows between batches, and not the frame",
+                )
 
     def record(
         self, sink: RecordSink, app_id: str, query_id: str, batch_id: int, ranges: Ranges, *, kept: int

@@ -323,6 +323,25 @@ def test_s4_a_batch_that_has_read_one_range_never_reads_another(bench: Bench) ->
     assert bench.engine.last_entry(APP) is None
 
 
+def test_s4_a_batch_that_reads_the_range_of_an_earlier_one_is_refused_and_goes_on_with_its_own(
+    bench: Bench,
+) -> None:
+    """A function that keeps the frame of a batch and uses it in a later one."""
+    bench.produce(b"a")
+    end = bench.claim()
+    read_and_commit(bench, 0, {"in": (0, 1)})
+    bench.produce(b"b")
+    bench.claim(end)
+    with pytest.raises(
+        OptionError, match="the range of batch 0: its function uses the frame of another batch"
+    ):
+        bench.read("q", 1, {"in": (0, 1)})
+    bench.crash()
+    read_and_commit(bench, 1, {"in": (1, 2)})
+    entry = bench.engine.last_entry(APP)
+    assert entry is not None and bench.ranges_of(entry) == {"in": (1, 2)}
+
+
 def test_s4_a_range_that_is_no_claim_is_not_read(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
