@@ -16,11 +16,13 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pika
 import psutil
 import pytest
+from cryptography import x509
 from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPConnectionError, ProbableAuthenticationError
 
@@ -34,6 +36,7 @@ from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions
 from tests.server.conftest import Served, bodies, eventually, fill
+from tests.server.http.http_client import Api
 
 FREE = "127.0.0.1:0"
 
@@ -53,10 +56,11 @@ class Encrypted:
             directory,
             amqp_options=AmqpOptions(handshake_timeout_s=1.0),
             users=users,
-            doors=Doors(TlsOptions(pair.cert, pair.key, **options), [FREE]),
+            doors=Doors(TlsOptions(pair.cert, pair.key, **options), [FREE], http=[FREE]),
         )
         self.flight_port = self.broker.port
         self.amqp_port = int(self.broker.amqp_urls[0].rpartition(":")[2])
+        self.http_port = int(self.broker.http_urls[0].rpartition(":")[2])
 
     def client(self, ca: str | None = None, pair: Pair | None = None, scheme: str = "txmqs") -> BrokerClient:
         known = Credentials(
@@ -82,7 +86,7 @@ class Encrypted:
 
     def certificates(self) -> list[str]:
         """Those that new connections get."""
-        return [_served(port) for port in (self.flight_port, self.amqp_port)]
+        return [_served(port) for port in (self.flight_port, self.amqp_port, self.http_port)]
 
 
 def _served(port: int) -> str:
@@ -285,6 +289,36 @@ def test_certificates_are_renewed_while_clients_are_connected(tmp_path: Path, au
         channel.basic_publish("", "q", b"of the old connection")
         with served.client() as other, contextlib.closing(served.amqp()):
             eventually(lambda: other.queues()[0].messages == 4001)
+
+
+def test_http_is_https_with_the_same_certificates_and_says_when_they_expire(
+    tmp_path: Path, authority: Authority
+) -> None:
+    mine = authority.sign("client")
+    with encrypted(tmp_path, authority, ca=authority.ca, verify_peer=True) as served:
+        assert served.broker.http_urls == [f"https://127.0.0.1:{served.http_port}"]
+        context = ssl.create_default_context(cafile=authority.ca)
+        url = f"https://localhost:{served.http_port}"
+        with pytest.raises(OSError):
+            Api(url, "guest", tls=context).ask("GET", "/api/whoami")  # without a certificate of its own
+        context.load_cert_chain(mine.cert, mine.key)
+        api = Api(url, "guest", tls=context)
+        assert api.get("/api/whoami")["name"] == "guest"
+        ports = {each["protocol"]: each["port"] for each in api.get("/api/overview")["listeners"]}
+        assert ports == {
+            "flight/ssl": served.flight_port,
+            "amqp/ssl": served.amqp_port,
+            "https": served.http_port,
+        }
+        der = ssl.PEM_cert_to_DER_cert(_served(served.amqp_port))
+        days = (x509.load_der_x509_certificate(der).not_valid_after_utc - datetime.now(timezone.utc)).days
+        check = "/api/health/checks/certificate-expiration"
+        assert api.ask("GET", f"{check}/1/weeks").status == 200
+        assert api.ask("GET", f"{check}/{days // 365 - 1}/years").status == 200
+        for years in (days // 365 + 1, 9999):
+            assert api.ask("GET", f"{check}/{years}/years").status == 503
+        assert api.ask("GET", f"{check}/1/eons").status == 400
+        api.close()
 
 
 def test_files_that_are_no_pair_never_replace_those_in_use(

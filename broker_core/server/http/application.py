@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -170,7 +171,7 @@ class Application:
         if not found:
             return {}
         try:
-            body = json.loads(found)
+            body = json.loads(found, parse_constant=_no_number)
         except (ValueError, RecursionError):
             raise bad_request("not_json") from None
         if not isinstance(body, dict):
@@ -187,6 +188,11 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._answer(Request(scope, receive))
         await response(scope, receive, send)
+
+
+def _no_number(text: str) -> None:
+    """Python reads NaN and Infinity, which JSON does not have."""
+    raise ValueError(text)
 
 
 def _params(request: Request) -> dict[str, str]:
@@ -244,8 +250,24 @@ def _response(found: Any) -> Response:
     headers = {**HEADERS, **answer.headers}
     if answer.body is None:
         return Response(status_code=answer.status, headers=headers)
-    content = json.dumps(answer.body, default=_shown, separators=(",", ":"))
+    try:
+        content = _json(answer.body)
+    except ValueError:  # a number that JSON does not have
+        content = _json(_finite(answer.body))
     return Response(content, answer.status, headers, "application/json")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=_shown, separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same with texts in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shown(value: object) -> object:

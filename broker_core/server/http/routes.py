@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker_core.server.http import metrics, openapi, own
 from broker_core.server.http.management import (
     channels,
+    definitions,
     exchanges,
     health,
     hosts,
@@ -21,6 +22,7 @@ ROUTES: tuple[Route, ...] = (
     *exchanges.ROUTES,
     *channels.ROUTES,
     *hosts.ROUTES,
+    *definitions.ROUTES,
     *health.ROUTES,
     *own.ROUTES,
     *metrics.ROUTES,

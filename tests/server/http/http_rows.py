@@ -135,6 +135,8 @@ administrator
     GET /api/vhosts/{vhost}/topic-permissions
     PUT /api/vhost-limits/{vhost}/{name}
     DELETE /api/vhost-limits/{vhost}/{name}
+    GET /api/definitions
+    GET /api/definitions/{vhost}
     GET /api/users
     GET /api/users/{user}
     PUT /api/users/{user}

@@ -194,6 +194,32 @@ def test_numbers_of_a_queue_are_right(world: World) -> None:
     assert overview["object_totals"]["consumers"] == 1 and overview["object_totals"]["channels"] == 2
 
 
+def test_definitions_are_in_rabbitmqs_format_without_passwords(world: World) -> None:
+    told = world.api.get("/api/definitions")
+    (orders,) = [row for row in told["queues"] if row["name"] == "orders"]
+    arguments = {"x-max-length": 1000, "x-dead-letter-exchange": ""}
+    assert orders == {
+        "name": "orders",
+        "vhost": "/",
+        "durable": True,
+        "auto_delete": False,
+        "arguments": arguments,
+    }
+    binding = {
+        "source": "events",
+        "vhost": "/",
+        "destination": "orders",
+        "destination_type": "queue",
+        "routing_key": "order.#",
+        "arguments": {},
+    }
+    assert told["bindings"] == [binding] and [row["name"] for row in told["exchanges"]] == ["events"]
+    assert {row["name"] for row in told["vhosts"]} == {"/", "other"}
+    assert all(row["password_hash"] == "" for row in told["users"]) and "scrypt$" not in json.dumps(told)
+    one = world.api.get("/api/definitions/%2F")
+    assert [{**row, "vhost": "/"} for row in one["exchanges"]] == told["exchanges"]
+
+
 def test_rates_are_those_of_the_last_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker_core.server.http.server.INTERVAL_S", 0.5)
     with world.broker.channel() as channel:

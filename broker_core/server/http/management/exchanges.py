@@ -24,12 +24,12 @@ DEFAULT = "amq.default"  # the default exchange in a path
 _KINDS: dict[str, Literal["queue", "exchange"]] = {"q": "queue", "e": "exchange"}
 
 
-def _rows(topology: Topology) -> list[Row]:
+def exchange_rows(topology: Topology) -> list[Row]:
     return [shown.exchange_row(each, topology.vhost) for _, each in sorted(topology.exchanges.items())]
 
 
 def _all(call: Call) -> Any:
-    return listed(call, [row for each in visible(call.served, call.caller) for row in _rows(each)])
+    return listed(call, [row for each in visible(call.served, call.caller) for row in exchange_rows(each)])
 
 
 def exchange(call: Call, name: str) -> Exchange:
@@ -87,7 +87,7 @@ def _bindings(call: Call, topology: Topology) -> Iterator[tuple[str, Binding]]:
             yield from ((name, binding) for binding in found)
 
 
-def _binding_rows(call: Call, topology: Topology) -> list[Row]:
+def binding_rows(call: Call, topology: Topology) -> list[Row]:
     vhost = topology.vhost
     rows = [
         shown.default_binding(name, vhost)
@@ -99,19 +99,19 @@ def _binding_rows(call: Call, topology: Topology) -> list[Row]:
 
 def _all_bindings(call: Call) -> Any:
     return listed(
-        call, [row for each in visible(call.served, call.caller) for row in _binding_rows(call, each)]
+        call, [row for each in visible(call.served, call.caller) for row in binding_rows(call, each)]
     )
 
 
 def _of_queue(call: Call) -> Any:
     name = there(call).name
-    found = [row for row in _binding_rows(call, call.topology) if row["destination_type"] == "queue"]
+    found = [row for row in binding_rows(call, call.topology) if row["destination_type"] == "queue"]
     return listed(call, [row for row in found if row["destination"] == name])
 
 
 def _of_exchange(call: Call, side: str) -> Any:
     name = exchange(call, call.params["name"]).name
-    rows = [row for row in _binding_rows(call, call.topology) if row[side] == name]
+    rows = [row for row in binding_rows(call, call.topology) if row[side] == name]
     return listed(call, [row for row in rows if side == "source" or row["destination_type"] == "exchange"])
 
 
@@ -130,7 +130,7 @@ def _between(call: Call) -> list[Row]:
         raise not_found()
     return [
         row
-        for row in _binding_rows(call, call.topology)
+        for row in binding_rows(call, call.topology)
         if (row["source"], row["destination_type"], row["destination"]) == (source, kind, name)
     ]
 
@@ -184,7 +184,12 @@ def _unbind(call: Call) -> Answer:
 _BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
 ROUTES = (
     read("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
-    read("/api/exchanges/{vhost}", "vhost", lambda call: listed(call, _rows(call.topology)), "Exchanges"),
+    read(
+        "/api/exchanges/{vhost}",
+        "vhost",
+        lambda call: listed(call, exchange_rows(call.topology)),
+        "Exchanges",
+    ),
     read(
         "/api/exchanges/{vhost}/{name}",
         "vhost",
@@ -210,7 +215,7 @@ ROUTES = (
     read(
         "/api/bindings/{vhost}",
         "vhost",
-        lambda call: listed(call, _binding_rows(call, call.topology)),
+        lambda call: listed(call, binding_rows(call, call.topology)),
         "Bindings",
     ),
     read(_BETWEEN, "vhost", _between, "Bindings between two; kind: q or e"),

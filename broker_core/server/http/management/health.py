@@ -10,6 +10,7 @@ from broker_core.server.http.refusal import bad_request
 from broker_core.server.http.route import read
 
 OK = {"status": "ok"}
+_MOST_DAYS = 1_000_000  # a date has four digits for its year
 _UNITS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
@@ -52,7 +53,8 @@ def _certificates(call: Call) -> Any:
     within, unit = call.params["within"], _UNITS.get(call.params["unit"])
     if unit is None or not (within.isascii() and within.isdigit() and 0 < len(within) < 5):
         raise bad_request("Invalid expiration unit or number: give days, weeks, months or years")
-    until = datetime.now(timezone.utc) + timedelta(days=int(within) * unit)
+    days = min(int(within) * unit, _MOST_DAYS)
+    until = datetime.now(timezone.utc) + timedelta(days=days)
     files = call.served.certificate
     expires = files.now.expires if files is not None else None
     if expires is None or expires > until:

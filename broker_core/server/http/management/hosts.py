@@ -116,8 +116,8 @@ def _user_row(user: UserInfo) -> Row:
     }
 
 
-def _users(call: Call) -> Any:
-    return listed(call, [_user_row(each) for each in call.served.accounts.users()])
+def user_rows(call: Call) -> list[Row]:
+    return [_user_row(each) for each in call.served.accounts.users()]
 
 
 def _user(call: Call) -> UserInfo:
@@ -180,7 +180,7 @@ def _topic_permission(found: PermissionInfo) -> Row:
     return row
 
 
-def _permissions(call: Call, *, topic: bool = False) -> list[Row]:
+def permission_rows(call: Call, *, topic: bool = False) -> list[Row]:
     """Those of the user and of the virtual host of the path, if it names them."""
     user, vhost = call.params.get("user"), call.params.get("vhost")
     show = _topic_permission if topic else _permission
@@ -192,19 +192,19 @@ def _permissions(call: Call, *, topic: bool = False) -> list[Row]:
 
 
 def _topic_permissions(call: Call) -> list[Row]:
-    return _permissions(call, topic=True)
+    return permission_rows(call, topic=True)
 
 
 def _of_user(topic: bool) -> Callable[[Call], Any]:
     def answer(call: Call) -> Any:
         _user(call)
-        return _permissions(call, topic=topic)
+        return permission_rows(call, topic=topic)
 
     return answer
 
 
 def _one_permission(call: Call) -> Row:
-    found = _permissions(call)
+    found = permission_rows(call)
     if not found:
         raise not_found()
     return found[0]
@@ -214,7 +214,7 @@ def _put_permission(call: Call) -> Answer:
     call.require("configure", "write", "read")
     user, vhost = call.params["user"], _named(call)
     patterns = {name: call.get(name, str, "") for name in ("configure", "write", "read")}
-    new = not _permissions(call)
+    new = not permission_rows(call)
     call.served.accounts.set_permissions(user, **patterns, vhost=vhost)
     call.say("admin.set_permissions", of=user, vhost=vhost, **patterns)
     return CREATED if new else DONE
@@ -231,14 +231,14 @@ def _put_topic(call: Call) -> Answer:
     call.require("exchange", "write", "read")
     user, exchange = call.params["user"], call.get("exchange", str, "")
     patterns = {name: call.get(name, str, "") for name in ("write", "read")}
-    new = all(row["exchange"] != exchange for row in _permissions(call, topic=True))
+    new = all(row["exchange"] != exchange for row in permission_rows(call, topic=True))
     call.served.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
     call.say("admin.set_topic_permissions", of=user, vhost=_named(call), exchange=exchange, **patterns)
     return CREATED if new else DONE
 
 
 def _delete_topic(call: Call) -> Answer:
-    if not _permissions(call, topic=True):
+    if not permission_rows(call, topic=True):
         raise not_found()
     user = call.params["user"]
     call.served.accounts.clear_topic_permissions(user, vhost=_named(call))
@@ -258,7 +258,7 @@ ROUTES = (
     ),
     Route("PUT", "/api/vhosts/{vhost}", ADMIN, _put_vhost, "Add a virtual host", works=True),
     Route("DELETE", "/api/vhosts/{vhost}", ADMIN, _delete_vhost, "Delete a virtual host", works=True),
-    read("/api/vhosts/{vhost}/permissions", ADMIN, _permissions, "Permissions in a virtual host"),
+    read("/api/vhosts/{vhost}/permissions", ADMIN, permission_rows, "Permissions in a virtual host"),
     read(
         "/api/vhosts/{vhost}/topic-permissions",
         ADMIN,
@@ -275,13 +275,13 @@ ROUTES = (
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit", works=True),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Take a limit", works=True),
     read("/api/user-limits", ADMIN, lambda _call: [], "There are no limits of users: an empty list"),
-    read("/api/users", ADMIN, _users, "Users, without their passwords"),
+    read("/api/users", ADMIN, lambda call: listed(call, user_rows(call)), "Users, without their passwords"),
     read("/api/users/{user}", ADMIN, lambda call: _user_row(_user(call)), "One user"),
     Route("PUT", "/api/users/{user}", ADMIN, _put_user, "Add a user, or set password and tags", works=True),
     Route("DELETE", "/api/users/{user}", ADMIN, _delete_user, "Delete a user", works=True),
     read("/api/users/{user}/permissions", ADMIN, _of_user(False), "Permissions of a user"),
     read("/api/users/{user}/topic-permissions", ADMIN, _of_user(True), "Topic permissions of a user"),
-    read("/api/permissions", ADMIN, _permissions, "All permissions"),
+    read("/api/permissions", ADMIN, permission_rows, "All permissions"),
     read(_OF_HOST, ADMIN, _one_permission, "Permissions of a user in a virtual host"),
     Route("PUT", _OF_HOST, ADMIN, _put_permission, "Set permissions", works=True),
     Route("DELETE", _OF_HOST, ADMIN, _delete_permission, "Take permissions", works=True),
