@@ -47,7 +47,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
     "broker_core.broker.topology.topology.Topology": (539, STATE),
-    "connector.batch.batch_transaction.BatchTransaction": (251, "one method for each operation of ``tx``"),
+    "connector.batch.batch_transaction.BatchTransaction": (253, "one method for each operation of ``tx``"),
     "connector.batch.foreach_batch.Transactional": (251, "what a user asks of a pipeline, and its parts"),
     "broker_core.client.broker.BrokerClient": (369, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
