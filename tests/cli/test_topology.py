@@ -68,7 +68,9 @@ def test_what_drops_messages_is_asked_first(
             channel.publish(b"m", routing_key="q")
     counts = lambda: {row["name"]: row["messages"] for row in run("queues")}  # noqa: E731
     assert "purge drops 3 messages of queue q, which needs --yes" in run("purge", "q")
-    assert "delete drops queue q with 3 messages, and its bindings, which needs --yes" in run("delete", "queue", "q")
+    assert "delete drops queue q with 3 messages, and its bindings, which needs --yes" in run(
+        "delete", "queue", "q"
+    )
     assert "delete drops exchange x and its bindings, which needs --yes" in run("delete", "exchange", "x")
 
     class Terminal(io.StringIO):
