@@ -8,7 +8,7 @@ client, on its own connection, waits for the confirm of one publish.
 from __future__ import annotations
 
 import contextlib
-import threading
+import multiprocessing
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,42 +22,53 @@ from bench.rabbitmq import installed, rabbitmq
 from bench.report import Figure, against, note
 
 MESSAGES = 50_000
+TOGETHER = 500
 TTL_MS = 1_000
 BODY = b"x" * 100
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
-class Asking(threading.Thread):
-    """Another client. ``longest_s``: its longest wait for an answer."""
+class Asking:
+    """Another client, in a process of its own: it waits for the broker alone. ``longest_s``: its longest wait
+    for an answer, once it has ended.
+    """
 
     def __init__(self, uri: str) -> None:
-        super().__init__(daemon=True)
-        self._uri = uri
-        self._over = threading.Event()
-        self._ready = threading.Event()
+        spawned = multiprocessing.get_context("spawn")
+        self._here, there = spawned.Pipe()
+        self._process = spawned.Process(target=_ask, args=(uri, there), daemon=True)
         self.longest_s = 0.0
 
-    def run(self) -> None:
-        connection = pika.BlockingConnection(pika.URLParameters(self._uri))
-        channel = connection.channel()
-        channel.queue_declare("asking", durable=True)
-        channel.confirm_delivery()
-        self._ready.set()
-        while not self._over.is_set():
-            asked = time.monotonic()
-            channel.basic_publish("", "asking", b"x", PERSISTENT)
-            self.longest_s = max(self.longest_s, time.monotonic() - asked)
-            self._over.wait(0.002)
-        channel.queue_delete("asking")
-        connection.close()
-
     def begin(self) -> None:
-        self.start()
-        self._ready.wait(10)
+        self._process.start()
+        self._answer()
 
     def end(self) -> None:
-        self._over.set()
-        self.join()
+        self._here.send(None)
+        self.longest_s = self._answer()
+        self._process.join()
+
+    def _answer(self) -> float:
+        if not self._here.poll(60):
+            raise SystemExit("the other client does not answer")
+        return float(self._here.recv())
+
+
+def _ask(uri: str, told: Any) -> None:
+    """Until it is told something."""
+    connection = pika.BlockingConnection(pika.URLParameters(uri))
+    channel = connection.channel()
+    channel.queue_declare("asking", durable=True)
+    channel.confirm_delivery()
+    longest = 0.0
+    told.send(longest)
+    while not told.poll(0.002):
+        asked = time.monotonic()
+        channel.basic_publish("", "asking", b"x", PERSISTENT)
+        longest = max(longest, time.monotonic() - asked)
+    channel.queue_delete("asking")
+    told.send(longest)
+    connection.close()
 
 
 @contextlib.contextmanager
@@ -69,6 +80,26 @@ def asking(uri: str) -> Iterator[Asking]:
         yield other
     finally:
         other.end()
+
+
+def _fill(channel: Any) -> None:
+    """``MESSAGES`` messages. Their bytes are written together: a call of pika for each would be most of the
+    time.
+    """
+    one = b"".join(
+        part.marshal()
+        for part in (
+            pika.frame.Method(
+                channel.channel_number, pika.spec.Basic.Publish(exchange="", routing_key="source")
+            ),
+            pika.frame.Header(channel.channel_number, len(BODY), PERSISTENT),
+            pika.frame.Body(channel.channel_number, BODY),
+        )
+    )
+    connection = channel.connection._impl
+    for _ in range(0, MESSAGES, TOGETHER):
+        connection._output_marshaled_frames([one * TOGETHER])
+        channel.connection._flush_output()
 
 
 def _declared(uri: str, **arguments: Any) -> tuple[pika.BlockingConnection, Any]:
@@ -97,8 +128,7 @@ def _ended(connection: pika.BlockingConnection, channel: Any) -> None:
 def rejected(uri: str) -> tuple[float, float]:
     """Messages per second that one nack dead-letters, and the longest silence in ms."""
     connection, channel = _declared(uri)
-    for _ in range(MESSAGES):
-        channel.basic_publish("", "source", BODY, PERSISTENT)
+    _fill(channel)
     last = 0
     for method, _, _ in channel.consume("source", inactivity_timeout=60):
         if method is None:

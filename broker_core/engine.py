@@ -244,6 +244,7 @@ class AttemptInfo:
     branches: int
     rows: int
     size_bytes: int
+    user: str = ""  # who opened it; "": the owner of the data directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,9 +390,10 @@ class Engine(Protocol):
         number of messages. Idempotent by token.
         """
 
-    def rollback_batch(self, token: str) -> None:
+    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
         """Drops the attempt and its branches; a later commit of the token is refused, or decides once. Raises
-        BatchDecided if the token was committed; an unknown token is allowed.
+        BatchDecided if the token was committed; an unknown token is allowed. ``of``: for an operator, whose
+        it is; None if one user only has this token.
         """
 
     # -- apply, mirror ---------------------------------------------------------------------------------------

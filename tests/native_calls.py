@@ -20,6 +20,8 @@ from pathlib import Path
 
 from broker_core import errors
 from broker_core.launcher import Broker
+from broker_core.store.durable import DurableStore
+from broker_core.store.port import StoreImage
 
 KINDS = ("open", "read", "write", "sync", "truncate", "map")
 ERRORS = (
@@ -156,11 +158,37 @@ def for_a_while(rig: Rig) -> Iterator[tuple[str, str]]:
         rig.compare()
 
 
+def while_loading(rig: Rig) -> Iterator[tuple[str, str]]:
+    """All reads of the catalog, once it is open."""
+    for _ in range(12):
+        rig.publish(LARGE)
+    load = DurableStore.load
+    for number in (errno.EIO, errno.ENOMEM, errno.EACCES):
+        before = rig.control.refused()
+
+        def refused(store: DurableStore, number: int = number) -> StoreImage:
+            store._catalog._execute("PRAGMA shrink_memory")  # what it has read is read again
+            rig.control.refuse(number, "read", DATABASE, count=-1)
+            try:
+                return load(store)
+            finally:
+                rig.control.stop()
+
+        DurableStore.load = refused  # type: ignore[method-assign]
+        rig.attempt("open")
+        DurableStore.load = load  # type: ignore[method-assign]
+        if rig.control.refused() > before:
+            yield "read loading", name_of(number)
+        rig.broker.close()
+        rig.broker = Broker.open(rig.directory)
+        rig.compare()
+
+
 def main(directory: Path, control: Path) -> None:
     logging.disable()
     rig = Rig(directory, Control(control))
     found: dict[str, list[str]] = {}
-    for way in (once, for_a_while):
+    for way in (while_loading, once, for_a_while):
         for call, name in way(rig):
             found.setdefault(call, []).append(name)
     rig.broker.close()

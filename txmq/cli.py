@@ -173,6 +173,7 @@ def _add_decisions(commands: Any) -> None:
     )
     discard = _command(commands, "discard", _discard, "drop an attempt of a lost driver", address=True)
     discard.add_argument("token", metavar="TOKEN")
+    discard.add_argument("--of", metavar="USER", help="who opened it, as `txmq staged` lists it")
     release = _command(commands, "release", _release, "release a queue from a pipeline", address=True)
     release.add_argument("app", metavar="APP")
     release.add_argument("queue", metavar="QUEUE")
@@ -246,12 +247,13 @@ def _attempts(options: argparse.Namespace) -> int:
 
 def _discard(options: argparse.Namespace) -> int:
     client = engine_at(options)
-    if options.token not in {attempt.token for attempt in client.attempts()}:
+    known = client.attempts()
+    if not any(each.token == options.token and options.of in (None, each.user) for each in known):
         raise UnknownTransaction(
             f"no attempt has the token '{options.token}'",
             "list the open ones with `txmq staged`",
         )
-    client.rollback_batch(options.token)
+    client.rollback_batch(options.token, of=options.of)
     return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 

@@ -29,8 +29,9 @@ import pyarrow.compute as pc
 
 from broker_core.broker.access.rights import Kind, Rights
 from broker_core.broker.message.content import check_rows, check_user_ids
-from broker_core.broker.routing.carbon_copy import Copies, carbon_copies, copies_of_rows
+from broker_core.broker.routing.carbon_copy import carbon_copies, copies_of_rows
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
+from broker_core.broker.routing.routing import FREE, Held, Routed
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction.transaction import Transaction
@@ -130,13 +131,14 @@ def publish_rows(rights: Rights, topology: Topology, rows: pa.RecordBatch) -> No
 
 
 def entering_rows(
-    rights: Rights | None, topology: Topology, rows: pa.RecordBatch, body_bytes: int
-) -> tuple[Copies | None, pa.RecordBatch]:
-    """Returns the copies of messages that come from outside, checked and permitted, and what is delivered of
-    them. ``rights`` None: all. Raises OptionError, RemoteProtocolError, PreconditionFailed too.
+    rights: Rights | None, topology: Topology, rows: pa.RecordBatch, body_bytes: int, held: Held = FREE
+) -> tuple[Routed, pa.RecordBatch]:
+    """Returns where messages go that come from outside, checked and permitted, and what is delivered of them.
+    ``rights`` None: all. Raises OptionError, RemoteProtocolError, PreconditionFailed, TransactionTooLarge.
     """
     check_rows(rows, body_bytes)
     if rights is not None:
         publish_rows(rights, topology, rows)
         check_user_ids(rows, rights)
-    return copies_of_rows(rows)
+    copies, rows = copies_of_rows(rows)
+    return topology.route_block(rows, copies, held), rows

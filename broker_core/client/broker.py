@@ -312,8 +312,8 @@ class BrokerClient:
         messages: int = self._call("commit_branches", token, list(branches), on_unroutable=on_unroutable)
         return messages
 
-    def rollback_batch(self, token: str) -> None:
-        self._call("rollback_batch", token)
+    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
+        self._call("rollback_batch", token, of=of)
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class KafkaEngine:
     ) -> int:
         return self._sink.commit_branches(token, branches, on_unroutable=on_unroutable)
 
-    def rollback_batch(self, token: str) -> None:
+    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
         self._sink.rollback_batch(token)
 
     # -- apply, mirror ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.arrow.parts import branch_checksum
+from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.routing import Selection, selected_rows
 from broker_core.broker.state.block import ReadBlock
@@ -37,6 +38,7 @@ _EXAMPLES = 3
 _RECORD_BYTES = 256  # of a part, about
 _TOUCHED_S = 3600  # the first part that arrives so much later updates the attempt's time
 
+Sums: TypeAlias = list[tuple[int, int]]  # rows and checksum of each part
 Asked: TypeAlias = tuple[str, object] | None  # ``Rights.now`` of who was asked; None: not known
 
 
@@ -73,10 +75,10 @@ class Branches:
             if not branches:
                 self._by_token.pop(part.token, None)
 
-    def charge(self, user_of: Callable[[str], str]) -> None:
-        """Once, after loading: ``user_of`` a token pays for what is staged under it."""
+    def charge(self) -> None:
+        """Once, after loading: the user of a token pays for what is staged under it."""
         for token in {*self._attempts, *self._by_token}:
-            self.room.restore(token, user_of(token), is_open=token in self._attempts)
+            self.room.restore(token, user_in(token), is_open=token in self._attempts)
             for part in self.of_token(token):
                 self.room.count(token, taken(part))
 
@@ -181,9 +183,8 @@ class Branches:
         for name, times in Counter(named.branch for named in branches).items():
             if times > 1:
                 raise MissingBranch(
-                    f"branch {name} is named {times} times in one commit, which would publish its rows "
-                    f"{times} times. Nothing was done; "
-                    "name the branch of each task once"
+                    f"branch {name_in(name)} is named {times} times in one commit, which would publish its "
+                    f"rows {times} times. Nothing was done; name the branch of each task once"
                 )
         parts: list[PartRecord] = []
         for named in branches:
@@ -198,9 +199,10 @@ class Branches:
                 or branch_checksum(part.checksum for part in found) != named.checksum
             ):
                 raise MissingBranch(
-                    f"branch {named.branch} of partition {named.partition} should have {named.rows} rows "
-                    f"under token {token}, but {rows} are staged; the attempt was dropped, or the token "
-                    "belongs to another one. Let Spark run the batch again"
+                    f"branch {name_in(named.branch)} of partition {named.partition} should have "
+                    f"{named.rows} rows under token {name_in(token)}, but {rows} are staged; "
+                    "the attempt was dropped, or the token belongs to another one. Let Spark run the batch "
+                    "again"
                 )
             parts += found
         return parts
@@ -295,9 +297,26 @@ def attempt_of(header: BranchHeader, now_us: int, vhost: str) -> AttemptRecord:
     return AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us, vhost)
 
 
+def expected_parts(branches: Branches, header: BranchHeader, first: int, expected: Sums) -> Sums:
+    """Returns (rows, checksum) of the parts from ``first`` on if they are staged as ``expected``; otherwise
+    nothing.
+    """
+    parts = [branches.part(header.branch, part) for part in range(first, first + len(expected))]
+    found = [(part.rows, part.checksum) for part in parts if part is not None and part.token == header.token]
+    return found if found == expected else []
+
+
 def taken(part: PartRecord) -> int:
     """Returns the bytes that a part takes: its rows, and its record, which names a target."""
     return part.size_bytes + _RECORD_BYTES + len(json.dumps(part.target))
+
+
+def inline_stream(rows: pa.RecordBatch) -> bytes:
+    """Returns rows as a part keeps them."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
 
 
 def inline_rows(part: PartRecord) -> pa.RecordBatch:

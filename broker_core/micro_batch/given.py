@@ -6,8 +6,10 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.routing.carbon_copy import Copies
+from broker_core.broker.routing.routing import Routed
 from broker_core.ids import BlockId
+
+NOWHERE = Routed({}, 0, [])
 
 
 class Stored(Protocol):
@@ -22,8 +24,8 @@ class Stored(Protocol):
 
 
 class Given(NamedTuple):
-    """Rows to stage as one part, in a segment already or few. ``copies``: the keys that CC and BCC add."""
+    """Rows to stage as one part, in a segment already or few. ``routed``: of messages."""
 
     stored: Stored | None
     rows: pa.RecordBatch
-    copies: Copies | None = None
+    routed: Routed = NOWHERE

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.access.actor import OWNER, Actor
+from broker_core.broker.access.own_id import name_in
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.routing.routing import Routed
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import (
@@ -36,7 +36,7 @@ from broker_core.broker.state.records import (
     ReleaseRecord,
 )
 from broker_core.broker.topology.ownership import release
-from broker_core.broker.transaction.key import write_key
+from broker_core.broker.transaction.key import older_write_key, write_key
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
 from broker_core.engine import (
     REFUSED_ROWS,
@@ -53,7 +53,15 @@ from broker_core.errors import (
     TransactionState,
 )
 from broker_core.ids import NO_BLOCK
-from broker_core.micro_batch.branch import Asked, Branches, attempt_of, taken
+from broker_core.micro_batch.branch import (
+    Asked,
+    Branches,
+    Sums,
+    attempt_of,
+    expected_parts,
+    inline_stream,
+    taken,
+)
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.given import Given
@@ -93,7 +101,7 @@ class MicroBatches:
         )
         self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
         self.owners = AppOwners(state, self.claims, self.ledger, self.branches)
-        self.branches.charge(self.owners.of_token)
+        self.branches.charge()
         self._rights = StagedRights(state, self.branches, read_addresses)
         self._state = state
         self._read = read
@@ -119,7 +127,8 @@ class MicroBatches:
     ) -> Opened:
         """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
         self.owners.take(change, actor, app_id)
-        self.owners.require_token(token, app_id, query_id, batch_id)
+        own = self.owners.own(actor, token)
+        self.owners.require_token(own, app_id, query_id, batch_id)
         entry = self.ledger.open(
             change,
             app_id,
@@ -131,7 +140,7 @@ class MicroBatches:
         )
         if entry is not None:
             return Opened(entry.sequence, "", public(entry))
-        attempt = AttemptRecord(token, app_id, query_id, batch_id, now_us, self.vhost)
+        attempt = AttemptRecord(own, app_id, query_id, batch_id, now_us, self.vhost)
         self.branches.open(change, attempt, actor.user)
         return Opened(self.ledger.next_sequence(app_id), token)
 
@@ -152,6 +161,7 @@ class MicroBatches:
         An app over its limit of staged bytes loses older attempts first. Raises AccessRefused, BatchDecided,
         MissingBranch, ExchangeNotFound, TransactionTooLarge.
         """
+        header = self.owners.own_header(actor, header)
         self.owners.require_attempt(change, actor, header)
         unkept = {each.stored.block_id for each in given if each.stored is not None}
         known = [self._known(header, part, each.rows) for part, each in enumerate(given, first)]
@@ -172,34 +182,22 @@ class MicroBatches:
         change.forgets += sorted(unkept)
         return [(record.rows, record.checksum) for record in staged]
 
-    def staged(
-        self, header: BranchHeader, first: int, expected: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """Returns (rows, checksum) of the parts from ``first`` on if they are staged as ``expected``;
-        otherwise nothing.
-        """
-        parts = [self.branches.part(header.branch, part) for part in range(first, first + len(expected))]
-        found = [
-            (part.rows, part.checksum) for part in parts if part is not None and part.token == header.token
-        ]
-        return found if found == list(expected) else []
+    def staged(self, header: BranchHeader, first: int, expected: Sums, actor: Actor) -> Sums:
+        return expected_parts(self.branches, self.owners.own_header(actor, header), first, expected)
 
     def _known(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
         """Returns the part if it is staged. Raises MissingBranch if it is a different one."""
         staged = self.branches.part(header.branch, part)
         if staged is not None and staged.rows != rows.num_rows:
             raise MissingBranch(
-                f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not "
-                f"{rows.num_rows}"
+                f"part {part} of branch {name_in(header.branch)} is staged with {staged.rows} rows, "
+                f"not {rows.num_rows}"
             )
         return staged
 
     def _part(self, header: BranchHeader, part: int, given: Given) -> PartRecord:
         self._require_open(header)
-        stored, rows, copies = given
-        routing = Routed({}, 0, [])
-        if header.kind == "publish":
-            routing = self._state.topology.route_block(rows, copies)
+        stored, rows, routing = given
         return PartRecord(
             branch=header.branch,
             part=part,
@@ -212,7 +210,7 @@ class MicroBatches:
             size_bytes=stored.size_bytes if stored else rows.nbytes,
             checksum=signed(stored.checksum) if stored else part_checksum(rows),
             block_id=stored.block_id if stored else NO_BLOCK,
-            inline=b"" if stored else _stream(rows),
+            inline=b"" if stored else inline_stream(rows),
             routes={
                 str(queue): [row, count, bitmap.hex()]
                 for queue, (row, count, bitmap) in routing.selections.items()
@@ -229,7 +227,7 @@ class MicroBatches:
             or self._write(header.token) in self._state.names.outcomes
         ):
             raise BatchDecided(
-                f"attempt {header.token} has ended; this task is late, and its rows are dropped"
+                f"attempt {name_in(header.token)} has ended; this task is late, and its rows are dropped"
             )
         if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
             raise BatchDecided(
@@ -265,6 +263,7 @@ class MicroBatches:
             return Committed(public(entry), already=True)
         # 2. every check, before anything changes
         self.ledger.require_next(app_id, query_id, batch_id)
+        token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_token(token, app_id, query_id, batch_id)
         named = self.branches.require(token, branches)
         ranges = (
@@ -276,7 +275,7 @@ class MicroBatches:
             self._state.topology.queue(log)
         self._rights.require(actor.rights, token, named, ranges)
         self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
-        transaction, published = self._gather(token, named, on_unroutable, now_us)
+        transaction, published = self._gather(name_in(token), named, on_unroutable, now_us)
         transaction.decided = True
         transaction.consumed, messages = self._consumed(ranges)
         # 3. publish, consume, decide: one change
@@ -351,13 +350,14 @@ class MicroBatches:
         """Commits a batch write and returns its rows; it may be repeated. Raises AccessRefused,
         TransactionState (rolled back), UnknownOutcome, MissingBranch, Unroutable.
         """
+        token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_tokens(actor, [token])
         state, name = self._state, self._write(token)
         outcome = state.names.outcomes.get(name)
         if outcome is not None:
             if outcome.state == "committed":
                 return sum(branch.rows for branch in branches)
-            raise TransactionState(f"batch write {token} was rolled back; write the DataFrame again")
+            raise TransactionState(f"batch write {name_in(token)} was rolled back; write the DataFrame again")
         if branches and self.branches.attempt(token) is None:
             state.names.outcomes.require_known(name, 0)
         named = self.branches.require(token, branches)
@@ -368,8 +368,13 @@ class MicroBatches:
         state.users.disown_write(change, self.vhost, token)
         return sum(branch.rows for branch in branches)
 
-    def roll_back(self, change: Change, token: str, now_us: int, actor: Actor = OWNER) -> None:
-        """Rolls back a micro-batch or a batch write. Raises AccessRefused, BatchDecided."""
+    def roll_back(
+        self, change: Change, token: str, now_us: int, actor: Actor = OWNER, of: str | None = None
+    ) -> None:
+        """Rolls back a micro-batch or a batch write, for an operator also that ``of`` another user. Raises
+        AccessRefused, BatchDecided, TransactionState (several users have this token).
+        """
+        token = self.owners.of_attempt(actor, token, of)
         if not actor.operates:
             self.owners.require_tokens(actor, [token])
         entry = self.ledger.by_token(token)
@@ -378,7 +383,7 @@ class MicroBatches:
             what = (
                 f"batch {entry.batch_id} of app {entry.app_id!r}"
                 if entry is not None
-                else f"batch write {token}"
+                else f"batch write {name_in(token)}"
             )
             raise BatchDecided(
                 f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else"
@@ -402,8 +407,9 @@ class MicroBatches:
             outcomes.remember(change, OutcomeRecord(name, "rolled_back", now_us))
 
     def _write(self, token: str) -> str:
-        """Returns the key of a batch write."""
-        return write_key(self.vhost, token)
+        """Returns the key of a batch write; that of an older version, if there is one of this token."""
+        older = older_write_key(self.vhost, token)
+        return older if older in self._state.names.outcomes else write_key(self.vhost, token)
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
@@ -427,6 +433,7 @@ class MicroBatches:
         """Commits a batch write in the place of rows of decided branches, and records which these are;
         returns what is recorded. Raises AccessRefused, UnknownTransaction, MissingBranch, Unroutable.
         """
+        token, staged = self.owners.own(actor, token), self.owners.own_branches(actor, staged)
         batch = app_id, sequence, set(branches)
         recorded = self.ledger.noted(*batch, REFUSED_ROWS)
         if recorded is None:
@@ -485,10 +492,3 @@ def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
         known = merged.get(str(branch))
         merged[str(branch)] = [kind, target, branch, rows if known is None else known[3] + rows]
     return list(merged.values())
-
-
-def _stream(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue())

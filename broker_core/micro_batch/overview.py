@@ -4,6 +4,7 @@ nothing changes.
 
 from __future__ import annotations
 
+from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.micro_batch.claims.releases import Releases
@@ -60,7 +61,8 @@ def attempts(batches: MicroBatches, now_us: int) -> list[AttemptInfo]:
         parts = batches.branches.of_token(attempt.token)
         found.append(
             AttemptInfo(
-                token=attempt.token,
+                token=name_in(attempt.token),
+                user=user_in(attempt.token),
                 app_id=attempt.app_id,
                 query_id=attempt.query_id,
                 batch_id=attempt.batch_id,

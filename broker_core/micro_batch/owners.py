@@ -7,19 +7,21 @@ only an administrator may use it, and becomes its owner with the next claim or o
 Not here: permissions on queues and exchanges (``broker/access/rights.py``), and which call needs what (the
 doors).
 Invariant: asking takes nothing. Ids are no secrets: who knows a query, batch, token or branch of another
-owner's app can neither change nor use it.
+owner's app can neither change nor use it, nor take it first: tokens and branches are those of their user.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.access.users import ADMINISTRATOR
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
-from broker_core.engine import BranchHeader
-from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed
+from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed, TransactionState
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
@@ -40,10 +42,29 @@ class AppOwners:
         """Returns the owner; None: it has none, or there is no such app."""
         return self._state.users.apps.get((self._vhost, app_id))
 
-    def of_token(self, token: str) -> str:
-        """Returns the owner of the app whose attempt it is, or was; "" for none."""
-        known = self._branches.attempt(token) or self._ledger.by_token(token)
-        return "" if known is None else self.of(known.app_id) or ""
+    def own(self, actor: Actor, name: str) -> str:
+        """Returns how a token or branch of ``actor`` is kept."""
+        return self._state.users.own_id(actor.user, name)
+
+    def own_header(self, actor: Actor, header: BranchHeader) -> BranchHeader:
+        return replace(header, token=self.own(actor, header.token), branch=self.own(actor, header.branch))
+
+    def own_branches(self, actor: Actor, branches: Iterable[StagedBranch]) -> list[StagedBranch]:
+        return [replace(each, branch=self.own(actor, each.branch)) for each in branches]
+
+    def of_attempt(self, actor: Actor, token: str, of: str | None) -> str:
+        """Returns how the token that is to be rolled back is kept: that ``of`` a user; of the actor; for an
+        operator, of the only user who has it. Raises TransactionState (several have).
+        """
+        own = self._state.users.own_id(actor.user if of is None else of, token)
+        if not actor.operates or of is not None or self._branches.attempt(own) is not None:
+            return own
+        found = [each.token for each in self._branches.attempts() if name_in(each.token) == token]
+        if len(found) > 1:
+            users = ", ".join(sorted(f"'{user_in(each)}'" for each in found))
+            text = f"attempts of the users {users} have the token {token}"
+            raise TransactionState(text, "name the user: --of")
+        return found[0] if found else own
 
     def _exists(self, app_id: str) -> bool:
         known = (self._claims, self._ledger, self._branches)
@@ -89,7 +110,8 @@ class AppOwners:
             self.require(actor, [attempt.app_id])
             if not attempt.app_id and self._state.users.writes.get((self._vhost, token)) != actor.user:
                 raise AccessRefused(
-                    f"access to batch write {token} in vhost '{self._vhost}' refused for user '{actor.user}'",
+                    f"access to batch write {name_in(token)} in vhost '{self._vhost}' refused for user "
+                    f"'{actor.user}'",
                     "a batch write belongs to the user who staged its first rows",
                 )
 
@@ -122,8 +144,8 @@ class AppOwners:
                 batch_id,
             ):
                 raise LineageConflict(
-                    f"token {token} was opened for batch {known.batch_id} of app {known.app_id!r}, not for "
-                    f"batch {batch_id} of {app_id!r}"
+                    f"token {name_in(token)} was opened for batch {known.batch_id} of app {known.app_id!r}, "
+                    f"not for batch {batch_id} of {app_id!r}"
                 )
 
     def require_attempt(self, change: Change, actor: Actor, header: BranchHeader) -> None:
@@ -139,6 +161,6 @@ class AppOwners:
                 self.require_token(header.token, header.app_id, header.query_id, header.batch_id)
         if any(part.token != header.token for part in self._branches.parts(header.branch)):
             raise MissingBranch(
-                f"branch {header.branch} belongs to another attempt than {header.token}; give each branch an "
-                "id of its own"
+                f"branch {name_in(header.branch)} belongs to another attempt than {name_in(header.token)}; "
+                "give each branch an id of its own"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker_core.broker.access.own_id import name_in
 from broker_core.broker.state.records import LedgerRecord
 from broker_core.engine import BranchKind, LedgerEntry, ToApply
 from broker_core.micro_batch.canonical import canonical
@@ -23,7 +24,7 @@ def public(entry: LedgerRecord) -> LedgerEntry:
         sequence=entry.sequence,
         query_id=entry.query_id,
         batch_id=entry.batch_id,
-        token=entry.token,
+        token=name_in(entry.token),
         ranges={log: (int(start), int(end)) for log, (start, end) in entry.ranges.items()},
         messages=entry.messages,
         published=entry.published,

@@ -6,8 +6,10 @@ Not here: the rules (``resume.py``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.own_id import name_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import StagedTransaction
@@ -31,7 +33,8 @@ def resume(
     batches.owners.take(change, actor, app_id)
     kept = newest_of_each_log(app_id, entries)
     if (last := batches.ledger.last(app_id)) is not None:
-        return last.token == kept[-1].token
+        return name_in(last.token) == kept[-1].token
+    kept = [replace(entry, token=batches.owners.own(actor, entry.token)) for entry in kept]
     take_ends(batches.claims.origins, batches.logs(change, now_us), change, app_id, kept, batches.vhost)
     # nothing is published: a commit gives the entries their place among those of other apps
     transaction = StagedTransaction("", now_us)

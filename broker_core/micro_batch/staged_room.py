@@ -2,7 +2,7 @@
 
 Not here: the parts (``branch.py``), and parts that are on their way (``server/quotas.py``).
 Invariant: an attempt is paid for by the user who opened it, whatever its app is called, until its last part
-is gone. After a restart that is the owner of its app.
+is gone, also after a restart.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.permits import entering_rows
-from broker_core.broker.routing.carbon_copy import Copies
+from broker_core.broker.routing.routing import Routed
 from broker_core.broker.state.change import Change
 from broker_core.checks import checked_calls
 from broker_core.engine import (
@@ -59,7 +59,7 @@ from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked
 from broker_core.micro_batch.extent import offsets
-from broker_core.micro_batch.given import Given
+from broker_core.micro_batch.given import NOWHERE, Given
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.resume_here import resume
@@ -315,14 +315,14 @@ class EmbeddedEngine:
         Raises, like a publish, AccessRefused, RemoteProtocolError, PreconditionFailed, OptionError for an
         invalid message.
         """
-        asked, copies = self._asked(), None
+        asked, routed = self._asked(), NOWHERE
         check_part(header, part, rows)
         if header.kind == "publish":
-            copies, rows = self._checked(rows)
+            routed, rows = self._checked(rows)
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
-        given = Given(info, rows, copies)
+        given = Given(info, rows, routed)
         (staged,) = self._stage(header, part, [given], asked)  # 2. the commit that names them
         return staged
 
@@ -332,7 +332,7 @@ class EmbeddedEngine:
         cannot be used.
         """
         expected = [(part.rows, signed(part.checksum)) for part in file.parts]
-        staged = self._run(lambda _state, _change, _now_us: self.batches.staged(header, first, expected))
+        staged = self._run(lambda *_: self.batches.staged(header, first, expected, self._actor))
         if staged:  # repeated: the file has a name already and is adopted once
             return staged
         asked = self._asked()
@@ -343,10 +343,10 @@ class EmbeddedEngine:
         try:
             for part, (info, rows) in enumerate(adopted, first):
                 check_part(header, part, rows)
-                copies, kept = self._checked(rows)
+                routed, kept = self._checked(rows)
                 if kept is rows:
                     unkept.remove(info.block_id)
-                given.append(Given(info if kept is rows else self._local.append(kept), kept, copies))
+                given.append(Given(info if kept is rows else self._local.append(kept), kept, routed))
         except TxmqError:
             self._forget([*unkept, *(each.stored.block_id for each in given if each.stored is not None)])
             raise
@@ -363,9 +363,9 @@ class EmbeddedEngine:
         """They are appended, and nothing will name them."""
         self._local.run(lambda _state, change, _now_us: change.forgets.extend(blocks))
 
-    def _checked(self, rows: pa.RecordBatch) -> tuple[Copies | None, pa.RecordBatch]:
-        """Returns the copies of messages, and the rows to deliver."""
-        return entering_rows(self._actor.rights, self._state.topology, rows, self._local.limits.body_bytes)
+    def _checked(self, rows: pa.RecordBatch) -> tuple[Routed, pa.RecordBatch]:
+        most, look = self._local.limits.body_bytes, self._local.look
+        return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
         self,
@@ -437,8 +437,8 @@ class EmbeddedEngine:
         commit = partial(self.batches.commit_write, on_unroutable=on_unroutable)
         return self._run(lambda _state, change, now_us: commit(change, token, branches, now_us, self._actor))
 
-    def rollback_batch(self, token: str) -> None:
-        self._run(lambda _state, change, now_us: self.batches.roll_back(change, token, now_us, self._actor))
+    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
+        self._run(lambda _, change, now: self.batches.roll_back(change, token, now, self._actor, of))
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from broker_core import failpoint
 from broker_core.address import VHOST
-from broker_core.broker.state.change import ANY, InboxRow
+from broker_core.broker.state.change import ANY, Change, InboxRow
 from broker_core.broker.state.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
 from broker_core.ids import BlockId
@@ -31,6 +31,7 @@ from broker_core.store.codec import (
     Encoded,
     Row,
     decode,
+    encode_change,
     guard,
     is_wide,
     merged,
@@ -39,12 +40,14 @@ from broker_core.store.codec import (
 )
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message_of_format_3, pack, unpack
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
-FORMAT = 8
+FORMAT = 9
 HOSTS = 6  # the format since which names are those of a virtual host
+USERS = 9  # the format since which tokens and branches are those of a user
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
@@ -229,6 +232,13 @@ class Catalog:
                 self._execute(statement)
             for cls, rows in hosted:
                 self._executemany(_RECORD_STATEMENTS[cls].put, rows)
+        if found < USERS:
+            change = Change()
+            for before, since in with_users(self.records()):
+                if since != before:
+                    change.drop(type(before), before.key)
+                    change.put(since)
+            self.put_records([encode_change(change)])
         self.put_inbox(pack(messages))
         self.set_meta(format=FORMAT)
         failpoint.here("store.recovery.upgraded")

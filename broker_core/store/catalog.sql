@@ -315,3 +315,6 @@ CREATE TABLE write_user (
   vhost TEXT, token TEXT, user TEXT, guard INTEGER,
   PRIMARY KEY (vhost, token)
 ) WITHOUT ROWID;
+
+-- What follows came with format 9; a catalog of an older format is given it when it is opened.
+-- Tokens and branches have their user since then (format_8.py). The tables are the same.

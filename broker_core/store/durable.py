@@ -27,7 +27,7 @@ from broker_core.store.cache import BlockCache
 from broker_core.store.catalog import Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
-from broker_core.store.failure import corrupt_catalog, store_error
+from broker_core.store.failure import corrupt_catalog, store_error, unread_catalog
 from broker_core.store.inbox import Packed, pack
 from broker_core.store.plan import Plan
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
@@ -162,7 +162,7 @@ class DurableStore:
             records = list(self._catalog.records())
             inbox = list(self._catalog.inbox())
         except (sqlite3.Error, ValueError, TypeError) as error:
-            raise corrupt_catalog(self._path / "catalog.db", error) from error
+            raise unread_catalog(error, self._path) from error
         for row in inbox:
             rows = self._inbox.setdefault(row.block_id, [])
             if row.row != len(rows) or row.block_id in self._places:

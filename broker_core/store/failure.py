@@ -82,8 +82,29 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(
         error, (sqlite3.InterfaceError, sqlite3.ProgrammingError)
     ):
-        return corrupt_catalog(catalog, text)
+        unreadable = _unreadable(catalog)
+        if unreadable is not None:
+            return StoreFailed(
+                f"the catalog {catalog} cannot be read: {unreadable.strerror}; check the disk, then start "
+                "the broker again"
+            )
+        once = "SQLite says so too if the disk has failed to give it once: start the broker once more first"
+        return corrupt_catalog(catalog, f"{text} ({once})")
     return StoreFailed(f"the catalog {catalog} refused a write: {text}; start the broker again")
+
+
+def _unreadable(catalog: Path) -> OSError | None:
+    """Returns why the files of the catalog cannot be read, which SQLite calls malformed."""
+    for path in (catalog, catalog.with_name(catalog.name + "-wal")):
+        try:
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 20):
+                    pass
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return error
+    return None
 
 
 @contextlib.contextmanager
@@ -115,6 +136,12 @@ def full_disk_named(directory: str) -> Iterator[None]:
         if error.errno in _FULL:
             raise store_error(error, Path(directory)) from error
         raise
+
+
+def unread_catalog(error: Exception, directory: Path) -> StoreError:
+    """Converts ``error``, raised by reading the records of a catalog."""
+    is_of_sqlite = isinstance(error, sqlite3.Error)
+    return store_error(error, directory) if is_of_sqlite else corrupt_catalog(directory / "catalog.db", error)
 
 
 def store_error(error: BaseException, directory: Path) -> StoreError:

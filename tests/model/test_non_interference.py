@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_core.broker import permits as rules
+from broker_core.broker.access.users import Users
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction import names
 from broker_core.broker.transaction.key import transaction_key
@@ -25,7 +26,7 @@ from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
 from broker_core.server.access.caller import Caller
-from broker_core.server.flight import channels
+from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.permits import Permits
 from tests.model.interference import ATTACKS, GRANTS, HONEST, SHARES, Site
 
@@ -127,11 +128,22 @@ def test_a_permission_that_is_not_asked_tells_secrets_apart(
     assert told_apart(site, ["m_probes"], "enters") != []
 
 
+@pytest.mark.parametrize("grant", ["enters", SHARES])
+def test_ids_that_mallory_has_used_first_are_free_for_ann(site: Site, grant: str) -> None:
+    """Tokens and branches are those of their user, whoever knows them."""
+    for steps in (
+        "m_squats h_write h_commit_write",
+        "h_write m_squats h_commit_write h_write m_squats",
+        f"{CLAIMED} m_squats h_open m_squats h_stage m_squats h_commit m_squats h_apply",
+    ):
+        assert difference(site, steps.split(), grant) == []
+
+
 def test_who_decides_needs_the_rights_to_what_is_decided_beside_the_ids(site: Site) -> None:
     """With the rights of all apps and writes, mallory still has none to their queues and exchanges."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AppOwners, "same", lambda *_: True)
-        patch.setattr(AppOwners, "require_tokens", _nothing)
+        _shares_ids(patch)
         assert difference(site, f"{CLAIMED} h_open m_steals h_commit".split(), "enters") == []
         assert difference(site, ["h_write", "m_writes"], "enters") == []
 
@@ -167,6 +179,15 @@ def _off(owner: object, name: str, instead: Any) -> Callable[[pytest.MonkeyPatch
     return lambda patch: patch.setattr(owner, name, instead)
 
 
+def _raw(_users: Users, _user: str, name: str) -> str:
+    return name
+
+
+def _shares_ids(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Users, "own_id", _raw)
+    patch.setattr(AppOwners, "require_tokens", _nothing)
+
+
 CLAIMED = "h_publish h_claim"
 DECIDED = "h_open h_stage h_commit"
 CASES = (
@@ -194,9 +215,19 @@ CASES = (
         f"m_poisons {CLAIMED} h_open h_commit",
     ),
     Case(
-        "a token is that of its batch",
-        _off(AppOwners, "require_token", _nothing),
-        "h_open m_opens h_stage h_commit m_stages m_drops",
+        "a token is that of its user: nobody takes it first",
+        _off(Users, "own_id", _raw),
+        "m_squats h_write h_commit_write",
+    ),
+    Case(
+        "and so is a branch",
+        _off(Users, "own_id", _raw),
+        "m_stages h_write h_commit_write",
+    ),
+    Case(
+        "and one of a micro-batch",
+        _off(Users, "own_id", _raw),
+        "m_opens h_open h_stage h_commit",
     ),
     Case(
         "a name is no key of the broker's own",
@@ -224,13 +255,13 @@ CASES = (
     ),
     Case(
         "a batch write belongs to its user",
-        _off(AppOwners, "require_tokens", _nothing),
+        _shares_ids,
         "h_write m_drops h_commit_write",
         "enters",
     ),
     Case(
         "nobody commits it early",
-        _off(AppOwners, "require_tokens", _nothing),
+        _shares_ids,
         "h_write m_writes h_see",
         SHARES,
     ),
@@ -242,7 +273,7 @@ CASES = (
     ),
     Case(
         "a channel belongs to who opened it",
-        _off(channels, "_who", lambda _caller: ("", "")),
+        _off(Channels, "own", lambda _self, _caller, channel_id: channel_id),
         "h_hold m_takes_channel h_end_held",
         "enters",
     ),

@@ -39,7 +39,9 @@ def test_nothing_that_was_committed_is_lost_when_system_calls_of_sqlite_fail(tmp
     numbers = set(map(native_calls.name_of, native_calls.ERRORS))
     for call in ("open open", "write small", "write large", "sync small", "sync large", "all"):
         assert set(refused[call]) == numbers, (call, refused)
+    assert "EIO" in refused["read loading"], refused
     assert any(call.startswith("read") for call in refused), refused
     for reason in answer["reasons"]:
         assert reason.startswith("[TXMQ_") and "\n" not in reason, reason
+        assert "CORRUPT" not in reason or "start the broker once more first" in reason, reason
         assert str(tmp_path) in reason or "the broker" in reason, reason

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from broker_core.address import VHOST
+from broker_core.broker.access.own_id import own_id
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.arguments import check_text
 from broker_core.broker.state.change import Change
@@ -208,6 +209,10 @@ class Users:
                 self._disown(change, app)
             for write in [write for write in self.writes if write[0] == vhost]:
                 self.disown_write(change, *write)
+
+    def own_id(self, user: str, name: str) -> str:
+        """Returns how an id of ``user`` is kept; the default user shares those of the directory's owner."""
+        return own_id("" if user == DEFAULT_USER and self.default else user, name)
 
     def own_write(self, change: Change, vhost: str, token: str, user: str) -> None:
         """The batch write belongs to ``user`` until it ends."""

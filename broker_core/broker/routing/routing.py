@@ -1,12 +1,15 @@
 """Routing of a whole column of messages: each distinct key once, then table look-ups.
 
-Invariant: the result for each row is that of ``Exchange.route``, or ``route_all`` for one with copies.
+Invariant: the result for each row is that of ``Exchange.route``, or ``route_all`` for one with copies, at one
+moment of the call: bindings are looked at in pieces, each while they are ``held``. What is kept grows with
+the rows and with what they reach, and is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +18,15 @@ import pyarrow as pa
 from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.broker.routing.exchange import Exchange, Queues
 from broker_core.broker.state.block import RowNumbers
-from broker_core.errors import AccessRefused, ExchangeNotFound
+from broker_core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.ids import QueueId
 
 _EXAMPLES = 3
+PIECE = 64  # routing keys that are looked up while the bindings are held
+REACHED = 4_000_000  # queues of all distinct keys of a column
+SELECTED_BYTES = 64 * 1024 * 1024  # of all bitmaps
+Held = AbstractContextManager[Any]
+FREE: Held = nullcontext()  # nobody changes the bindings meanwhile
 
 
 class Selection(NamedTuple):
@@ -91,30 +99,33 @@ def route_column(
     properties: pa.Array,
     vhost: str,
     copies: Copies | None = None,
+    held: Held = FREE,
 ) -> Routed:
-    """Routes every row. ``exchanges``: of ``vhost``. Raises ExchangeNotFound, AccessRefused."""
+    """Routes every row. ``exchanges``: of ``vhost``, which change only while others hold ``held``. Raises
+    ExchangeNotFound, AccessRefused, TransactionTooLarge.
+    """
     rows = len(routing_keys)
-    masks: dict[QueueId, npt.NDArray[np.bool_]] = {}
-    reached = np.zeros(rows, dtype=np.bool_)
     if rows == 0:
         return Routed({}, 0, [])
     if rows > 1 and copies is None and all(map(is_alike, (routing_keys, properties, exchange))):
         name = exchange if isinstance(exchange, str) else exchange.slice(0, 1)
-        first = route_column(exchanges, name, routing_keys.slice(0, 1), properties.slice(0, 1), vhost)
-        return _widened(first, rows)
+        alike = routing_keys.slice(0, 1), properties.slice(0, 1)
+        return _widened(route_column(exchanges, name, *alike, vhost, held=held), rows)
+    reached = _Reached(rows)
     distinct = [exchange] if isinstance(exchange, str) else exchange.unique().to_pylist()
     codes = None if len(distinct) == 1 else _encoded(exchange).indices.to_numpy(zero_copy_only=False)
     others = None if copies is None else copies.others(rows)
     for code, name in enumerate(distinct):
-        source = find_exchange(exchanges, name, vhost)
+        with held:
+            source = _Source(find_exchange(exchanges, name, vhost), exchanges, vhost, held)
         among = None if codes is None else np.flatnonzero(codes == code)
         if copies is not None and others is not None:
             here = copies if codes is None else copies.chosen(codes[copies.rows] == code)
-            _route_copies(source, here, routing_keys, properties, masks, reached)
+            _route_copies(source, here, routing_keys, properties, reached)
             among = np.flatnonzero(others) if among is None else among[others[among]]
         if among is None or len(among):
-            _route_rows(source, among, routing_keys, properties, masks, reached)
-    missed = np.flatnonzero(~reached)
+            _route_rows(source, among, routing_keys, properties, reached)
+    missed = np.flatnonzero(~reached.any)
     examples = [
         (
             exchange if isinstance(exchange, str) else exchange[int(row)].as_py(),
@@ -122,7 +133,112 @@ def route_column(
         )
         for row in missed[:_EXAMPLES]
     ]
-    return Routed({queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}, len(missed), examples)
+    return Routed(reached.selections(), len(missed), examples)
+
+
+class _Source:
+    """An exchange from which keys are routed, while it is there."""
+
+    def __init__(self, exchange: Exchange, exchanges: Mapping[str, Exchange], vhost: str, held: Held) -> None:
+        self._exchange, self._exchanges, self._vhost, self._held = exchange, exchanges, vhost, held
+        self.by_key, self.by_headers = exchange.by_key, exchange.by_headers
+        self._known: dict[Queues, Queues] = {}  # each result once
+        self._entries = 0
+
+    def route(self, values: Sequence[tuple[str, bytes]]) -> list[Queues]:
+        return self._in_pieces(values, lambda value: self._exchange.route(*value), PIECE)
+
+    def route_all(self, values: Sequence[tuple[tuple[str, ...], bytes]]) -> list[Queues]:
+        return self._in_pieces(values, lambda value: self._exchange.route_all(*value), 1)
+
+    def _in_pieces(self, values: Sequence[Any], route: Callable[[Any], Queues], piece: int) -> list[Queues]:
+        found: list[Queues] = []
+        for start in range(0, len(values), piece):
+            with self._held:
+                if find_exchange(self._exchanges, self._exchange.name, self._vhost) is not self._exchange:
+                    raise ExchangeNotFound(
+                        f"exchange '{self._exchange.name}' in vhost '{self._vhost}' was declared anew",
+                        "publish again",
+                    )
+                found += map(self._once, map(route, values[start : start + piece]))
+        return found
+
+    def _once(self, queues: Queues) -> Queues:
+        known = self._known.setdefault(queues, queues)
+        if known is queues:
+            self._entries += len(queues)
+            if self._entries > REACHED:
+                raise _too_large(f"{self._entries} queues by different keys")
+        return known
+
+
+class _Reached:
+    """The rows of a column that reach each queue. ``any``: which rows reach one."""
+
+    def __init__(self, rows: int) -> None:
+        self.any = np.zeros(rows, dtype=np.bool_)
+        # of each exchange: the rows by group of keys with the same queues, where the groups end, and the
+        # groups of each queue
+        self._grouped: list[
+            tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[QueueId, list[int]]]
+        ] = []
+
+    def add(
+        self,
+        found: Sequence[Queues],
+        codes: npt.NDArray[np.int64],
+        among: npt.NDArray[np.int64] | None,
+    ) -> None:
+        """``codes`` say which of ``found`` the rows ``among`` (None: all) reach."""
+        numbers: dict[Queues, int] = {}
+        group_of = np.array([numbers.setdefault(queues, len(numbers)) for queues in found], np.int64)
+        if len(numbers) < 1 << 16:
+            group_of = group_of.astype(np.uint16)  # numpy sorts these in linear time
+        groups = group_of[codes]
+        order = np.argsort(groups, kind="stable")
+        ends = np.searchsorted(groups[order], np.arange(len(numbers) + 1))
+        groups_of: dict[QueueId, list[int]] = {}
+        for queues, group in numbers.items():
+            for queue in queues:
+                groups_of.setdefault(queue.queue_id, []).append(group)
+        reaches = np.array([bool(queues) for queues in numbers], np.bool_)[groups]
+        self.any[slice(None) if among is None else among] = reaches
+        self._grouped.append((order if among is None else among[order], ends, groups_of))
+
+    def selections(self) -> dict[QueueId, Selection]:
+        """By queue id, in order. Raises TransactionTooLarge."""
+        found: dict[QueueId, Selection] = {}
+        size = 0
+        for queue_id in sorted({each for _, _, groups_of in self._grouped for each in groups_of}):
+            selection = select_rows(np.concatenate(list(self._rows(queue_id))))
+            size += len(selection.bitmap)
+            if size > SELECTED_BYTES:
+                raise _too_large(f"{len(found) + 1} queues")
+            found[queue_id] = selection
+        return found
+
+    def _rows(self, queue_id: QueueId) -> Iterator[npt.NDArray[np.int64]]:
+        for rows, ends, groups_of in self._grouped:
+            for group in groups_of.get(queue_id, ()):
+                yield rows[ends[group] : ends[group + 1]]
+
+
+def _too_large(what: str) -> TransactionTooLarge:
+    return TransactionTooLarge(
+        f"the rows of one part reach {what}, which is more than a part may",
+        "bind fewer queues to what they match, or publish fewer different rows at a time",
+    )
+
+
+def select_rows(rows: npt.NDArray[np.int64]) -> Selection:
+    """Returns these rows, at least one and each once, in any order, in the shortest form."""
+    first, last, count = int(rows.min()), int(rows.max()), len(rows)
+    if last - first + 1 == count:
+        return Selection(first, count, b"")
+    row = first & ~7
+    mask = np.zeros(last + 1 - row, dtype=np.bool_)
+    mask[rows - row] = True
+    return Selection(row, count, np.packbits(mask, bitorder="little").tobytes())
 
 
 def is_alike(column: str | pa.Array) -> bool:
@@ -150,9 +266,10 @@ def _widened(first: Routed, rows: int) -> Routed:
 
 def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[QueueId, Selection]:
     """Routes every row through one exchange, internal or not. Returns the rows for each queue id."""
-    masks: dict[QueueId, npt.NDArray[np.bool_]] = {}
-    _route_rows(exchange, None, routing_keys, properties, masks, np.zeros(len(routing_keys), dtype=np.bool_))
-    return {queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}
+    codes, values = _distinct(exchange, None, routing_keys, properties)
+    reached = _Reached(len(routing_keys))
+    reached.add([exchange.route(*value) for value in values], codes, None)
+    return reached.selections()
 
 
 def _encoded(column: pa.Array) -> pa.DictionaryArray:
@@ -162,7 +279,10 @@ def _encoded(column: pa.Array) -> pa.DictionaryArray:
 
 
 def _distinct(
-    exchange: Exchange, among: npt.NDArray[np.int64] | None, routing_keys: pa.Array, properties: pa.Array
+    exchange: Exchange | _Source,
+    among: npt.NDArray[np.int64] | None,
+    routing_keys: pa.Array,
+    properties: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], list[tuple[str, bytes]]]:
     """Returns what ``exchange`` uses of the rows ``among``: each distinct (routing key, properties), and for
     each row its index.
@@ -182,67 +302,28 @@ def _distinct(
 
 
 def _route_rows(
-    exchange: Exchange,
+    source: _Source,
     among: npt.NDArray[np.int64] | None,
     routing_keys: pa.Array,
     properties: pa.Array,
-    masks: dict[QueueId, npt.NDArray[np.bool_]],
-    reached: npt.NDArray[np.bool_],
+    reached: _Reached,
 ) -> None:
-    """Routes the rows ``among`` (None: all) through one exchange, and sets their bits in ``masks`` and
-    ``reached``.
-    """
-    codes, values = _distinct(exchange, among, routing_keys, properties)
-    _mark([exchange.route(*value) for value in values], codes, among, masks, reached)
+    """Routes the rows ``among`` (None: all) through one exchange."""
+    codes, values = _distinct(source, among, routing_keys, properties)
+    reached.add(source.route(values), codes, among)
 
 
 def _route_copies(
-    exchange: Exchange,
-    copies: Copies,
-    routing_keys: pa.Array,
-    properties: pa.Array,
-    masks: dict[QueueId, npt.NDArray[np.bool_]],
-    reached: npt.NDArray[np.bool_],
+    source: _Source, copies: Copies, routing_keys: pa.Array, properties: pa.Array, reached: _Reached
 ) -> None:
     """Like ``_route_rows``, for the rows of ``copies``: by all of their keys."""
-    among = copies.rows
-    if not len(among):
+    if not len(copies.rows):
         return
-    codes, values = _distinct(exchange, among, routing_keys, properties)
+    codes, values = _distinct(source, copies.rows, routing_keys, properties)
     width = len(copies.keys)
     pairs, inverse = np.unique(codes.astype(np.int64) * width + copies.places, return_inverse=True)
-    found = []
+    wanted = []
     for pair in pairs.tolist():
         (routing_key, encoded), more = values[pair // width], copies.keys[pair % width]
-        found.append(exchange.route_all((routing_key, *more), encoded))
-    _mark(found, inverse, among, masks, reached)
-
-
-def _mark(
-    found: Sequence[Queues],
-    codes: npt.NDArray[np.int64],
-    among: npt.NDArray[np.int64] | None,
-    masks: dict[QueueId, npt.NDArray[np.bool_]],
-    reached: npt.NDArray[np.bool_],
-) -> None:
-    """Sets the bits of the rows ``among`` (None: all), whose queues ``codes`` name in ``found``."""
-    tables: dict[QueueId, npt.NDArray[np.bool_]] = {}
-    any_queue = np.zeros(len(found), dtype=np.bool_)
-    for code, queues in enumerate(found):
-        for queue in queues:
-            table = tables.get(queue.queue_id)
-            if table is None:
-                table = tables[queue.queue_id] = np.zeros(len(found), dtype=np.bool_)
-            table[code] = any_queue[code] = True
-    for queue_id, table in tables.items():
-        mask = masks.get(queue_id)
-        if mask is None:
-            mask = masks[queue_id] = np.zeros(len(reached), dtype=np.bool_)
-        if among is None:
-            mask[:] = True if table.all() else table[codes]
-        else:
-            mask[among] = table[codes]
-    if among is None:
-        reached[:] = any_queue[codes]
-    else:
-        reached[among] = any_queue[codes]
+        wanted.append(((routing_key, *more), encoded))
+    reached.add(source.route_all(wanted), inverse, copies.rows)

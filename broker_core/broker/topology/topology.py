@@ -37,7 +37,7 @@ from broker_core.broker.routing.exchange import (
     Queues,
     check_type,
 )
-from broker_core.broker.routing.routing import Routed, find_exchange, route_column
+from broker_core.broker.routing.routing import FREE, Held, Routed, find_exchange, route_column
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ANY, Change
 from broker_core.broker.state.numbers import Numbers
@@ -130,10 +130,10 @@ class Topology:
         """Returns the queues of many messages, by their own keys. Each distinct key is routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties, self.vhost)
 
-    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None) -> Routed:
+    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None, held: Held = FREE) -> Routed:
         """Returns the queues of every row of a block of MESSAGE_SCHEMA. ``copies``: ``copies_of_rows``."""
         columns = block.column("exchange"), block.column("routing_key"), block.column("properties")
-        return route_column(self.exchanges, *columns, self.vhost, copies)
+        return route_column(self.exchanges, *columns, self.vhost, copies, held)
 
     def shared(self, name: str, connection: object = None) -> Queue:
         """Returns a queue that a connection may see, or calls without one. Raises QueueNotFound (also for

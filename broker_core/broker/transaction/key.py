@@ -2,10 +2,10 @@
 
     xid@%2F@ann:order-7         a user's xid or commit token, in its virtual host
     xid@%2F@ann@17000000:order-7    the same, prepared at that time by an ann who was deleted
-    batch:TOKEN                 a batch write in ``/``; ``batch@sales:TOKEN`` in another one
+    write@%2F@ann:TOKEN         a batch write of a user, in its virtual host
 
-Versions before kept no user (``xid@%2F:order-7``), and earlier ones no virtual host (``order-7``). Such a
-record is nobody's; every user finds it by its name.
+Versions before kept no user (``xid@%2F:order-7``, ``batch:TOKEN``), and earlier ones no virtual host
+(``order-7``). Such a record is nobody's; every user finds it by its name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from urllib.parse import quote, unquote
 
 from broker_core.address import VHOST
+from broker_core.broker.access.own_id import name_in, user_in
 
-_XID, _WRITES = "xid@", ("batch:", "batch@")
+_XID, _WRITE, _OLDER_WRITES = "xid@", "write@", ("batch:", "batch@")
 
 
 def transaction_key(vhost: str, user: str, name: str) -> str:
@@ -26,7 +27,7 @@ def transaction_key(vhost: str, user: str, name: str) -> str:
 def older_keys(vhost: str, name: str) -> Iterator[str]:
     """Yields those of older versions."""
     yield f"{_XID}{_quoted(vhost)}:{name}"
-    if not name.startswith((_XID, *_WRITES)):
+    if not name.startswith((_XID, _WRITE, *_OLDER_WRITES)):
         yield name
 
 
@@ -37,11 +38,19 @@ def disowned_key(key: str, time_us: int) -> str:
 
 
 def write_key(vhost: str, token: str) -> str:
-    return f"batch:{token}" if vhost == VHOST else f"batch@{_quoted(vhost)}:{token}"
+    """``token``: with its user (``own_id``)."""
+    return f"{_WRITE}{_quoted(vhost)}@{_quoted(user_in(token))}:{name_in(token)}"
+
+
+def older_write_key(vhost: str, token: str) -> str:
+    name = name_in(token)
+    return f"batch:{name}" if vhost == VHOST else f"batch@{_quoted(vhost)}:{name}"
 
 
 def name_of(key: str) -> str:
     """Returns the name as its user gave it."""
+    if key.startswith(_WRITE):
+        return f"batch:{key.partition(':')[2]}"
     return key.partition(":")[2] if key.startswith(_XID) else key
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from broker_core.broker.access.own_id import name_in
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord, Record
 from broker_core.broker.state.undo import Undo
@@ -83,10 +84,13 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self._forget(change, CHANNELS, self.channels, now)
 
     def call_took_place(self, channel: str, number: int, since_us: int) -> bool:
-        """Returns whether a channel opened at ``since_us`` committed by this call. Raises UnknownOutcome."""
-        record = self.channels.get(channel)
+        """Returns whether a channel opened at ``since_us`` committed by this call. Raises UnknownOutcome.
+
+        ``channel``: with its user (``own_id``); versions before kept none.
+        """
+        record = self.channels.get(channel) or self.channels.get(name_in(channel))
         if record is None:
-            self._require_later(CHANNELS, since_us, f"call {number} of channel {channel}")
+            self._require_later(CHANNELS, since_us, f"call {number} of channel {name_in(channel)}")
         return record is not None and record.number == number
 
     def require_known(self, xid: str, since_us: int) -> None:

@@ -2,10 +2,11 @@
 
 Not here: what a channel does (``node/``).
 
-Invariant: a call is done once, however often and however late it arrives. Calls are numbered without gaps.
-The answer of the last call is kept; an older call, and one after a gap, is refused. The id of a channel that
-has ended opens no other. The channel of a client that is silent for LEASE_S ends like an AMQP connection:
-rolled back and requeued. What fails then is tried again at the next look.
+Invariant: an id is one of its user, whoever knows it. A call is done once, however often and however late it
+arrives. Calls are numbered without gaps. The answer of the last call is kept; an older call, and one after a
+gap, is refused. The id of a channel that has ended opens no other. The channel of a client that is silent for
+LEASE_S ends like an AMQP connection: rolled back and requeued. What fails then is tried again at the next
+look.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import inspect
 import logging
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from typing import Any
 
 from broker_core import checks, errors
+from broker_core.broker.access.own_id import name_in
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.holders import Holder
@@ -75,6 +76,10 @@ class Channels:
     def held(self) -> int:
         return len(self._held)
 
+    def own(self, caller: Caller, channel_id: str) -> str:
+        """Returns how a channel of the caller is kept: nobody else opens, uses or ends it, or asks for it."""
+        return self._broker.state.users.own_id(caller.identity.user, channel_id)
+
     def ended(self) -> int:
         """How many ids of ended channels are known."""
         return len(self._ended)
@@ -83,16 +88,18 @@ class Channels:
         """Carry out ``word``. Raises what the channel raises; AccessRefused; ConnectionFailed if the channel
         is gone.
         """
-        held = self._held.get(call.channel)
-        if held is not None and _who(held.caller) != _who(caller):
+        own = self.own(caller, call.channel)
+        held = self._held.get(own)
+        if held is not None and held.caller.state.vhost != caller.state.vhost:
             raise errors.AccessRefused(
-                f"access to channel {call.channel} refused for user '{caller.identity.user}'"
+                f"access to channel {call.channel} in vhost '{caller.state.vhost}' refused for user "
+                f"'{caller.identity.user}'"
             )
         if word == "open":
             caller.enter()
-            return self._open(call.channel, caller)
+            return self._open(own, caller)
         if word == "close":
-            return self._end(call.channel)
+            return self._end(own)
         if held is None:
             raise _gone(call.channel)
         held.used_at = time.monotonic()
@@ -105,9 +112,9 @@ class Channels:
         with held.lock:
             if held.ended:
                 raise _gone(call.channel)
-            return self._once(held, word, call, caller)
+            return self._once(held, own, word, call, caller)
 
-    def _once(self, held: _Held, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
+    def _once(self, held: _Held, own: str, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
         number = call.number
         if number < max(held.number, 1):
             raise errors.RemoteProtocolError(
@@ -121,7 +128,7 @@ class Channels:
             )
         if number != held.number:
             held.number, held.answer, held.error = number, None, None
-            held.channel.call = (call.channel, number)
+            held.channel.call = (own, number)
             try:
                 arguments = _arguments(word, call.arguments)
                 self._permits.check(permits.CHANNEL, word, caller, arguments)
@@ -138,7 +145,6 @@ class Channels:
         """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of
         commits. Raises NotAllowed: the limit of channels is reached. Raises ResourceShortage.
         """
-        channel_id = channel_id or uuid.uuid4().hex
         now = self._broker.run(lambda _state, _change, now: now)
         with self._lock:
             if self._closed.is_set():
@@ -146,7 +152,7 @@ class Channels:
                     "the broker is stopping; open the channel again when it is back"
                 )
             if channel_id in self._ended:
-                raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
+                raise errors.RemoteProtocolError(f"channel {name_in(channel_id)} has ended; open another one")
             if self._watcher is None:
                 self._watcher = started_thread(self._watch, "channel-leases")
             if channel_id not in self._held:
@@ -212,10 +218,6 @@ class Channels:
         self._closed.set()
         for channel_id in list(self._held):
             self._try_to_end(channel_id)
-
-
-def _who(caller: Caller) -> tuple[str, str]:
-    return caller.identity.user, caller.state.vhost
 
 
 def _gone(channel_id: str) -> errors.ConnectionFailed:

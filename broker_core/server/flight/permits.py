@@ -26,7 +26,7 @@ close                                                          the tag administr
 commit, rollback                                               nothing for one's own transaction; else the
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
-call_took_place                                                any permission, and the name
+call_took_place                                                any permission; of one's own channel
 give_up, users, permissions, virtual hosts; DoGet: backup      the tag administrator
 =============================================================  ===========================================
 
@@ -81,8 +81,11 @@ def _attempt(permits: Permits, caller: Caller, given: Arguments) -> None:
 
 
 def _discard(permits: Permits, caller: Caller, given: Arguments) -> None:
-    if not caller.operates:
-        _attempt(permits, caller, given)
+    if caller.operates:
+        return
+    if given.get("of") not in (None, caller.identity.user):
+        caller.operate("attempts of other users")
+    _attempt(permits, caller, given)
 
 
 def _look(what: str) -> Check:
@@ -279,12 +282,14 @@ class Permits:
         self.use_app(caller, header.app_id)
         self.require_attempt(caller, header.token)
         with self._broker.look:
-            self._batches(caller).branches.superseded(header, size_bytes, caller.identity.user)
+            batches, actor = self._batches(caller), caller.actor
+            batches.branches.superseded(batches.owners.own_header(actor, header), size_bytes, actor.user)
 
     def require_attempt(self, caller: Caller, token: str) -> None:
         """Its app, or the batch write, must be the caller's."""
         with self._broker.look:
-            self._batches(caller).owners.require_tokens(caller.actor, [token])
+            owners = self._batches(caller).owners
+            owners.require_tokens(caller.actor, [owners.own(caller.actor, token)])
 
     def _batches(self, caller: Caller) -> MicroBatches:
         return self._engines.of(caller.state.vhost).batches

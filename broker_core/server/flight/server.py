@@ -185,6 +185,8 @@ class FlightServer:
         else:
             if word in permits.LISTS:
                 arguments["vhost"] = caller.state.vhost
+            if word == "call_took_place":
+                arguments["channel"] = self._channels.own(caller, arguments["channel"])
             answer = function(**arguments)
         self._permits.carried_out(caller, f"admin.{word}", arguments)
         return answer

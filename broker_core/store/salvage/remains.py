@@ -22,9 +22,10 @@ from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import RECORDS, Record
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat
 from broker_core.ids import BlockId
-from broker_core.store.catalog import FORMAT, OF_HOSTS, RENAMES, Meta, SegmentRow, is_whole, quoted
+from broker_core.store.catalog import FORMAT, OF_HOSTS, RENAMES, USERS, Meta, SegmentRow, is_whole, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import message_of_format_3, unpack
 from broker_core.store.salvage.schema_pages import put_schema
 from broker_core.store.segment import Place
@@ -158,6 +159,8 @@ class _Reader:
                         found.records.append(decode(cls, (*row, *host)))
                     ),
                 )
+        if found.meta is not None and found.meta.format < USERS:
+            found.records = [since for _, since in with_users(found.records)]
         return found
 
     def _meta(self, row: Row) -> None:

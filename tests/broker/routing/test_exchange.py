@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core import errors
+from broker_core.broker.routing import routing
 from broker_core.broker.routing.carbon_copy import copies_of_rows
 from broker_core.broker.routing.routing import selected_rows
 from broker_core.broker.state.block import Blocks
@@ -256,6 +259,86 @@ def test_rows_that_are_alike_are_routed_as_others_are(exchange: str, keys: list[
     } == expected
     lost = [(exchange, key) for key in keys[skipped:] if not found.route(exchange, key, b"")]
     assert (routed.unroutable, routed.examples) == (len(lost), lost[:3])
+
+
+class Counted:
+    """A lock that counts the steps that are made while it is held."""
+
+    def __init__(self) -> None:
+        self.longest = self.times = 0
+        self._steps = 0
+
+    def __enter__(self) -> None:
+        self._steps = 0
+        self.times += 1
+        sys.settrace(self._line)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        self.longest = max(self.longest, self._steps)
+
+    def _line(self, _frame: object, event: str, _argument: object) -> Any:
+        self._steps += event == "line"
+        return self._line
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_many_different_keys_of_a_part_are_looked_up_in_pieces(copied: bool) -> None:
+    """Others are served between them."""
+    found = topology("a", "b")
+    found.bind(Change(), "a", "amq.topic", "#.a.#")
+    found.bind(Change(), "b", "amq.topic", "*.3")
+    longest = []
+    for rows in (500, 2_000):
+        keys = [f"k.{number}" for number in range(rows)]
+        headers = [{"CC": [f"{key}.{each}" for each in range(5)]} if copied else {} for key in keys]
+        block = pa.RecordBatch.from_arrays(
+            [
+                pa.array(["amq.topic"] * rows),
+                pa.array(keys),
+                pa.array([b""] * rows, pa.binary()),
+                pa.array([Properties(headers=each).encode() for each in headers], pa.binary()),
+            ],
+            schema=MESSAGE_SCHEMA,
+        )
+        copies, kept = copies_of_rows(block)
+        assert (copies is not None) is copied
+        held = Counted()
+        routed = found.route_block(kept, copies, held)
+        assert routed.unroutable == rows - 1 and held.times > rows // 100
+        longest.append(held.longest)
+    assert longest[1] < longest[0] * 1.2 + 50, f"{longest} steps for 500 and 2,000 keys"
+
+
+def test_rows_that_reach_very_many_queues_take_room_for_what_they_reach_and_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queues = [f"q{number}" for number in range(300)]
+    found = topology(*queues)
+    found.declare_exchange(Change(), "all", "topic")
+    for queue in queues:
+        found.bind(Change(), queue, "all", "#")
+    rows = 20_000
+    properties = pa.nulls(rows, pa.binary())
+    keys = pa.array([f"q{number % 300}" for number in range(rows)])
+    tracemalloc.start()
+    routed = found.route_column("", keys, properties)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(each.rows for each in routed.selections.values()) == rows
+    assert peak < 3_000_000  # a table of queues and rows would take 6 MB
+    assert all(
+        each == (0, rows, b"") for each in found.route_column("all", keys, properties).selections.values()
+    )
+    monkeypatch.setattr(routing, "SELECTED_BYTES", 100_000)
+    with pytest.raises(errors.TransactionTooLarge, match="the rows of one part reach 41 queues"):
+        found.route_column("", keys, properties)
+    for number in range(20):
+        found.unbind(Change(), queues[number], "all", "#")
+        found.bind(Change(), queues[number], "all", queues[number])
+    monkeypatch.setattr(routing, "REACHED", 2_000)
+    with pytest.raises(errors.TransactionTooLarge, match="queues by different keys"):
+        found.route_column("all", keys, properties)
 
 
 def test_a_million_rows_with_few_keys_are_routed_in_a_fraction_of_a_second() -> None:

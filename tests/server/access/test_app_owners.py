@@ -14,6 +14,7 @@ import pytest
 
 from broker_core import errors
 from broker_core import password as passwords
+from broker_core.broker.access.own_id import own_id
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
@@ -115,11 +116,14 @@ def test_the_app_of_an_administrator_and_of_the_directory_belongs_to_nobody_else
 ) -> None:
     mine = of(ROOT) if owner == ROOT else BrokerClient(data=str(tmp_path / "data"))
     opened = mine.open_batch("salaries", QUERY, 0, "fail")
-    mine.commit_batch("salaries", QUERY, 0, opened.token, [staged(mine, opened.token)], consumes=False)
+    decided = mine.commit_batch(
+        "salaries", QUERY, 0, opened.token, [staged(mine, opened.token)], consumes=False
+    )
+    (rows,) = decided.entry.to_apply
     for user in (MALLORY, ANN):
         client = of(user)
         refused(lambda: client.unapplied("salaries"), user)  # noqa: B023
-        refused(lambda: list(client.read_branches(["b"])), user)  # noqa: B023
+        refused(lambda: list(client.read_branches(rows.branches)), user)  # noqa: B023
         refused(lambda: client.mark_applied("salaries", 1), user)  # noqa: B023
     (entry,) = mine.unapplied("salaries")
     assert [batch.to_pydict() for batch in mine.read_branches(entry.to_apply[0].branches)] == [
@@ -197,33 +201,49 @@ def test_who_knows_a_token_or_a_branch_of_another_can_do_nothing_with_it(
     ann.open_batch("app", QUERY, 0, "fail", token="of ann")
     first = staged(ann, "of ann", "one")
     mine = mallory.open_batch("hers", "her query", 0, "fail", token="of mallory")
-    # 1. an open attempt
-    refused(lambda: staged(mallory, "of ann", "two"))
-    refused(lambda: mallory.rollback_batch("of ann"))
-    refused(lambda: mallory.commit_branches("of ann", []))
-    refused(lambda: list(mallory.read_branches(["one"])))
+    # 1. an open attempt: mallory's of the same token, and her branches, are her own
+    staged(mallory, "of ann", "one")
+    staged(mallory, mine.token, "two")
+    mallory.rollback_batch("of ann")
+    with pytest.raises(errors.TransactionState):
+        mallory.commit_branches("of ann", [])
     with pytest.raises(errors.MissingBranch):
-        staged(mallory, mine.token, "one")  # it would be a part of ann's branch
-    header = BranchHeader("of mallory", "one", "append", {"table": "t"})
-    with pytest.raises(errors.MissingBranch):
-        broker.engine.stage_part(header, 1, ROWS)
-    for call in (
-        lambda: mallory.open_batch("hers", "her query", 0, "fail", token="of ann"),
-        lambda: mallory.commit_batch("hers", "her query", 0, "of ann", [first]),
-    ):
-        with pytest.raises(errors.LineageConflict, match="was opened for batch 0 of app 'app'"):
-            call()
+        list(mallory.read_branches(["one"]))
+    refused(lambda: list(mallory.read_branches([own_id(ANN, "one")])))
+    assert [(each.token, each.user) for each in broker.engine.attempts()] == [
+        ("of ann", ANN),
+        ("of mallory", MALLORY),
+    ]
+    with pytest.raises(errors.LineageConflict, match="token of mallory was opened for batch 0 of app 'hers'"):
+        mallory.open_batch("others", "her query", 0, "fail", token=mine.token)
     # 2. a decided one, whose rows are yet to be applied
-    ann.commit_batch("app", QUERY, 0, "of ann", [first], consumes=False)
-    for call in (
-        lambda: mallory.open_batch("hers", "her query", 0, "fail", token="of ann"),
-        lambda: mallory.commit_batch("hers", "her query", 0, "of ann", []),
-        lambda: ann.open_batch("app", QUERY, 1, "fail", token="of ann"),
-    ):
-        with pytest.raises(errors.LineageConflict, match="was opened for batch 0 of app 'app'"):
-            call()
-    refused(lambda: list(mallory.read_branches(["one"])))
-    assert sum(batch.num_rows for batch in ann.read_branches(["one"])) == 2
+    entry = ann.commit_batch("app", QUERY, 0, "of ann", [first], consumes=False).entry
+    assert entry.token == "of ann"
+    assert mallory.open_batch("hers", "her query", 0, "fail", token="of ann").token == "of ann"
+    with pytest.raises(errors.MissingBranch, match="should have 2 rows under token of ann, but 0"):
+        mallory.commit_batch("hers", "her query", 0, "of ann", [first])
+    assert mallory.commit_batch("hers", "her query", 0, "of ann", []).entry.to_apply == ()
+    with pytest.raises(errors.LineageConflict, match="was opened for batch 0 of app 'app'"):
+        ann.open_batch("app", QUERY, 1, "fail", token="of ann")
+    (rows,) = entry.to_apply
+    refused(lambda: list(mallory.read_branches(rows.branches)))
+    assert sum(batch.num_rows for batch in ann.read_branches(rows.branches)) == 2
+
+
+def test_an_operator_drops_an_attempt_and_names_its_user_where_two_have_the_token(
+    broker: Broker, of: Callable[[str], BrokerClient], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("--data", str(tmp_path / "data"))
+    for user in (ANN, MALLORY):
+        staged(of(user), "t")
+    assert main(["discard", "t", *data]) != 0
+    assert "the users 'ann', 'mallory' have the token t: name the user: --of" in capsys.readouterr().err
+    refused(lambda: of(MALLORY).rollback_batch("t", of=ANN))
+    assert main(["discard", "t", "--of", MALLORY, *data]) == 0
+    assert [each.user for each in broker.engine.attempts()] == [ANN]
+    assert main(["discard", "t", *data]) == 0
+    assert broker.engine.attempts() == []
+    assert main(["discard", "t", "--of", ANN, *data]) != 0
 
 
 def test_an_administrator_gives_an_app_to_another_user(
@@ -279,20 +299,20 @@ def test_a_batch_write_belongs_to_who_staged_its_first_rows(
     body = pa.record_batch({"body": pa.array([b"ann's"], pa.binary())})
     mine = of(ANN).stage(BranchHeader("write", "b", "publish", {"routing_key": "in"}), [body])
     mallory = of(MALLORY)
-    for call in (
-        lambda client: client.commit_branches("write", [mine]),
-        lambda client: client.rollback_batch("write"),
-        lambda client: list(client.read_branches(["b"])),
-        lambda client: client.stage(BranchHeader("write", "c", "append", {"table": "t"}), [ROWS]),
-    ):
-        refused(lambda call=call: call(mallory))  # type: ignore[misc]
+    with pytest.raises(errors.MissingBranch):
+        mallory.commit_branches("write", [mine])
+    mallory.rollback_batch("write")
+    refused(lambda: list(mallory.read_branches([own_id(ANN, "b")])))
+    mallory.stage(BranchHeader("write", "c", "append", {"table": "t"}), [ROWS])  # a write of her own
     broker.close()
     with Broker.open(tmp_path / "data") as again:
         clients = [
             BrokerClient(again.url, credentials=Credentials(user=user, password=PASSWORD))
             for user in (MALLORY, ANN)
         ]
-        refused(lambda: clients[0].commit_branches("write", [mine]))
+        with pytest.raises(errors.MissingBranch):
+            clients[0].commit_branches("write", [mine])
+        clients[0].rollback_batch("write")
         assert clients[1].commit_branches("write", [mine]) == 1
         assert clients[1].commit_branches("write", [mine]) == 1  # its answer was lost
         assert again.engine.state.users.writes == {}

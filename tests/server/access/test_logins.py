@@ -258,6 +258,23 @@ def test_a_queue_of_logins_is_fair_to_addresses_and_users_and_bounded() -> None:
     assert {order.index(each) for each in honest[1:]} <= set(range(5))
 
 
+@pytest.mark.parametrize("addresses", [1, 40, 80, 1000])
+def test_a_first_login_waits_for_one_of_each_other_address_that_waits_at_most(addresses: int) -> None:
+    throttle = Throttle(b"salt")
+    waiting = LoginQueue(throttle)
+    for n in range(3 * addresses):
+        address = f"10.1.{n % addresses >> 8}.{n % addresses & 255}"
+        waiting.add(Login(f"h{n % 7}", str(n), address, b"%d" % n, 0.0))
+    honest = Login("honest", "right", "10.9.0.1", b"right", 0.0)
+    assert waiting.add(honest) is not honest
+    before: list[str] = []
+    while (login := waiting.next(0.0)) is not honest:
+        assert login is not None
+        before.append(login.pair[0])
+        waiting.done(login)
+    assert len(before) == len(set(before)) <= min(addresses, login_queues.WAITING - 1)
+
+
 def test_of_one_user_from_one_address_few_wait_and_one_is_checked() -> None:
     waiting = LoginQueue(Throttle(b"salt"))
     logins = [Login("ann", str(n), "10.0.0.1", b"%d" % n, 0.0) for n in range(6)]

@@ -224,12 +224,14 @@ def test_who_looks_does_not_decide(broker: Broker, row: Row) -> None:
 def test_an_operator_drops_the_attempt_of_another(broker: Broker) -> None:
     last = broker.engine.last_entry("app")  # another test may have resumed it
     broker.engine.open_batch("app", "q", 0 if last is None else last.batch_id + 1, "fail", token="lost")
-    for need, is_refused in ((LOOK, True), (OPERATE, False)):
+    for need, is_kept in ((LOOK, True), (OPERATE, False)):
         allow(broker, (need,), ("app", "", "app"))
         broker.accounts.set_tags(USER, [need[2]])
         raw = Raw(broker.url, Basic(USER, PASSWORD).header)
-        found = raw.call("engine.rollback_batch", {"token": "lost"})
-        assert isinstance(found, errors.AccessRefused) is is_refused, found
+        raw.call("engine.rollback_batch", {"token": "lost"})
+        found = raw.call("engine.rollback_batch", {"token": "lost", "of": ""})
+        assert isinstance(found, errors.AccessRefused) is is_kept, found
+        assert any(each.token == "lost" for each in broker.engine.attempts()) is is_kept
 
 
 OTHER = "other"  # a virtual host
@@ -266,16 +268,29 @@ def elsewhere(broker: Broker) -> None:
     broker.accounts.set_permissions(USER, ".*", ".*", ".*", OTHER)
 
 
-def test_a_channel_of_another_user_and_without_permissions_is_refused(broker: Broker) -> None:
+def test_who_knows_the_id_of_a_channel_can_do_nothing_with_it(broker: Broker) -> None:
+    """Nor open it first, nor change what is known of its calls."""
     allow(broker, ())
     mine = Raw(broker.url, Basic(USER, PASSWORD).header)
     assert not isinstance(mine.call("channel.tx_select", {}), errors.TxmqError)
     theirs = Raw(broker.url, Basic(ROOT, PASSWORD).header)
     theirs._channel = mine._channel
-    for word in ("tx_commit", "keepalive", "close", "open"):
+    for word in ("tx_commit", "keepalive", "tx_select"):
         found = theirs.call(f"channel.{word}", {})
-        assert isinstance(found, errors.AccessRefused), word
+        assert isinstance(found, errors.ConnectionFailed), word
+    took_place = {"channel": mine._channel, "number": 3, "since_us": 0}
+    message = {"exchange": "", "routing_key": "in", "body": b"x", "properties": b"", "mandatory": False}
+    say = {"channel": mine._channel, "number": 0, "arguments": {}}
+    theirs.action("channel.open", contract.encode(say))
+    for number, (word, given) in enumerate((("tx_select", {}), ("publish", message), ("tx_commit", {})), 1):
+        theirs.action(f"channel.{word}", contract.encode({**say, "number": number, "arguments": given}))
+    assert theirs.call("admin.call_took_place", took_place) == [b"true"]
+    assert mine.call("admin.call_took_place", took_place) == [b"false"]
+    theirs.action("channel.close", contract.encode(say))
     assert not isinstance(mine.call("channel.tx_rollback", {}), errors.TxmqError)
+
+
+def test_a_channel_without_permissions_is_refused(broker: Broker) -> None:
     nobody = Raw(broker.url, Basic(NOBODY, PASSWORD).header)
     said = {"channel": "c", "number": 0, "arguments": {}}
     found = nobody.action("channel.open", contract.encode(said))

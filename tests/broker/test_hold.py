@@ -1,0 +1,120 @@
+"""How long the lock is held beside very many queues and bindings, by the processor's clock of the thread that holds
+it: a machine that is busy does not change it.
+
+Not here: counted steps (``test_cost.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.state.change import Change
+from tests.broker.conftest import Node
+
+HELD_MS = 50.0
+TTL_MS = 600_000
+
+
+class Held:
+    """A lock, and the longest time for which it was held."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._since = 0.0
+        self.longest_ms = 0.0
+
+    def acquire(self, *given: Any) -> bool:
+        taken = bool(self._lock.acquire(*given))
+        self._since = time.thread_time()
+        return taken
+
+    def release(self) -> None:
+        self.longest_ms = max(self.longest_ms, (time.thread_time() - self._since) * 1000)
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return bool(self._lock.locked())
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def in_pieces(node: Node, count: int, make: Callable[[BrokerState, Change, int], None]) -> None:
+    for start in range(0, count, 500):
+
+        def work(state: BrokerState, change: Change, _now: int, start: int = start) -> None:
+            for number in range(start, min(start + 500, count)):
+                make(state, change, number)
+
+        node.broker.run(work)
+
+
+def declared(node: Node, queues: int) -> Held:
+    """Half of the queues have a time to live; five times as many bindings, of topic and of direct exchanges."""
+    with node.channel() as channel:
+        channel.exchange_declare("t", "topic")
+        channel.exchange_declare("d", "direct")
+        channel.queue_declare("soon", arguments={"x-message-ttl": 100})
+
+    def declare(state: BrokerState, change: Change, number: int) -> None:
+        arguments = {"x-message-ttl": TTL_MS} if number % 2 else None
+        state.topology.declare_queue(change, f"q{number}", arguments=arguments)
+
+    def bind(state: BrokerState, change: Change, number: int) -> None:
+        exchange, key = ("t", f"user.{number}.#") if number % 2 else ("d", f"k{number}")
+        state.topology.bind(change, f"q{number % queues}", exchange, key)
+
+    in_pieces(node, queues, declare)
+    in_pieces(node, 5 * queues, bind)
+    committer = node.broker.committer
+    held = Held(committer._lock)
+    committer._lock = committer.look._lock = held  # type: ignore[assignment]
+    return held
+
+
+def commands(node: Node) -> Iterator[tuple[str, Callable[[], object]]]:
+    channel = node.channel()
+
+    def expire() -> None:
+        for _ in range(5):
+            channel.publish(b"x", "", "soon")
+            node.clock.advance(1)
+            node.broker.upkeep.expire_due()
+        assert node.queue("soon").messages == 0
+
+    yield "a publish", lambda: channel.publish(b"x", "t", "user.7.a")
+    yield "a message that expires", expire
+    yield "the upkeep of a second", node.broker.upkeep.tick
+    yield "a queue", lambda: channel.queue_declare("new")
+    yield "a binding", lambda: channel.queue_bind("new", "t", "new.*")
+    yield "a binding less", lambda: channel.queue_unbind("new", "t", "new.*")
+    yield "a queue less", lambda: channel.queue_delete("q9")
+    yield "an exchange less", lambda: channel.exchange_delete("d")
+    yield "what it leaves", node.broker.upkeep.tick
+
+
+def check(node: Node, queues: int) -> None:
+    held = declared(node, queues)
+    found = {}
+    for name, command in commands(node):
+        held.longest_ms = 0.0
+        command()
+        found[name] = round(held.longest_ms, 1)
+    assert max(found.values()) < HELD_MS, found
+
+
+def test_no_command_holds_the_lock_for_long_beside_a_thousand_queues(node: Node) -> None:
+    check(node, 1_000)
+
+
+@pytest.mark.soak
+def test_soak_no_command_holds_the_lock_for_long_beside_ten_thousand_queues(node: Node) -> None:
+    check(node, 10_000)
