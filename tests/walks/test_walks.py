@@ -26,8 +26,8 @@ LIMITS = {
     "publish": 13,
     "login": 34,
     "channel": 26,
-    "batch": 44,
-    "kafka-batch": 37,
+    "batch": 46,
+    "kafka-batch": 38,
 }
 
 
