@@ -4,8 +4,8 @@ equivalent.
 Not here: acting on them (``message/overflow.py``, ``message/expiry.py``, ``message/dispatch.py``,
 ``topology/topology.py``). Texts are RabbitMQ's, followed by our advice.
 Invariant: no queue and no exchange has an argument whose name starts with ``x-`` and that has no effect,
-except those that only choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names belong
-to the client and are kept as they are.
+except those that only choose how RabbitMQ stores a queue (x-queue-type, -mode, -version), and the mark of its
+federation (x-internal-purpose). Other names belong to the client and are kept as they are.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ ALLOWED = (
     "x-single-active-consumer",
     "x-delivery-limit",
     "x-queue-type",
+    "x-internal-purpose",
 )
-EXCHANGE_ARGUMENTS = ("alternate-exchange",)
+EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-internal-purpose")
 _SIGNED_32 = range(-(1 << 31), 1 << 31)
 
 
@@ -179,6 +180,8 @@ def check_arguments(
                     "give text",
                 )
             _check_short(of, name, value)
+        elif name == "x-internal-purpose" and not isinstance(value, str):
+            raise _unacceptable(of, name, value, "give text")
         elif name == "x-dead-letter-routing-key":
             if not isinstance(value, str):
                 raise _unacceptable(of, name, value, "give text")
@@ -315,7 +318,7 @@ def check_exchange_arguments(of: str, arguments: Mapping[str, Any]) -> None:
             if not isinstance(value, str):
                 raise PreconditionFailed(
                     f"invalid type '{type_name(value)}' for arg '{name}' in {of}",
-                    "give the name of an exchange",
+                    "give text",
                 )
         elif name.startswith("x-"):
             raise PreconditionFailed(

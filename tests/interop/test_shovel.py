@@ -126,3 +126,27 @@ def test_a_federated_queue_of_rabbitmq_takes_from_txmq(running: Node, broker: Br
     finally:
         running.ctl("clear_policy", "shared")
         running.ctl("clear_parameter", "federation-upstream", "txmq")
+
+
+def test_a_federated_exchange_of_rabbitmq_gets_what_is_published_to_txmq(
+    running: Node, broker: Broker
+) -> None:
+    """Its link declares queue and exchange with ``x-internal-purpose``, and falls back to a fanout exchange."""
+    running.ctl("set_parameter", "federation-upstream", "txmq", json.dumps({"uri": _uri(broker)}))
+    running.ctl("set_policy", "news", "^news$", '{"federation-upstream": "txmq"}', "--apply-to", "exchanges")
+    try:
+        with pika.BlockingConnection(pika.URLParameters(running.uri)) as connection:
+            channel = connection.channel()
+            channel.exchange_declare("news", "topic", durable=True)
+            channel.queue_declare("readers", durable=True)
+            channel.queue_bind("readers", "news", "eu.#")
+        topology = broker._local.state.hosts.get("/")
+        wait_until(lambda: "news" in topology.exchanges and topology.exchanges["news"].bound)
+        with pika.BlockingConnection(pika.URLParameters(_uri(broker))) as connection:
+            sender = connection.channel()
+            for key, body in (("eu.de", b"first"), ("us", b"elsewhere"), ("eu.fr", b"second")):
+                sender.basic_publish("news", key, body)
+        assert [body for body, _ in _taken(running.uri, "readers", 2)] == [b"first", b"second"]
+    finally:
+        running.ctl("clear_policy", "news")
+        running.ctl("clear_parameter", "federation-upstream", "txmq")

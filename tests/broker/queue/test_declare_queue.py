@@ -153,6 +153,7 @@ def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_
         "x-single-active-consumer": True,
         "x-delivery-limit": 0,
         "x-queue-type": "classic",
+        "x-internal-purpose": "federation",
         "mine": [1, 2.5, None, {"a": "b"}],
     }
     assert set(ALLOWED) < set(arguments)
@@ -445,3 +446,15 @@ def test_the_time_of_a_queue_starts_again_with_the_broker(node: Node) -> None:
     state = node.restart().state
     assert state.topology.unused_queues(START + 10**12) == []
     assert state.topology.unused_queues(START + 10**12 + 100 * MS) == [state.topology.queue("q")]
+
+
+def test_the_mark_of_a_federation_is_kept_and_must_be_text() -> None:
+    names, mark = topology(), {"x-internal-purpose": "federation"}
+    names.declare_queue(Change(), "q", arguments=mark)
+    names.declare_exchange(Change(), "x", "fanout", arguments=mark)
+    assert names.queues["q"].arguments.declared == names.exchanges["x"].arguments == mark
+    for wrong in (5, True, None, b"federation", ["federation"]):
+        with pytest.raises(errors.PreconditionFailed, match="x-internal-purpose"):
+            names.declare_queue(Change(), "p", arguments={"x-internal-purpose": wrong})
+        with pytest.raises(errors.PreconditionFailed, match="x-internal-purpose"):
+            names.declare_exchange(Change(), "y", "fanout", arguments={"x-internal-purpose": wrong})
