@@ -23,6 +23,7 @@ import pytest
 from pamqp import commands as c
 
 from broker_core import errors, failpoint
+from broker_core.broker.access.actor import Actor
 from broker_core.credentials import Credentials
 from broker_core.engine import BranchHeader
 from broker_core.flight import contract
@@ -369,8 +370,8 @@ def test_parts_in_flight_are_limited_by_their_bytes_and_what_was_begun_is_staged
         stage("carl", "e", 50)  # larger than the limit: where nothing else is staged
         assert [each.rows for each in staged[2:4]] in ([10, 8], [8, 10]) and staged[4].rows == 50
         for each in staged[2:]:
-            token = {"a": "ann", "c": "bob", "e": "carl"}[each.branch]
-            assert broker.engine.commit_branches(token, [each]) == each.rows
+            user = {"a": "ann", "c": "bob", "e": "carl"}[each.branch]
+            assert broker.engine.acting(Actor(user)).commit_branches(user, [each]) == each.rows
         assert [queue.messages for queue in broker.queues()] == [68]
 
 
