@@ -204,7 +204,10 @@ class Accounts:
     def export_definitions(self) -> Exported:
         """Returns users with their hashes, permissions, virtual hosts and topology (``definitions.py``)."""
         with self._broker.look as state:
-            return definitions_module.write(state, __version__)
+            found = definitions_module.write(state, __version__)
+        if self._audit is not None:
+            self._audit.say("admin.export_definitions", "", "", door="process")
+        return found
 
     def import_definitions(
         self, definitions: dict[str, Any], vhost: str = VHOST, check: bool = False
