@@ -71,7 +71,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     ):
         DurableStore(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(DataDirectoryInvalid, match="no data directory"):
+    with pytest.raises(DataDirectoryInvalid, match="is not a data directory"):
         verify(tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_20_unknown_xid_and_wrong_state_are_different_errors_and_a_repeated_deci
             channel.prepare("x1")
     node.broker.commit("x1")
     node.broker.commit("x1")
-    with pytest.raises(errors.TransactionState, match="'x1' is committed: it cannot become rolled_back"):
+    with pytest.raises(errors.TransactionState, match="'x1' is committed, it cannot become rolled_back"):
         node.broker.rollback("x1")
     assert node.browse("out") == [b"result"]
 
@@ -123,6 +123,6 @@ def test_20_a_transaction_goes_only_through_its_states(wrong: tuple[State, State
     transaction.become(wrong[0])
     with pytest.raises(
         errors.TransactionState,
-        match=f"transaction 'x' is {wrong[0].value}: it cannot become {wrong[1].value}",
+        match=f"transaction 'x' is {wrong[0].value}, it cannot become {wrong[1].value}",
     ):
         transaction.become(wrong[1])
