@@ -78,10 +78,10 @@ def _act(name: str) -> None:
 
 def arm_from_environment() -> None:
     """Arms what ``TXMQ_FAILPOINTS`` names. A new process does so by itself; a forked one has to call it."""
-    told = os.environ.get("TXMQ_FAILPOINTS", "")
-    if told.startswith("@"):
-        told = Path(told[1:]).read_text()
-    for item in filter(None, told.split(",")):
+    listed = os.environ.get("TXMQ_FAILPOINTS", "")
+    if listed.startswith("@"):
+        listed = Path(listed[1:]).read_text()
+    for item in filter(None, listed.split(",")):
         name, _, action = item.partition("=")
         name, _, hit = name.partition("@")
         arm(name, action, hit=int(hit or 1))

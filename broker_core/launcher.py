@@ -35,9 +35,9 @@ from broker_core.errors import StoreFailed
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.node.takeover import open_store
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.printable import LineFormatter
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
@@ -48,7 +48,7 @@ from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors
-from broker_core.server.flight.entrance import FlightEntrance
+from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
 from broker_core.server.log_file import LogFile
@@ -102,7 +102,7 @@ class Broker:
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             adopt = store.adopt if isinstance(store, DurableStore) else None
-            self.engines = HostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
+            self.engines = VhostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
             audit = Audit(directory)
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
@@ -119,10 +119,10 @@ class Broker:
             of_flight = Accounts(self._local, changed=self.accounts.changed)
             files = TlsFiles(doors.tls) if doors.tls is not None else None
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
-            hosts = self.vhosts.unaudited()
+            vhosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, (amqp_options or AmqpOptions()).alarms)
-            parts = (self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas)
-            entrance = _entrance(self._logins, doors, quotas, amqp_options)
+            parts = (self.engines, self._local, hello, self._logins, of_flight, vhosts, self.quotas)
+            entrance = _connection_limit(self._logins, doors, quotas, amqp_options)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
@@ -148,14 +148,14 @@ class Broker:
             if self._amqp is not None:
                 self._amqp.start()
                 self.accounts.changed.append(self._amqp.users_changed)
-                self.vhosts.connections = hosts.connections = self._amqp.connections_to
+                self.vhosts.connections = vhosts.connections = self._amqp.connections_to
                 undo.callback(self._amqp.stop)
             self._renewal = Renewal(files, self._server.renew) if files is not None else None
             if self._renewal is not None:
                 undo.callback(self._renewal.stop)
             self._http = opening.started(
                 *(doors.http, doors.open_metrics, files),
-                *(self._local, self.engines, of_flight, hosts, self._logins, self.quotas, directory),
+                *(self._local, self.engines, of_flight, vhosts, self._logins, self.quotas, directory),
                 cluster=(amqp_options or AmqpOptions()).cluster_name,
                 connections=self._amqp.shown if self._amqp is not None else tuple,
                 urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
@@ -335,12 +335,12 @@ class Broker:
         self.close()
 
 
-def _entrance(
+def _connection_limit(
     logins: Logins, doors: Doors, quotas: QuotaLimits | None, amqp_options: AmqpOptions | None
-) -> FlightEntrance:
+) -> FlightConnectionLimit:
     most = (quotas or QuotaLimits()).flight_connections
     handshake_s = (amqp_options or AmqpOptions()).handshake_timeout_s
-    return FlightEntrance(logins.gone, most, handshake_s, of_this_host=doors.token_only)
+    return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=doors.token_only)
 
 
 def _reachable(host: str) -> str:

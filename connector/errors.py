@@ -55,7 +55,7 @@ def shortened(error: BaseException) -> Exception:
     if found is not None:
         return found
     text = str(error)
-    summary = told(error)
+    summary = error_summary(error)
     interrupted = next((name for name in INTERRUPTIONS if name in text), None)
     if interrupted is not None:  # query.stop(): in the form that Spark recognises
         return RuntimeError(
@@ -64,7 +64,7 @@ def shortened(error: BaseException) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {summary}")
 
 
-def told(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """The text of an error in a line, without Java's stack trace."""
     lines = [
         line.strip()

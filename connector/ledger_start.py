@@ -35,27 +35,27 @@ class LedgerStart:
         for queue in logs:
             if not offsets.keys() & set(logs[queue]):
                 raise OptionError(
-                    f"{self._told()} has no batch of queue {queue!r}",
+                    f"{self._text()} has no batch of queue {queue!r}",
                     "give startingOffsets by queue and offset",
                 )
         ids = engine.log_ids(sorted(offsets))
         strange = {row["log"] for row in found if row["log"] in own and row["log_id"] != ids.get(row["log"])}
         if strange:
             raise OptionError(
-                f"{self._told()} counts other messages of {', '.join(sorted(strange))} than this engine has",
+                f"{self._text()} counts other messages of {', '.join(sorted(strange))} than this engine has",
                 "give startingOffsets by queue and offset",
             )
         begins = engine.available(sorted(offsets))
         gone = {log: begins[log].start for log, at in offsets.items() if at < begins[log].start}
         if gone:
             raise OptionError(
-                f"{self._told()} begins before what is kept of {', '.join(sorted(gone))}, which begins at "
+                f"{self._text()} begins before what is kept of {', '.join(sorted(gone))}, which begins at "
                 f"{', '.join(str(at) for _, at in sorted(gone.items()))}",
                 "begin at a later batch",
             )
         return Origin(offsets={log: offsets.get(log, EARLIEST) for log in own})
 
-    def _told(self) -> str:
+    def _text(self) -> str:
         batch = "the end" if self.batch is None else f"batch {self.batch}"
         return f"startingOffsets at {batch} of ledger {self.ledger!r}"
 
@@ -66,19 +66,19 @@ class LedgerStart:
         app_id = self.app_id if self.app_id is not None else apps[0] if len(apps) == 1 else None
         if app_id is None or app_id not in apps:
             raise OptionError(
-                f"{self._told()}: the table has batches of {', '.join(apps) or 'no app'}",
+                f"{self._text()}: the table has batches of {', '.join(apps) or 'no app'}",
                 'name one of them: {"ledger": ..., "batch": ..., "app": ...}',
             )
         found = [row for row in every if row["app_id"] == app_id]
         numbers = {row["sequence"]: row["token"] for row in found}
         if None in numbers or any(numbers[row["sequence"]] != row["token"] for row in found):
             raise OptionError(
-                f"{self._told()}: its batches of app {app_id!r} are not numbered, or two have one number",
+                f"{self._text()}: its batches of app {app_id!r} are not numbered, or two have one number",
                 "give startingOffsets by queue and offset",
             )
         if self.batch is not None and self.batch not in numbers and self.batch != max(numbers) + 1:
             raise OptionError(
-                f"{self._told()}: the table has batches {min(numbers)} to {max(numbers)} of app {app_id!r}",
+                f"{self._text()}: the table has batches {min(numbers)} to {max(numbers)} of app {app_id!r}",
                 "give one of them, or none, to begin behind the last one",
             )
         return found

@@ -239,7 +239,7 @@ def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class AddressOptions:
     """Where the broker is: exactly one of ``url`` and ``data`` is set; ``data`` is absolute, ``url`` without
     a login. ``settings``: of the connections to Kafka; neither they nor ``credentials`` are shown.
     """
@@ -263,7 +263,7 @@ class Address:
         )
 
 
-def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:
+def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOptions:
     """Raises OptionError."""
     settings = {key.lower(): value for key, value in raw.items() if _is_setting(key)}
     check_settings(values["url"], settings)
@@ -274,15 +274,15 @@ def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:
     if values["url"] is None or values["url"].lower().startswith(KAFKA):
         if values["vhost"] is not None:
             check_vhost(values["vhost"])
-        return Address(values["url"], values["data"], settings, vhost=values["vhost"])
+        return AddressOptions(values["url"], values["data"], settings, vhost=values["vhost"])
     # here, in the driver: a task has neither its environment nor its files
     found = parse_address(values["url"], None, credentials, values["vhost"])
-    return Address(without_login(values["url"]), None, settings, found.credentials)
+    return AddressOptions(without_login(values["url"]), None, settings, found.credentials)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    address: Address
+    address: AddressOptions
     queues: tuple[str, ...]
     app_id: str  # "" for a batch read
     origin: Origin
@@ -301,7 +301,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    address: Address
+    address: AddressOptions
     app_id: str  # "" for a batch write
     exchange: str
     routing_key: str

@@ -1,5 +1,5 @@
-"""Reading blocks in tests: what a work does about a block that is not in memory, a store that keeps nothing in
-memory, and the guard that no thread reads the disk while it has the lock of a broker's state.
+"""Reading blocks in tests: what a work does about a block that is not in memory, a store that keeps nothing
+in memory, and the guard that no thread reads the disk while it has the lock of a broker's state.
 
 Invariant: ``Guard`` is on in every test (``conftest.py``), so each of them proves it for what it does.
 """
@@ -28,17 +28,17 @@ from broker_core.store.memory import MemoryStore
 def fetched(node: Node, queue: Queue, offset: int) -> InboxRow:
     """The message of an entry that is not deleted."""
     loaded: Loaded = {}
-    shelf = node.committer.shelf
+    loaded_blocks = node.committer.loaded_blocks
     while True:
         try:
             with node.look as state:
-                shelf.loaded = loaded
+                loaded_blocks.loaded = loaded
                 try:
                     return state.messages.fetch(queue, offset)
                 finally:
-                    shelf.loaded = NOTHING
+                    loaded_blocks.loaded = NOTHING
         except NotLoaded as missing:
-            shelf.load(missing, loaded, node.look)
+            loaded_blocks.load(missing, loaded, node.look)
 
 
 class NothingCached(MemoryStore):

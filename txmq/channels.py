@@ -1,6 +1,6 @@
 """``txmq channels`` and ``close``: who holds what, and how it gets free.
 
-Not here: what a channel holds (``broker_core/node/holders.py``).
+Not here: what a channel holds (``broker_core/node/held_channels.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _close(options: argparse.Namespace) -> int:
     client = client_at(options)
     ended = [each for each in client.channels() if options.id in (each.id, each.id.rpartition(" (")[0])]
     if ended:
-        confirm(options, f"close ends {_told(ended)}")
+        confirm(options, f"close ends {_summary(ended)}")
     if not client.close_channel(options.id):
         raise OptionError(
             f"no channel or connection has the id {options.id!r}", "list them with `txmq channels`"
@@ -52,7 +52,7 @@ def _close(options: argparse.Namespace) -> int:
     return done(options, f"closed {options.id}", id=options.id)
 
 
-def _told(ended: list[ChannelInfo]) -> str:
+def _summary(ended: list[ChannelInfo]) -> str:
     held = sum(sum(each.unacknowledged.values()) for each in ended)
     publishes = sum(each.publishes for each in ended)
     who = f"user {ended[0].user!r} at {ended[0].address or 'this host'}"

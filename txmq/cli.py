@@ -36,7 +36,7 @@ from txmq.doctor.command import doctor
 from txmq.ledger import ledger
 from txmq.limits import count, seconds
 from txmq.login import arguments as login_arguments
-from txmq.output import Row, done, print_json, say, script, show
+from txmq.output import Row, done, print_json, print_lines, script, show
 from txmq.serve import arguments as serve_arguments
 from txmq.serve import serve
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except TxmqError as error:
-        say(f"txmq: {' '.join(str(error).split())}", error=True)
+        print_lines(f"txmq: {' '.join(str(error).split())}", error=True)
         return 1
     except BrokenPipeError:  # the reader of the output (head) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -372,7 +372,7 @@ def _setup(options: argparse.Namespace) -> int:
     prepared = admin_at(options).prepare(options.principal, options.app, sources, targets)
     if options.json:
         return show(options, map(dataclasses.asdict, prepared))
-    say(*script(prepared))
+    print_lines(*script(prepared))
     return 0
 
 
@@ -383,15 +383,15 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**dataclasses.asdict(found), "ok": found.ok})
     else:
-        say(
+        print_lines(
             f"{found.path}: {found.segments} segments with {found.blocks} blocks of {found.rows} rows, "
             f"{found.inbox_rows} rows in the catalog, {found.records} records, {found.size_bytes} bytes"
         )
         for problem in found.problems:
-            say(problem)
+            print_lines(problem)
         for text in found.repairs:
-            say(f"the next start repairs: {text}")
-        say("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
+            print_lines(f"the next start repairs: {text}")
+        print_lines("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
     return 0 if found.ok else 1
 
 
@@ -403,23 +403,23 @@ def _salvage(options: argparse.Namespace) -> int:
         print_json({**dataclasses.asdict(found), "whole": found.whole})
         return 0
     messages = ", ".join(f"{count} in '{queue}'" for queue, count in found.messages.items()) or "no queues"
-    say(
+    print_lines(
         f"{found.to}: {found.blocks} blocks of {found.rows} rows, {found.inbox_rows} rows in the catalog; "
         f"messages: {messages}"
     )
     for lost in found.lost:
         count = lost.end - lost.start
-        say(
+        print_lines(
             f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): "
             f"{lost.where}: {lost.why}"
         )
     for text in found.losses:
-        say(f"lost: {text}")
+        print_lines(f"lost: {text}")
     if found.doubtful:
-        say(
+        print_lines(
             f"{found.doubtful} of these rows can be parsed and may be wrong: "
             f"{os.path.join(found.to, 'doubtful.arrow')}"
         )
     if found.whole:
-        say("nothing was lost")
+        print_lines("nothing was lost")
     return 0

@@ -15,7 +15,7 @@ from broker_core.message.message import MAX_BODY_BYTES
 if TYPE_CHECKING:
     from broker_core.broker.transaction.transaction import Limits
     from broker_core.server.amqp.options import AmqpOptions
-    from broker_core.server.quotas import Most, QuotaLimits
+    from broker_core.server.quotas import QuotaLimits, UserLimit
 
 LEAST_FRAME, FRAME_MAX, MOST_FRAME = 4096, 131_072, 128 * 1024 * 1024
 LEAST_HOURS = 1.0  # times of attempts are as coarse
@@ -148,11 +148,11 @@ def amqp(options: argparse.Namespace) -> AmqpOptions:
 
 def quotas(options: argparse.Namespace) -> QuotaLimits:
     from broker_core.micro_batch.staged_room import StagedLimits
-    from broker_core.server.quotas import CALLS, PART_BYTES, UNLIMITED, Most, QuotaLimits
+    from broker_core.server.quotas import CALLS, PART_BYTES, UNLIMITED, QuotaLimits, UserLimit
 
-    def most(name: str, default: Most) -> Most:
+    def most(name: str, default: UserLimit) -> UserLimit:
         total, user = getattr(options, name), getattr(options, f"user_{name}")
-        return Most(default.total if total is None else total, default.user if user is None else user)
+        return UserLimit(default.total if total is None else total, default.user if user is None else user)
 
     idle_s = options.staged_hours * 3600 if options.staged_hours is not None else None
     staged = {"user_bytes": options.staged_bytes, "user_attempts": options.user_attempts, "idle_s": idle_s}

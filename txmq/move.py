@@ -40,7 +40,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Selection:
+class MessageSelection:
     """Which messages of ``queue`` go where. ``to`` None: back to the queue that each left first."""
 
     queue: str
@@ -80,7 +80,7 @@ def arguments(commands: Any, add: Add) -> None:
 def _move(options: argparse.Namespace) -> int:
     if options.to == options.queue:
         raise OptionError(f"--to is {options.to!r}, the queue itself", "name another queue")
-    selection = Selection(options.queue, options.to, options.reason, options.limit)
+    selection = MessageSelection(options.queue, options.to, options.reason, options.limit)
     client = client_at(options)
     end = _end(client, options.queue)
     found: Counter[str] = Counter(chosen.to for page in _pages(client, selection, end) for chosen in page)
@@ -94,7 +94,9 @@ def _move(options: argparse.Namespace) -> int:
     return done(options, f"moved {text}{left}", queue=options.queue, moved=dict(moved), missed=missed)
 
 
-def move(client: BrokerClient, selection: Selection, end: int, targets: Mapping[str, int]) -> Counter[str]:
+def move(
+    client: BrokerClient, selection: MessageSelection, end: int, targets: Mapping[str, int]
+) -> Counter[str]:
     """Moves what is chosen below offset ``end``, and returns how many went to each queue.
 
     Raises QueueNotFound before anything is moved if one of ``targets`` does not exist.
@@ -160,7 +162,7 @@ def _end(client: BrokerClient, queue: str) -> int:
     return client.available([log])[log].end
 
 
-def _pages(client: BrokerClient, selection: Selection, end: int) -> Iterator[list[Chosen]]:
+def _pages(client: BrokerClient, selection: MessageSelection, end: int) -> Iterator[list[Chosen]]:
     """What is chosen, oldest first, at most PAGE messages at a time."""
     (log,) = client.logs([selection.queue])
     start = client.available([log])[log].start
@@ -175,7 +177,7 @@ def _pages(client: BrokerClient, selection: Selection, end: int) -> Iterator[lis
         start = stop
 
 
-def _chosen(selection: Selection, rows: pa.RecordBatch) -> Iterator[Chosen]:
+def _chosen(selection: MessageSelection, rows: pa.RecordBatch) -> Iterator[Chosen]:
     offsets, properties = rows.column("offset").to_pylist(), rows.column("properties").to_pylist()
     for offset, encoded in zip(offsets, properties, strict=True):
         chosen = selection.of(offset, encoded)

@@ -26,7 +26,7 @@ def show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
     if options.json:
         print_json(listed)
     elif listed:
-        say(*_table(listed))
+        print_lines(*_table(listed))
     return 0
 
 
@@ -35,7 +35,7 @@ def done(options: argparse.Namespace, text: str, **result: Any) -> int:
     if options.json:
         print_json(result)
     else:
-        say(text)
+        print_lines(text)
     return 0
 
 
@@ -50,7 +50,7 @@ def confirm(options: argparse.Namespace, text: str) -> None:
         raise OptionError(f"{text}, and you did not agree", "nothing was changed")
 
 
-def say(*lines: str, error: bool = False) -> None:
+def print_lines(*lines: str, error: bool = False) -> None:
     """Writes lines; ``error``: to standard error."""
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)

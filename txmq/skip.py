@@ -42,7 +42,7 @@ def waiting(engine: Engine, app_id: str, examples: int = 0) -> list[dict[str, An
             "rows": rows_in(part),
             "held": "files" if is_files(part) else "rows",
             "from": {log: f"{start}-{end - 1}" for log, (start, end) in entry.ranges.items() if start < end},
-            **_told(part),
+            **_fields(part),
             **({"examples": _examples(engine, part, examples)} if examples else {}),
         }
         for entry in engine.unapplied(app_id)
@@ -50,7 +50,7 @@ def waiting(engine: Engine, app_id: str, examples: int = 0) -> list[dict[str, An
     ]
 
 
-def _told(part: ToApply) -> dict[str, str]:
+def _fields(part: ToApply) -> dict[str, str]:
     at_us, error = part.target.get(REFUSED, (0, ""))
     since = datetime.fromtimestamp(at_us / 1e6, timezone.utc).isoformat(timespec="seconds") if at_us else ""
     return {"since": since, "error": error, "rows_to": part.target.get(ROWS_TO, (0, ""))[1]}
@@ -136,7 +136,7 @@ def _rows(engine: Engine, part: ToApply, *, lost: bool) -> Iterator[pa.RecordBat
     batches = engine.read_branches(part.branches) if rows_in(part) else iter(())
     if not is_files(part):
         return batches
-    files = table_format().loose(part, batches)
+    files = table_format().exported_files(part, batches)
     gone = files.missing()
     if gone and not lost:
         raise NotApplied(

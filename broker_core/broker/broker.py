@@ -25,11 +25,11 @@ from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.settlement import Settlement
-from broker_core.broker.message.stored import Stored
+from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.prepared import Prepared
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.repair import Repaired
 from broker_core.broker.state.block import Blocks, ReadBlock
 from broker_core.broker.state.change import Change
@@ -62,32 +62,34 @@ class Loaded:
 class BrokerState:
     """The state as one virtual host sees it: ``topology`` has its names, all else is of the whole broker.
 
-    ``undo`` restores all of it; ``agenda`` says what must be checked. The state that the committer passes to
-    works is that of ``/``; who is bound to a virtual host uses ``of``.
+    ``undo`` restores all of it; ``pending_checks`` says what must be checked. The state that the committer
+    passes to works is that of ``/``; who is bound to a virtual host uses ``of``.
     """
 
     def __init__(self, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> None:
         self.blocks = blocks = Blocks(new_block_id, read)
         self.undo = blocks.undo
-        self.agenda = agenda = Agenda(self.undo)
+        self.pending_checks = pending_checks = PendingChecks(self.undo)
         self.numbers = numbers = Numbers(self.undo)
-        self.hosts = hosts = VirtualHosts(blocks, numbers)
-        self.topology = hosts.by_name[VHOST]
+        self.virtual_hosts = virtual_hosts = VirtualHosts(blocks, numbers)
+        self.topology = virtual_hosts.by_name[VHOST]
         self.users = Users(self.undo)
         self.names = names = TransactionNames(self.undo, self.users)
-        self.overflow = overflow = Overflow(blocks, agenda)
-        self.messages = messages = Messages(hosts, numbers, blocks, names, overflow, agenda)
-        self.stored = stored = Stored(hosts, numbers, blocks, overflow, messages, agenda)
-        self.expiry = Expiry(hosts.registry, blocks, messages, overflow, agenda)
-        self.settlement = settlement = Settlement(blocks, messages, overflow, agenda)
-        vhost_message_limit = VhostMessageLimit(hosts)
+        self.overflow = overflow = Overflow(blocks, pending_checks)
+        self.messages = messages = Messages(virtual_hosts, numbers, blocks, names, overflow, pending_checks)
+        self.stored = stored = StoredMessages(
+            virtual_hosts, numbers, blocks, overflow, messages, pending_checks
+        )
+        self.expiry = Expiry(virtual_hosts.registry, blocks, messages, overflow, pending_checks)
+        self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)
+        vhost_message_limit = VhostMessageLimit(virtual_hosts)
         self.transactions = transactions = Commits(
-            numbers, blocks, names, overflow, messages, stored, settlement, hosts, vhost_message_limit
+            numbers, blocks, names, overflow, messages, stored, settlement, virtual_hosts, vhost_message_limit
         )
         self.prepared = Prepared(
-            blocks, names, overflow, settlement, transactions, hosts, vhost_message_limit
+            blocks, names, overflow, settlement, transactions, virtual_hosts, vhost_message_limit
         )
-        self.dispatch = Dispatch(hosts.registry, blocks, self.expiry, agenda)
+        self.dispatch = Dispatch(virtual_hosts.registry, blocks, self.expiry, pending_checks)
         self.loaded = Loaded()
 
     @property
@@ -97,11 +99,11 @@ class BrokerState:
     @property
     def queues(self) -> Iterable[Queue]:
         """Returns the queues of all virtual hosts."""
-        return self.hosts.registry.by_id.values()
+        return self.virtual_hosts.registry.by_id.values()
 
     def of(self, vhost: str) -> BrokerState:
         """Returns the same state, as another virtual host sees it. Raises NotAllowed: there is none."""
-        topology = self.hosts.get(vhost)
+        topology = self.virtual_hosts.get(vhost)
         if topology is self.topology:
             return self
         seen = copy.copy(self)
@@ -110,16 +112,16 @@ class BrokerState:
 
     def publish(self) -> None:
         """Makes the durable commits in progress visible. The committer calls it under the state lock."""
-        agenda = self.agenda
-        for queue in agenda.touched:
+        pending_checks = self.pending_checks
+        for queue in pending_checks.touched:
             if queue.deleted:  # in one of these commits, after the work that touched it
                 continue
             queue.log.show()
             if queue.consumers or queue.marks.hasty:
-                agenda.runnable[queue] = None
+                pending_checks.runnable[queue] = None
             if queue.marks.timed:
                 self.expiry.plan(queue)
-        agenda.touched.clear()
+        pending_checks.touched.clear()
 
     # -- upkeep ----------------------------------------------------------------------------------------------
     def sealing(self, block_id: BlockId) -> list[RunRecord]:

@@ -133,7 +133,7 @@ class Channel:
             self.default_prefetch = prefetch
         self.prefetch = prefetch if global_ else 0
         for consumer in self.consumers.values():
-            self._state.agenda.wake(consumer.queue)
+            self._state.pending_checks.wake(consumer.queue)
 
     def consume(
         self,
@@ -172,7 +172,7 @@ class Channel:
         )
         queue.consumers.add(consumer)
         self.consumers[tag] = consumer
-        self._state.agenda.wake(queue)
+        self._state.pending_checks.wake(queue)
         return consumer
 
     def cancel(self, tag: str) -> Consumer | None:
@@ -186,7 +186,7 @@ class Channel:
         if consumer is not None:
             queue = consumer.queue
             queue.consumers.remove(consumer, undo)
-            self._state.agenda.wake(queue)  # another consumer may be the active one now
+            self._state.pending_checks.wake(queue)  # another consumer may be the active one now
             if queue.auto_delete and not queue.consumers:
                 undo.growth(self._state.topology.abandoned)
                 self._state.topology.abandoned.append(queue)
@@ -274,10 +274,10 @@ class Channel:
             for other in tuple(self.consumers.values()):
                 if other.parked:
                     other.parked = False
-                    self._state.agenda.wake(other.queue)
+                    self._state.pending_checks.wake(other.queue)
         if consumer.parked:
             consumer.parked = False
-            self._state.agenda.wake(consumer.queue)
+            self._state.pending_checks.wake(consumer.queue)
         self.consuming -= count
 
     def served(self, consumer: Consumer) -> None:

@@ -14,7 +14,7 @@ from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals
 from broker_core.broker.message.settlement import Settlement
-from broker_core.broker.message.stored import Stored
+from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
@@ -32,7 +32,7 @@ _UNUSED = CommitSequence(1)  # for rows that become messages, which have none
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
-class Committed(NamedTuple):
+class CommitResult(NamedTuple):
     """The result of a commit: its sequence number (NO_SEQUENCE: nothing was published), and mandatory
     messages whose queues have been deleted.
 
@@ -55,9 +55,9 @@ class Commits:
         names: TransactionNames,
         overflow: Overflow,
         messages: Messages,
-        stored: Stored,
+        stored: StoredMessages,
         settlement: Settlement,
-        hosts: VirtualHosts,
+        virtual_hosts: VirtualHosts,
         vhost_message_limit: VhostMessageLimit,
     ) -> None:
         self._undo = blocks.undo
@@ -68,10 +68,10 @@ class Commits:
         self._messages = messages
         self._stored = stored
         self._settlement = settlement
-        self._hosts = hosts
+        self._virtual_hosts = virtual_hosts
         self._vhost_message_limit = vhost_message_limit
 
-    def commit(self, change: Change, transaction: Transaction, now: int) -> Committed:
+    def commit(self, change: Change, transaction: Transaction, now: int) -> CommitResult:
         """Adds the whole transaction to one change (decision 1).
 
         Raises, with nothing changed, PreconditionFailed (a full queue or virtual host), TransactionState,
@@ -83,7 +83,7 @@ class Commits:
         if transaction.state is State.ACTIVE:
             if transaction.atomic and transaction.incoming:
                 self._overflow.check(transaction.incoming)
-            if self._hosts.limited:
+            if self._virtual_hosts.limited:
                 if transaction.atomic:
                     self._vhost_message_limit.check(transaction)
                 else:
@@ -105,12 +105,12 @@ class Commits:
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
-            dying = Removals()
+            removals = Removals()
             returned += self._messages.enqueue(
-                change, publishes, now, dying, transaction.atomic, rejected, transaction.connection
+                change, publishes, now, removals, transaction.atomic, rejected, transaction.connection
             )
-            if dying:
-                self._messages.bury(change, dying, now)
+            if removals:
+                self._messages.dead_letter_all(change, removals, now)
         for staged in transaction.staged:
             self._stored.enqueue_staged(change, staged, now)
         if settles:
@@ -118,11 +118,11 @@ class Commits:
         for queue, start, end in transaction.consumed:
             queue.settle(start, end)
             queue.record(change)
-        for buried in transaction.buried:
-            self._stored.enqueue_buried(change, buried, now)
+        for dead_letter_block in transaction.dead_letter_blocks:
+            self._stored.enqueue_dead_letters(change, dead_letter_block, now)
         if xid and not transaction.decided:
             self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
-        return _new(Committed, (change.sequence, returned, rejected, 0))
+        return _new(CommitResult, (change.sequence, returned, rejected, 0))
 
     def _unreached(self, spilled: Spilled) -> list[Message]:
         """Returns mandatory messages whose queues have all been deleted. Raises CorruptSegment."""

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.permits import publish_again
+from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.key import is_owned, name_of, user_of
 from broker_core.errors import AccessRefused, TransactionState, UnknownTransaction
@@ -46,7 +46,7 @@ def decide(
 
     Raises UnknownTransaction, TransactionState, AccessRefused.
     """
-    key = _meant(xid, state, actor, of, state.hosts.by_name if vhost is None else [vhost])
+    key = _meant(xid, state, actor, of, state.virtual_hosts.by_name if vhost is None else [vhost])
     prepared = state.prepared.by_key.get(key)
     if prepared is not None and not actor.operates and not is_owned(key):
         raise AccessRefused(
@@ -64,40 +64,40 @@ def decide(
     return Decided(dropped, user_of(key))
 
 
-def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, hosts: Collection[str]) -> str:
+def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: Collection[str]) -> str:
     """Returns the key of the transaction that the caller means."""
     if of is not None and of != actor.user and not actor.operates:
         raise AccessRefused(
             f"access to transactions of user '{of}' refused for user '{actor.user}'",
             "it needs the tag administrator or operator",
         )
-    keys = [state.names.key(host, xid, actor.user if of is None else of) for host in hosts]
+    keys = [state.names.key(vhost, xid, actor.user if of is None else of) for vhost in vhosts]
     found = [key for key in keys if key in state.prepared.by_key]
     if not found and not any(map(state.names.knows, keys)) and actor.operates:
-        found = state.prepared.of(xid, hosts, of) or _ended(xid, state, of, hosts)
+        found = state.prepared.of(xid, vhosts, of) or _ended(xid, state, of, vhosts)
     if len(found) > 1:
         raise _several(xid, state, found)
     ended = [key for key in keys if key in state.names.outcomes]
-    if not found and not ended and actor.operates and state.prepared.of(xid, state.hosts.by_name, of):
+    if not found and not ended and actor.operates and state.prepared.of(xid, state.virtual_hosts.by_name, of):
         raise UnknownTransaction(
-            f"no transaction of vhost '{next(iter(hosts))}' has the xid '{xid}'",
+            f"no transaction of vhost '{next(iter(vhosts))}' has the xid '{xid}'",
             "connect to the virtual host where it was prepared",
         )
     return next(iter(found or ended or keys))
 
 
-def _ended(xid: str, state: BrokerState, of: str | None, hosts: Collection[str]) -> list[str]:
+def _ended(xid: str, state: BrokerState, of: str | None, vhosts: Collection[str]) -> list[str]:
     """Returns the key of one that has ended, for a repeated decision for another user."""
     names = state.names
     users = {user_of(key) for key in names.outcomes if name_of(key) == xid} if of is None else {of}
-    keys = (names.key(host, xid, user) for host in hosts for user in users if user is not None)
+    keys = (names.key(vhost, xid, user) for vhost in vhosts for user in users if user is not None)
     return [key for key in keys if key in names.outcomes]
 
 
 def _several(xid: str, state: BrokerState, found: list[str]) -> TransactionState:
-    hosts = sorted({state.prepared.vhosts.get(key, "") for key in found})
-    if len(hosts) > 1:
-        text = f"transactions of the vhosts {', '.join(hosts)} have the xid '{xid}'"
+    vhosts = sorted({state.prepared.vhosts.get(key, "") for key in found})
+    if len(vhosts) > 1:
+        text = f"transactions of the vhosts {', '.join(vhosts)} have the xid '{xid}'"
         return TransactionState(text, "name the virtual host")
     users = ", ".join(sorted(f"'{user_of(key) or ''}'" for key in found))
     return TransactionState(f"transactions of the users {users} have the xid '{xid}'", "name the user: --of")

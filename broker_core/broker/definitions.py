@@ -264,7 +264,7 @@ def _read_binding(found: Definitions, row: Row, gone: Names) -> None:
 # -- applying ------------------------------------------------------------------------------------------------
 def apply(definitions: Definitions, state: BrokerState, change: Change) -> Imported:
     """Raises OptionError, PreconditionFailed and others that name what is wrong: then nothing is changed."""
-    hosts, users = state.hosts, state.users
+    hosts, users = state.virtual_hosts, state.users
     for name, limits in definitions.vhosts.items():
         if name not in hosts.by_name:
             hosts.add(change, name, **limits)
@@ -297,8 +297,8 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
 
 
 def _has_ends(state: BrokerState, row: Row) -> bool:
-    state.hosts.require(row["vhost"])
-    topology = state.hosts.by_name[row["vhost"]]
+    state.virtual_hosts.require(row["vhost"])
+    topology = state.virtual_hosts.by_name[row["vhost"]]
     names = topology.queues if row["destination_type"] == "queue" else topology.exchanges
     return row["source"] in topology.exchanges and row["destination"] in names
 
@@ -309,8 +309,8 @@ def _shown(row: Row) -> str:
 
 def _each(rows: list[Row], state: BrokerState, do: Callable[[Topology, Row], None]) -> None:
     for row in rows:
-        state.hosts.require(row["vhost"])
-        do(state.hosts.by_name[row["vhost"]], row)
+        state.virtual_hosts.require(row["vhost"])
+        do(state.virtual_hosts.by_name[row["vhost"]], row)
 
 
 def _declare_exchange(topology: Topology, row: Row, change: Change) -> None:
@@ -352,7 +352,9 @@ def write(state: BrokerState, version: str) -> Exported:
         skipped.append(Skipped("user", name, "", "it is in the file of serve --users"))
     document: dict[str, Any] = {"product_name": "txmq", "product_version": version}
     document["users"] = [_user(record) for _, record in sorted(users.by_name.items())]
-    document["vhosts"] = [{"name": name, **_messages(state, name)} for name in sorted(state.hosts.by_name)]
+    document["vhosts"] = [
+        {"name": name, **_messages(state, name)} for name in sorted(state.virtual_hosts.by_name)
+    ]
     document["permissions"] = [
         {"user": user, "vhost": vhost, "configure": each.configure, "write": each.write, "read": each.read}
         for (user, vhost), each in sorted(users.permissions.items())
@@ -362,12 +364,12 @@ def write(state: BrokerState, version: str) -> Exported:
         for (user, vhost), topics in sorted(users.topics.items())
         for exchange, each in sorted(topics.items())
     ]
-    document["parameters"] = [_vhost_limits(state, name) for name in sorted(state.hosts.records)]
+    document["parameters"] = [_vhost_limits(state, name) for name in sorted(state.virtual_hosts.records)]
     document["parameters"] = [each for each in document["parameters"] if each["value"]]
     document["global_parameters"], document["policies"] = [], []
     for kind, rows in (("queue", _queues), ("exchange", _exchanges), ("binding", _bindings)):
         document[f"{kind}s"] = []
-        for vhost, topology in sorted(state.hosts.by_name.items()):
+        for vhost, topology in sorted(state.virtual_hosts.by_name.items()):
             for row in rows(topology):
                 if _is_json(row["arguments"]):
                     document[f"{kind}s"].append({"vhost": vhost, **row})
@@ -390,12 +392,12 @@ def _user(record: UserRecord) -> dict[str, Any]:
 
 def _messages(state: BrokerState, vhost: str) -> dict[str, int]:
     """RabbitMQ has no such limit, and ignores the name."""
-    limit = state.hosts.limits(vhost).max_messages
+    limit = state.virtual_hosts.limits(vhost).max_messages
     return {"max_messages": limit} if limit != NO_LIMIT else {}
 
 
 def _vhost_limits(state: BrokerState, vhost: str) -> dict[str, Any]:
-    found = state.hosts.limits(vhost)
+    found = state.virtual_hosts.limits(vhost)
     limits = {"max-queues": found.max_queues, "max-connections": found.max_connections}
     value = {name: limit for name, limit in limits.items() if limit != NO_LIMIT}
     return {"component": "vhost-limits", "name": "limits", "vhost": vhost, "value": value}

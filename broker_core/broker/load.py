@@ -97,13 +97,13 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
         state.blocks.name(info.block_id, info.rows, info.size_bytes)
     for block_id, (rows, why) in found.lost_blocks.items():
         state.blocks.lose(block_id, rows, why)
-    state.hosts.restore(by_class.get(VhostRecord, ()))
+    state.virtual_hosts.restore(by_class.get(VhostRecord, ()))
     for exchange in by_class.get(ExchangeRecord, ()):
         _restore_exchange(state, exchange)
     for queue in by_class.get(QueueRecord, ()):
         _restore_queue(state, queue)
     for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
-        _restore_binding(state.hosts.get(binding.vhost), binding)
+        _restore_binding(state.virtual_hosts.get(binding.vhost), binding)
     for part in by_class.get(PartRecord, ()):
         if part.block_id in state.blocks.by_id:
             state.blocks.pin(part.block_id)
@@ -112,7 +112,7 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
         *(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord))
     )
     for prepared in by_class.get(PreparedRecord, ()):
-        state.prepared.restore(prepared, state.hosts.registry.by_id)
+        state.prepared.restore(prepared, state.virtual_hosts.registry.by_id)
     state.users.restore(
         *(
             by_class.get(kind, ())
@@ -127,12 +127,12 @@ def _restore_exchange(state: BrokerState, record: ExchangeRecord) -> None:
     flags = {"durable": record.durable, "auto_delete": record.auto_delete, "internal": record.internal}
     kind = EXCHANGE_TYPES[record.type]
     exchange = kind(record.name, **flags, arguments=record.arguments, undo=state.undo)
-    state.hosts.get(record.vhost).add_exchange(exchange)
+    state.virtual_hosts.get(record.vhost).add_exchange(exchange)
 
 
 def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
     flags = {"durable": record.durable, "exclusive": record.exclusive, "auto_delete": record.auto_delete}
-    topology = state.hosts.get(record.vhost)
+    topology = state.virtual_hosts.get(record.vhost)
     topology.add_queue(
         Queue(
             record.queue_id,
@@ -167,16 +167,16 @@ def _load_queues(
     for hole in by_class.get(HoleRecord, ()):
         holes.setdefault(hole.queue_id, []).append(hole)
     for progress in by_class.get(ProgressRecord, ()):
-        if progress.queue_id in state.hosts.registry.by_id:
-            state.hosts.registry.by_id[progress.queue_id].restore_progress(
+        if progress.queue_id in state.virtual_hosts.registry.by_id:
+            state.virtual_hosts.registry.by_id[progress.queue_id].restore_progress(
                 progress, holes.get(progress.queue_id, [])
             )
     deliveries: dict[QueueId, list[DeliveryRecord]] = {}
     for delivery in by_class.get(DeliveryRecord, ()):
         deliveries.setdefault(delivery.queue_id, []).append(delivery)
     for queue_id, found in deliveries.items():
-        if queue_id in state.hosts.registry.by_id:
-            state.hosts.registry.by_id[queue_id].restore_counts(found)
+        if queue_id in state.virtual_hosts.registry.by_id:
+            state.virtual_hosts.registry.by_id[queue_id].restore_counts(found)
     _load_runs(
         state, [_readable(state, run, new_block_id) for run in by_class.get(RunRecord, ())], image.inbox
     )
@@ -197,7 +197,7 @@ def _load_queues(
     claimed: list[tuple[Queue, int]] = []
     for claim in by_class.get(ClaimRecord, ()):
         for log, (start, end) in claim.ranges.items():
-            queue = state.hosts.get(claim.vhost).queues.get(log)
+            queue = state.virtual_hosts.get(claim.vhost).queues.get(log)
             if queue is not None and queue.owner == claim.app_id:
                 queue.restore_claim(start, end)
                 claimed.append((queue, end))
@@ -205,7 +205,7 @@ def _load_queues(
         queue.reserve(end)
     for queue in state.queues:
         queue.loaded(clean=image.clean)
-    for topology in state.hosts.by_name.values():
+    for topology in state.virtual_hosts.by_name.values():
         topology.tally.total = sum(queue.kept for queue in topology.queues.values())
         topology.bound.total = sum(exchange.size_bytes for exchange in topology.exchanges.values())
 
@@ -219,7 +219,7 @@ def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], Blo
         return run
     if run.block_id in state.blocks.by_id:
         state.blocks.pin(run.block_id)  # some of its rows are valid: they are kept for inspection
-    name = state.hosts.registry.by_id[run.queue_id].name
+    name = state.virtual_hosts.registry.by_id[run.queue_id].name
     where = f"queue '{name}', offsets {run.first} to {run.first + run.count}"
     block = state.blocks.lose(new_block_id(), run.count, f"{where}: {why}")
     return replace(run, block_id=block.block_id, row=0, bitmap=b"")
@@ -241,8 +241,10 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
             if not unread or (queue_id, row.block_id, row.row) not in unread:
                 entries.setdefault(queue_id, []).append((offset, row))
     for queue_id, found in entries.items():
-        if queue_id in state.hosts.registry.by_id:
-            state.hosts.registry.by_id[queue_id].log.restore_entries(sorted(found, key=_first), state.blocks)
+        if queue_id in state.virtual_hosts.registry.by_id:
+            state.virtual_hosts.registry.by_id[queue_id].log.restore_entries(
+                sorted(found, key=_first), state.blocks
+            )
 
 
 def _first(entry: tuple[int, Any]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from broker_core.address import VHOST
-from broker_core.broker.commit import Commits, Committed
+from broker_core.broker.commit import CommitResult, Commits
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
@@ -36,7 +36,7 @@ class Prepared:
         overflow: Overflow,
         settlement: Settlement,
         transactions: Commits,
-        hosts: VirtualHosts,
+        virtual_hosts: VirtualHosts,
         vhost_message_limit: VhostMessageLimit,
     ) -> None:
         self._undo = blocks.undo
@@ -45,7 +45,7 @@ class Prepared:
         self._overflow = overflow
         self._settlement = settlement
         self._transactions = transactions
-        self._hosts = hosts
+        self._virtual_hosts = virtual_hosts
         self._vhost_message_limit = vhost_message_limit
         self.by_key = names.prepared
         self.vhosts = names.prepared_in
@@ -79,7 +79,7 @@ class Prepared:
                 "`txmq transactions` lists them; commit or roll back the old ones",
             )
         self._overflow.check(transaction.incoming)
-        if self._hosts.limited:
+        if self._virtual_hosts.limited:
             self._vhost_message_limit.check(transaction)
         self._settlement.check_readable(transaction.settles)
         self._transactions.become(transaction, State.PREPARED)
@@ -94,12 +94,12 @@ class Prepared:
         change.put(transaction.record(now, vhost))
         return "prepared"
 
-    def commit(self, change: Change, key: str, now: int) -> Committed:
+    def commit(self, change: Change, key: str, now: int) -> CommitResult:
         """Commits a prepared transaction; repeating it is allowed. Raises UnknownTransaction,
         TransactionState (rolled back), CorruptSegment.
         """
         if self._names.has_ended(key, "committed"):
-            return Committed(NO_SEQUENCE, [])
+            return CommitResult(NO_SEQUENCE, [])
         dropped = self.by_key[key].dropped
         self._overflow.give_room_back(self.by_key[key].incoming)
         committed = self._transactions.commit(change, self.by_key[key], now)
@@ -113,9 +113,9 @@ class Prepared:
         if not self._names.has_ended(key, "rolled_back"):
             self._roll_back(change, key, now)
 
-    def forget_host(self, change: Change, vhost: str, now: int) -> None:
+    def forget_vhost(self, change: Change, vhost: str, now: int) -> None:
         """A virtual host is deleted: what is prepared there is rolled back."""
-        for key in [key for key, host in self.vhosts.items() if host == vhost]:
+        for key in [key for key, other in self.vhosts.items() if other == vhost]:
             self._roll_back(change, key, now)
 
     def _roll_back(self, change: Change, key: str, now: int) -> None:
@@ -138,14 +138,14 @@ class Prepared:
             change.drop(PreparedRecord, (key,))
             change.put(transaction.record(since_us, vhost))
 
-    def of(self, xid: str, hosts: Collection[str], user: str | None) -> list[str]:
+    def of(self, xid: str, virtual_hosts: Collection[str], user: str | None) -> list[str]:
         """Returns the keys of those that are prepared with this name, in these virtual hosts. ``user`` None:
         of all users.
         """
         return [
             key
             for key, vhost in self.vhosts.items()
-            if name_of(key) == xid and vhost in hosts and user in (None, user_of(key))
+            if name_of(key) == xid and vhost in virtual_hosts and user in (None, user_of(key))
         ]
 
     def _keep(self, key: str, transaction: Transaction, since_us: int, vhost: str) -> None:

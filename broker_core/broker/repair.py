@@ -374,7 +374,7 @@ class _Repair:
 
 def _keep_hosts(repair: _Repair) -> None:
     """Makes a virtual host that records name and that has none."""
-    known = {VHOST, *(host.name for host in repair.of(VhostRecord))}
+    known = {VHOST, *(record.name for record in repair.of(VhostRecord))}
     named = {record.vhost for kind in _IN_HOSTS for record in repair.of(kind)}
     for name in sorted(named - known):
         repair.put(None, VhostRecord(name, -1, -1, -1))

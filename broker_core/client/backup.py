@@ -21,7 +21,7 @@ import xxhash
 
 from broker_core import failpoint
 from broker_core.address import Address
-from broker_core.client.connection import FAILED, Connection
+from broker_core.client.connection import FAILED, FlightConnection
 from broker_core.endpoint import ID, UNFINISHED
 from broker_core.errors import ConnectionFailed, DataDirectoryInvalid, DiskFull, RemoteProtocolError
 from broker_core.flight import contract
@@ -43,7 +43,7 @@ def backup(address: Address, to: str | os.PathLike[str], connect_s: float = 0.0)
     path = Path(to).absolute()
     if address.directory and Path(address.directory).resolve() in (path.resolve(), *path.resolve().parents):
         raise DataDirectoryInvalid(f"{path} is in the data directory {address.directory}; name another place")
-    connection = Connection(address, connect_s=connect_s)
+    connection = FlightConnection(address, connect_s=connect_s)
     try:
         connection.live(connection.patience())
         try:
@@ -57,7 +57,7 @@ def backup(address: Address, to: str | os.PathLike[str], connect_s: float = 0.0)
         connection.close()
 
 
-def _received(connection: Connection, path: Path) -> Backup:
+def _received(connection: FlightConnection, path: Path) -> Backup:
     # 1.
     _begin(path)
     failpoint.here("backup.begun")
@@ -114,7 +114,7 @@ def _begin(path: Path) -> None:
     _sync(path.parent)
 
 
-def _pieces(connection: Connection, path: Path) -> Iterator[tuple[str, bytes]]:
+def _pieces(connection: FlightConnection, path: Path) -> Iterator[tuple[str, bytes]]:
     """Once: a backup of another moment cannot go on where this one broke off. Raises ConnectionFailed."""
     ticket = arrow_flight.Ticket(contract.encode(contract.Ticket(backup=True)))
     try:

@@ -27,7 +27,7 @@ from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls
 from broker_core.client.channel import RemoteChannel
-from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
+from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, FlightConnection, Live
 from broker_core.client.stage import stage
 from broker_core.credentials import Credentials
 from broker_core.engine import (
@@ -120,7 +120,7 @@ class BrokerClient:
         self._map_files = map_files
         self.address = address
         self.closed = False
-        self._connection = Connection(address, reconnect_s, connect_s)
+        self._connection = FlightConnection(address, reconnect_s, connect_s)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_client_of, self._arguments)

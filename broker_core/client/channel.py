@@ -18,7 +18,7 @@ from typing import Any
 
 from broker_core import errors
 from broker_core.checks import check_call, checked_calls
-from broker_core.client.connection import Connection
+from broker_core.client.connection import FlightConnection
 from broker_core.flight import contract
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
@@ -38,7 +38,7 @@ class RemoteChannel:
     ``with``.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: FlightConnection) -> None:
         self._connection = connection
         self.returned: list[Message] = []  # mandatory messages that reached no queue
         self._id = os.urandom(16).hex()
@@ -76,10 +76,10 @@ class RemoteChannel:
             "internal": internal,
             "arguments": arguments,
         }
-        self._say("exchange_declare", None, exchange=exchange, type=type, **options)
+        self._call("exchange_declare", None, exchange=exchange, type=type, **options)
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        self._say("exchange_delete", None, exchange=exchange, if_unused=if_unused)
+        self._call("exchange_delete", None, exchange=exchange, if_unused=if_unused)
 
     def queue_declare(
         self,
@@ -99,31 +99,31 @@ class RemoteChannel:
             "arguments": arguments,
             "passive": passive,
         }
-        declared: str = self._say("queue_declare", str, queue=queue, **options)
+        declared: str = self._call("queue_declare", str, queue=queue, **options)
         return declared
 
     def queue_bind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
-        self._say(
+        self._call(
             "queue_bind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
         )
 
     def queue_unbind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
-        self._say(
+        self._call(
             "queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
         )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """How many messages were deleted with it."""
-        messages: int = self._say("queue_delete", int, queue=queue, if_unused=if_unused, if_empty=if_empty)
+        messages: int = self._call("queue_delete", int, queue=queue, if_unused=if_unused, if_empty=if_empty)
         return messages
 
     def queue_purge(self, queue: str) -> int:
         """How many messages were dropped; messages that a channel holds stay."""
-        messages: int = self._say("queue_purge", int, queue=queue)
+        messages: int = self._call("queue_purge", int, queue=queue)
         return messages
 
     # -- messages --------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class RemoteChannel:
             "mandatory": mandatory,
         }
         if not self._transactional:
-            self.returned += self._say("publish", list[Message], **message)
+            self.returned += self._call("publish", list[Message], **message)
             return
         with self._lock:
             self._check_open()
@@ -178,32 +178,32 @@ class RemoteChannel:
 
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
         """The next message of ``queue``, None if it has none."""
-        delivery: Delivery | None = self._say("get", Delivery, queue=queue, no_ack=no_ack)
+        delivery: Delivery | None = self._call("get", Delivery, queue=queue, no_ack=no_ack)
         return delivery
 
     def get_at(self, queue: str, offsets: Sequence[int]) -> list[Delivery]:
         """The messages at these offsets (at most 1,000) that are ready; it may end early."""
-        deliveries: list[Delivery] = self._say("get_at", list[Delivery], queue=queue, offsets=list(offsets))
+        deliveries: list[Delivery] = self._call("get_at", list[Delivery], queue=queue, offsets=list(offsets))
         return deliveries
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
-        self._say("ack", None, tag=tag, multiple=multiple)
+        self._call("ack", None, tag=tag, multiple=multiple)
 
     def nack(self, tag: int = 0, *, multiple: bool = False, requeue: bool = True) -> None:
-        self._say("nack", None, tag=tag, multiple=multiple, requeue=requeue)
+        self._call("nack", None, tag=tag, multiple=multiple, requeue=requeue)
 
     def reject(self, tag: int, *, requeue: bool = True) -> None:
-        self._say("reject", None, tag=tag, requeue=requeue)
+        self._call("reject", None, tag=tag, requeue=requeue)
 
     def recover(self) -> int:
         """Requeue what is delivered and not acked, also not in the open transaction; how many."""
-        messages: int = self._say("recover", int)
+        messages: int = self._call("recover", int)
         return messages
 
     # -- transactions ----------------------------------------------------------------------------------------
 
     def tx_select(self) -> None:
-        self._say("tx_select", None)
+        self._call("tx_select", None)
         self._transactional = True
 
     def tx_commit(self, token: str = "") -> None:
@@ -214,7 +214,7 @@ class RemoteChannel:
         UnknownOutcome if the broker has forgotten the outcomes of that time.
         """
         try:
-            self.returned += self._say("tx_commit", list[Message], token=token)
+            self.returned += self._call("tx_commit", list[Message], token=token)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise
@@ -226,12 +226,12 @@ class RemoteChannel:
         with self._lock:
             self._waiting.clear()
             self._waiting_bytes = 0
-        self._say("tx_rollback", None)
+        self._call("tx_rollback", None)
 
     def prepare(self, xid: str) -> str:
         """Make the transaction durable and transferable: ``prepared``, or ``read_only`` if it was empty."""
         try:
-            answer: str = self._say("prepare", str, xid=xid)
+            answer: str = self._call("prepare", str, xid=xid)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise
@@ -269,7 +269,7 @@ class RemoteChannel:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def _say(self, word: str, kind: Any, **arguments: Any) -> Any:
+    def _call(self, word: str, kind: Any, **arguments: Any) -> Any:
         with self._lock:
             self._check_open()
             if self._waiting:

@@ -101,7 +101,7 @@ class Patience:
         return True
 
 
-class Connection:
+class FlightConnection:
     def __init__(
         self, address: Address, reconnect_s: float = RECONNECT_S, connect_s: float = CONNECT_S
     ) -> None:

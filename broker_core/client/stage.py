@@ -20,7 +20,7 @@ import pyarrow.flight as arrow_flight
 from broker_core import errors
 from broker_core.arrow.part_file import PartWriter
 from broker_core.arrow.parts import branch_checksum, parts
-from broker_core.client.connection import FAILED, Connection, Live
+from broker_core.client.connection import FAILED, FlightConnection, Live
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight import contract
 
@@ -29,7 +29,7 @@ WINDOW = 3  # parts that are sent and not acknowledged; the client keeps them
 
 
 def stage(
-    connection: Connection, header: BranchHeader, rows: Iterable[pa.RecordBatch], *, by_files: bool
+    connection: FlightConnection, header: BranchHeader, rows: Iterable[pa.RecordBatch], *, by_files: bool
 ) -> StagedBranch:
     """``by_files``: use files if the broker is on this host and takes them. Raises what the broker raises."""
     source = parts(rows, header)
@@ -51,7 +51,9 @@ def stage(
     )
 
 
-def _stage_small(connection: Connection, header: BranchHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
+def _stage_small(
+    connection: FlightConnection, header: BranchHeader, batch: pa.RecordBatch
+) -> contract.PartReceipt:
     (answer,) = connection.call("stage", contract.encode_part(contract.PartHeader(header, 0), batch))
     receipt: contract.PartReceipt = contract.decode(contract.PartReceipt, answer)
     return receipt
@@ -60,7 +62,7 @@ def _stage_small(connection: Connection, header: BranchHeader, batch: pa.RecordB
 class _PartStream:
     """Sends the parts of one branch in order, at most WINDOW unacknowledged; these again after a break."""
 
-    def __init__(self, connection: Connection, header: BranchHeader, first: int = 0) -> None:
+    def __init__(self, connection: FlightConnection, header: BranchHeader, first: int = 0) -> None:
         self.receipts: list[contract.PartReceipt] = []
         self._connection = connection
         self._command = contract.encode(header)
@@ -138,7 +140,7 @@ class _PartStream:
 class _FileStream:
     """The parts of one branch in files on the broker's host; over Flight after the first file that fails."""
 
-    def __init__(self, connection: Connection, header: BranchHeader) -> None:
+    def __init__(self, connection: FlightConnection, header: BranchHeader) -> None:
         self.receipts: list[contract.PartReceipt] = []
         self._connection = connection
         self._header = header

@@ -21,7 +21,7 @@ from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
 from broker_core.kafka.topics import setup, topics
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
@@ -60,7 +60,7 @@ class KafkaAdmin:
     def queues(self) -> list[QueueInfo]:
         client = self._engine.client
         logs = {
-            name: [Log(name, number) for number in found.partitions]
+            name: [TopicPartition(name, number) for number in found.partitions]
             for name, found in sorted(client.topics().items())
             if not name.startswith((names.RESERVED, _INTERNAL)) and not found.code
         }

@@ -37,7 +37,7 @@ from broker_core.engine import (
 from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.wire import SocketWire
-from broker_core.kafka.journal.journal_facts import JournalFacts
+from broker_core.kafka.journal.journal_progress import JournalProgress
 from broker_core.kafka.protocol.port import Wire
 from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
 from broker_core.kafka.sink.sink import KafkaSink
@@ -148,10 +148,10 @@ class KafkaEngine:
         client = Client(self._wire, self._settings.bootstrap, reconnect_s=self._settings.reconnect_s)
         source = Source(client, lambda app_id: sink.consumed(app_id))
 
-        def facts(app_id: str) -> JournalFacts:
-            return JournalFacts(client, app_id, source.journal(app_id), source)
+        def progress(app_id: str) -> JournalProgress:
+            return JournalProgress(client, app_id, source.journal(app_id), source)
 
-        sink = KafkaSink(client, facts, codec=self._settings.codec)
+        sink = KafkaSink(client, progress, codec=self._settings.codec)
         return _Parts(os.getpid(), client, source, sink)
 
     @property

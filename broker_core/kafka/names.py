@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from broker_core.errors import OptionError
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 
 RESERVED = "_txmq"
 OURS = f"{RESERVED}."
@@ -46,7 +46,7 @@ def require_queue_name(name: str) -> str:
     )
 
 
-def parse_log(text: str) -> Log:
+def parse_log(text: str) -> TopicPartition:
     """Returns the log that ``str(log)`` wrote, such as ``orders/3``. Raises OptionError."""
     found = _LOG.fullmatch(text)
     if found is None:
@@ -54,7 +54,7 @@ def parse_log(text: str) -> Log:
             f"{text!r} is not a log of Kafka",
             "write the queue, a slash and the number of the partition: orders/3",
         )
-    return Log(found[1], int(found[2]))
+    return TopicPartition(found[1], int(found[2]))
 
 
 def app_topic(app_id: str) -> str:

@@ -23,12 +23,12 @@ import pyarrow as pa
 from broker_core.arrow.parts import branch_checksum
 from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.routing.routing import Selection, selected_rows
+from broker_core.broker.routing.routing import RowSelection, selected_rows
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import AttemptRecord, PartRecord
 from broker_core.broker.state.undo import Undo
-from broker_core.broker.transaction.transaction import Staged, StagedTransaction
+from broker_core.broker.transaction.transaction import StagedMessages, StagedTransaction
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
 from broker_core.ids import QueueId
@@ -240,12 +240,13 @@ class Branches:
                 continue
             published += part.rows - part.unroutable - len(_orphaned(state, part))
             routes = {
-                QueueId(int(queue)): Selection(int(row), int(count), bytes.fromhex(bitmap))
+                QueueId(int(queue)): RowSelection(int(row), int(count), bytes.fromhex(bitmap))
                 for queue, (row, count, bitmap) in part.routes.items()
             }
             inline = inline_rows(part) if part.rows and not part.block_id else None
             transaction.stage(
-                Staged(part.block_id, part.rows, part.size_bytes, routes, inline), state.topology.queues_by_id
+                StagedMessages(part.block_id, part.rows, part.size_bytes, routes, inline),
+                state.topology.queues_by_id,
             )
         return published
 
@@ -333,6 +334,6 @@ def _orphaned(state: BrokerState, part: PartRecord) -> npt.NDArray[np.int64]:
         return np.empty(0, dtype=np.int64)
     reached = {alive: np.zeros(part.rows, dtype=np.bool_) for alive in (True, False)}
     for queue_id, (row, count, bitmap) in part.routes.items():
-        selection = selected_rows(Selection(row, count, bytes.fromhex(bitmap)))
+        selection = selected_rows(RowSelection(row, count, bytes.fromhex(bitmap)))
         reached[int(queue_id) in state.topology.queues_by_id][np.asarray(selection)] = True
     return np.flatnonzero(reached[False] & ~reached[True]).astype(np.int64)

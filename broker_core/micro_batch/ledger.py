@@ -427,11 +427,11 @@ class Ledger:
             if "skipped" not in named[branch] and named[branch].get(name, ["", ""])[1] != text
         }
         if fresh:
-            told = [
+            noted = [
                 [kind, {**target, name: [fresh[branch], text]} if branch in fresh else target, branch, rows]
                 for kind, target, branch, rows in entry.branches
             ]
-            self._replace(sink, replace(entry, branches=told))
+            self._replace(sink, replace(entry, branches=noted))
         return fresh
 
     def noted(self, app_id: str, sequence: int, branches: Set[str], name: str) -> str | None:

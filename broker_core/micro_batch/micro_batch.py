@@ -64,9 +64,9 @@ from broker_core.micro_batch.branch import (
 )
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
-from broker_core.micro_batch.given import Given
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import AppOwners
+from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.staged_rights import StagedRights
@@ -150,7 +150,7 @@ class MicroBatches:
         change: Change,
         header: BranchHeader,
         first: int,
-        given: Sequence[Given],
+        given: Sequence[PartRows],
         now_us: int,
         actor: Actor = OWNER,
         asked: Asked = None,
@@ -195,7 +195,7 @@ class MicroBatches:
             )
         return staged
 
-    def _part(self, header: BranchHeader, part: int, given: Given) -> PartRecord:
+    def _part(self, header: BranchHeader, part: int, given: PartRows) -> PartRecord:
         self._require_open(header)
         stored, rows, routing = given
         return PartRecord(

@@ -1,6 +1,7 @@
 """The rights that permit what is staged are asked again when it is decided. Pure.
 
-Not here: what a permission allows (``broker/permits.py``), and whose an attempt is (``owners.py``).
+Not here: what a permission allows (``broker/command_permissions.py``), and whose an attempt is
+(``owners.py``).
 Invariant: what is decided is permitted to who decides it, by the rights of that moment. Parts that were asked
 with these rights are not read again; after a restart all are. Keys under BCC are not kept, and not asked.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_user_id
@@ -35,7 +36,7 @@ class StagedRights:
         if rights is None:
             return
         for queue in queues:
-            permits.read_queue(rights, queue)
+            command_permissions.read_queue(rights, queue)
         if self._branches.asked.get(token) == rights.now:
             return
         missing: list[NotLoaded] = []
@@ -46,7 +47,7 @@ class StagedRights:
                 except NotLoaded as error:
                     missing.append(error)
                     continue
-                permits.publish_rows(rights, self._topology, rows)
+                command_permissions.publish_rows(rights, self._topology, rows)
                 if not rights.impersonates:
                     for properties in rows.column("properties").unique().to_pylist():
                         check_user_id(properties, rights.user)

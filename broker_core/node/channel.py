@@ -16,9 +16,9 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
-from broker_core.broker.commit import Committed
+from broker_core.broker.command_permissions import publish_again
+from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.content import check_properties
-from broker_core.broker.permits import publish_again
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import has_copies
 from broker_core.broker.state.block import NotLoaded
@@ -31,7 +31,7 @@ from broker_core.message.properties import Properties
 from broker_core.node.committer import Work
 from broker_core.node.dead_letter_batch import is_worth_it
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.holders import Holder
+from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class LocalChannel:
         vhost: str = VHOST,
         user: str = "",
         rights: Rights | None = None,
-        holder: Holder | None = None,
+        holder: ChannelHolder | None = None,
     ) -> None:
         """``user``: whose the transactions are that it names. ``rights``: asked again at a commit.
         ``holder``: who uses it; None: this process.
@@ -68,7 +68,9 @@ class LocalChannel:
         self._look = broker.look
         self._clock = broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
-        broker.held.add(self._channel, holder or Holder("", "process", user, "", "", vhost, broker.clock()))
+        broker.held.add(
+            self._channel, holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
+        )
         self._timed = limits.open_s is not None
         self._user, self._rights = user, rights
         # of a channel that another process holds: its id, and the number of this call
@@ -359,7 +361,7 @@ class LocalChannel:
                 transaction.check_open_time(self._clock())
             self._broker.spill_large(transaction)
             if transaction.settles and is_worth_it(transaction):
-                self._broker.bury(transaction).apply(transaction)
+                self._broker.write_ahead(transaction).apply(transaction)
             self._commit(transaction, self.call)
             channel.finish(0)
         except TxmqError as error:
@@ -447,7 +449,7 @@ class LocalChannel:
         if single:
             try:
                 if single.settles and is_worth_it(single):
-                    self._broker.bury(single).apply(single)
+                    self._broker.write_ahead(single).apply(single)
                 self._commit(single)
             # what it acked has left this channel, so it must be requeued here
             except TxmqError:
@@ -459,7 +461,7 @@ class LocalChannel:
                 raise
 
     def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
-        def work(state: BrokerState, change: Change, now: int) -> Committed:
+        def work(state: BrokerState, change: Change, now: int) -> CommitResult:
             self._state.topology.require_there()
             self._ask_again(transaction)
             committed = state.transactions.commit(change, transaction, now)

@@ -162,12 +162,12 @@ class Committer:
         self,
         state: BrokerState,
         store: Store,
-        shelf: LoadedBlocks,
+        loaded_blocks: LoadedBlocks,
         clock: Callable[[], int],
         published: Callable[[], None],
     ) -> None:
         self._state = state
-        self.shelf = shelf
+        self.loaded_blocks = loaded_blocks
         self._lock = _thread.allocate_lock()  # guards the state
         self.look = Look(state, self._lock)
         self._store = store
@@ -225,7 +225,7 @@ class Committer:
         missing, waiting.missing = waiting.missing, None
         if missing is not None:
             waiting.loaded = waiting.loaded or {}
-            self.shelf.load(missing, waiting.loaded, self.look)
+            self.loaded_blocks.load(missing, waiting.loaded, self.look)
 
     def submit(self, group: list[Waiting], gate: Callable[[Waiting], Waiter]) -> bool:
         """Commits a group of one thread, which must not wait for others. Returns True when all of it is done,
@@ -342,7 +342,7 @@ class Committer:
                         break
                     done.append(following)
                     following = held_up.next_after(following) if held_up else None
-            self.shelf.loaded = NOTHING
+            self.loaded_blocks.loaded = NOTHING
             self._last_us = now_us
             numbers = state.numbers.keep()
             if numbers is not None:
@@ -353,11 +353,11 @@ class Committer:
             self._store.commit(changes)  # 2. make durable
             self.counts.add(len(changes), time.monotonic() - began)
         failpoint.here("committer.durable")
-        touched = bool(state.agenda.touched)
+        touched = bool(state.pending_checks.touched)
         if touched:
             with self._lock:  # 3. publish
                 state.publish()
-        if touched or state.agenda.runnable or state.hosts.registry.cancelled:
+        if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self._published()
         failpoint.here("committer.published")
 
@@ -366,7 +366,7 @@ class Committer:
         change = Change()
         undo = self._state.undo
         undo.begin()
-        self.shelf.loaded = waiting.loaded
+        self.loaded_blocks.loaded = waiting.loaded
         try:
             waiting.answer = waiting.work(self._state, change, now_us)
             if change:

@@ -106,7 +106,7 @@ class DeferredSignals:
         return raised
 
 
-shield = DeferredSignals()
+deferred_signals = DeferredSignals()
 
 
 def uninterrupted(operation: Callable[P, T]) -> Callable[P, T]:
@@ -116,9 +116,9 @@ def uninterrupted(operation: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(operation)
     def call(*args: P.args, **named: P.kwargs) -> T:
-        if _thread.get_ident() != main or shield.depth:
+        if _thread.get_ident() != main or deferred_signals.depth:
             return operation(*args, **named)
-        with shield:
+        with deferred_signals:
             return operation(*args, **named)
 
     return call

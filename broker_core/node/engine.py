@@ -25,7 +25,7 @@ from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.permits import entering_rows
+from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
 from broker_core.broker.state.change import Change
 from broker_core.checks import checked_calls
@@ -59,8 +59,8 @@ from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked
 from broker_core.micro_batch.extent import offsets
-from broker_core.micro_batch.given import NOWHERE, Given
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.part_rows import NOWHERE, PartRows
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.staged_room import StagedLimits
@@ -322,7 +322,7 @@ class EmbeddedEngine:
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
-        given = Given(info, rows, routed)
+        given = PartRows(info, rows, routed)
         (staged,) = self._stage(header, part, [given], asked)  # 2. the commit that names them
         return staged
 
@@ -346,7 +346,7 @@ class EmbeddedEngine:
                 routed, kept = self._checked(rows)
                 if kept is rows:
                     unkept.remove(info.block_id)
-                given.append(Given(info if kept is rows else self._local.append(kept), kept, routed))
+                given.append(PartRows(info if kept is rows else self._local.append(kept), kept, routed))
         except TxmqError:
             self._forget([*unkept, *(each.stored.block_id for each in given if each.stored is not None)])
             raise
@@ -371,7 +371,7 @@ class EmbeddedEngine:
         self,
         header: BranchHeader,
         first: int,
-        given: Sequence[Given],
+        given: Sequence[PartRows],
         asked: Asked,
     ) -> list[tuple[int, int]]:
         appended, by = [each.stored.block_id for each in given if each.stored is not None], self._actor
@@ -479,9 +479,9 @@ class EmbeddedEngine:
         self._run(lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to))
 
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
-        told = set(branches)
+        noted = set(branches)
         self._run(
-            lambda _, change, now_us: self._ledger.note(change, app_id, sequence, told, name, now_us, text)
+            lambda _, change, now_us: self._ledger.note(change, app_id, sequence, noted, name, now_us, text)
         )
 
     def publish_refused(

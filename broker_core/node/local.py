@@ -22,7 +22,7 @@ from broker_core.checks import checked
 from broker_core.engine import PreparedInfo
 from broker_core.errors import UnknownTransaction
 from broker_core.node.channel import LocalChannel
-from broker_core.node.holders import Holder
+from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
 
 logger = logging.getLogger("txmq.broker")
@@ -39,7 +39,7 @@ class LocalBroker(Node):
         vhost: str = VHOST,
         user: str = "",
         rights: Rights | None = None,
-        holder: Holder | None = None,
+        holder: ChannelHolder | None = None,
     ) -> LocalChannel:
         """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel; the
         transactions that it names to ``user``, whose ``rights`` are asked again at a commit. ``holder``: who
@@ -52,7 +52,7 @@ class LocalBroker(Node):
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         with self.look as state:
-            topology = state.hosts.get(vhost)
+            topology = state.virtual_hosts.get(vhost)
             return [
                 QueueInfo(
                     queue.name,
@@ -70,11 +70,11 @@ class LocalBroker(Node):
 
     def exchanges(self, vhost: str = VHOST) -> list[ExchangeInfo]:
         with self.look as state:
-            return exchange_rows(state.hosts.get(vhost))
+            return exchange_rows(state.virtual_hosts.get(vhost))
 
     def bindings(self, vhost: str = VHOST) -> list[BindingInfo]:
         with self.look as state:
-            found = bindings(state.hosts.get(vhost))
+            found = bindings(state.virtual_hosts.get(vhost))
         return binding_rows(found)
 
     def channels(self, vhost: str = VHOST) -> list[ChannelInfo]:
@@ -143,8 +143,8 @@ class LocalBroker(Node):
         since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
 
         def work(state: BrokerState, _change: Change, _now: int) -> str:
-            hosts = state.hosts.by_name if vhost is None else [vhost]
-            keys = [state.names.key(host, xid, of) for host in hosts]
+            vhosts = state.virtual_hosts.by_name if vhost is None else [vhost]
+            keys = [state.names.key(each, xid, of) for each in vhosts]
             known = [key for key in keys if key in state.prepared.by_key] or list(
                 filter(state.names.knows, keys)
             )

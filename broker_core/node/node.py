@@ -36,9 +36,9 @@ from broker_core.ids import BlockId
 from broker_core.message.properties import TRANSIENT, delivery_mode
 from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.committer import Committer, Look, Work
-from broker_core.node.dead_letter_batch import DeadLetterBatch, bury, forget
+from broker_core.node.dead_letter_batch import DeadLetterBatch, forget, write_ahead
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.holders import HeldChannels
+from broker_core.node.held_channels import HeldChannels
 from broker_core.node.loaded_blocks import LoadedBlocks, Part
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
@@ -77,8 +77,8 @@ class Node:
         self._ids = ids
         self.limits = limits or Limits()
         try:
-            shelf = LoadedBlocks(store)
-            self.state = load(store.load(), new_block_id=store.new_block_id, read=shelf.get)
+            loaded_blocks = LoadedBlocks(store)
+            self.state = load(store.load(), new_block_id=store.new_block_id, read=loaded_blocks.get)
             self.state.names.identity = identity or uuid.uuid4().hex
             self._write_repairs()
             self.state.names.outcomes.kept = outcomes or Kept()
@@ -95,7 +95,7 @@ class Node:
         # the alarm lowers them while memory is low
         self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
         self.awaken: Callable[[], None] | None = None  # called by any thread, to dispatch to consumers
-        self.committer = Committer(self.state, store, shelf, clock, self._published)
+        self.committer = Committer(self.state, store, loaded_blocks, clock, self._published)
         self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
         if upkeep:
             self.upkeep.start()
@@ -194,7 +194,7 @@ class Node:
             if transaction.atomic:
                 if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
                     self.spill(transaction)
-            elif not (transaction.incoming or self.state.hosts.limited) and all(
+            elif not (transaction.incoming or self.state.virtual_hosts.limited) and all(
                 _is_written(publish) for publish in transaction.publishes if publish.queues
             ):
                 # otherwise each message is checked for room, or some are never written
@@ -205,14 +205,14 @@ class Node:
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             self.spill(transaction)
 
-    def bury(self, transaction: Transaction) -> DeadLetterBatch:
-        """Before its commit, if ``burial.is_worth_it``, in a thread that may wait: writes dead letters.
-        ``apply`` the result, or ``discard_burial``.
+    def write_ahead(self, transaction: Transaction) -> DeadLetterBatch:
+        """Before its commit, if ``dead_letter_batch.is_worth_it``, in a thread that may wait: writes dead
+        letters. ``apply`` the result, or ``discard_burial``.
         """
-        return bury(transaction, self.state, self.committer, self.append, self.clock())
+        return write_ahead(transaction, self.state, self.committer, self.append, self.clock())
 
-    def discard_burial(self, burial: DeadLetterBatch) -> None:
-        forget(burial, self.committer)
+    def forget_dead_letters(self, dead_letters: DeadLetterBatch) -> None:
+        forget(dead_letters, self.committer)
 
     def discard(self, block_ids: list[BlockId]) -> None:
         """Forgets the bytes of a rolled-back transaction that are in a segment."""
@@ -225,7 +225,7 @@ class Node:
 
     def loaded_block(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
         """Like ``read_block``, within a work. Raises NotLoaded for a block, or a ``part``, on the disk."""
-        return self._block(block_id, partial(self.committer.shelf.get, part=part))
+        return self._block(block_id, partial(self.committer.loaded_blocks.get, part=part))
 
     def _block(self, block_id: BlockId, stored: ReadBlock) -> pa.RecordBatch:
         self.state.blocks.require(block_id)
@@ -279,7 +279,9 @@ class Node:
 
     def notify_consumers(self) -> None:
         """Wakes dispatch after a change outside a commit that may affect consumers."""
-        if self.awaken is not None and (self.state.agenda.runnable or self.state.hosts.registry.cancelled):
+        if self.awaken is not None and (
+            self.state.pending_checks.runnable or self.state.virtual_hosts.registry.cancelled
+        ):
             self.awaken()
 
     def new_name(self) -> str:

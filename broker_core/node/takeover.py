@@ -12,7 +12,7 @@ import time
 
 from broker_core import endpoint, errors
 from broker_core.address import Address, bracketed
-from broker_core.client.connection import Connection
+from broker_core.client.connection import FlightConnection
 from broker_core.flight import contract
 from broker_core.store.durable import DurableStore
 
@@ -45,7 +45,7 @@ def _gives_up(directory: str) -> bool:
     if found is None:
         return False
     address = Address(host=found.host, port=found.port, token=found.token)
-    connection = Connection(address, reconnect_s=0, connect_s=0)
+    connection = FlightConnection(address, reconnect_s=0, connect_s=0)
     try:
         if connection.live().hello.id != found.id:
             return False

@@ -44,7 +44,7 @@ IDLE_ROWS = 1_000
 WAITING = 2
 COMPACT_TICKS = 30
 LOOKED_AT = 256  # queues, under the lock at once
-SEVERED = 1_000  # bindings, the same
+STALE_BINDINGS = 1_000  # bindings, the same
 
 
 class Upkeep:
@@ -72,7 +72,7 @@ class Upkeep:
         self._ticks = 0
         self._compaction = Compaction(committer, state, store)
         self._aside: dict[Queue, int | None] = {}  # not expirable: the offset of their head then
-        self._said: set[str] = set()  # what was logged already
+        self._logged: set[str] = set()  # what was logged already
         self.chores: list[Callable[[], None]] = []  # of others, as often as compaction
         self._planned = 0  # when the thread wakes next, in microseconds since the epoch
 
@@ -85,7 +85,7 @@ class Upkeep:
         """After a commit: wakes the thread if too many blocks are full, or something expires earlier."""
         state = self._state
         if (
-            len(state.blocks.full) > WAITING or state.agenda.next_deadline < self._planned
+            len(state.blocks.full) > WAITING or state.pending_checks.next_deadline < self._planned
         ) and not self._wake.is_set():
             self._wake.set()
 
@@ -109,7 +109,7 @@ class Upkeep:
                     next_tick = time.monotonic() + TICK_S
                     for step in (*self._steps(), self.seal):
                         self._carry_out(step)
-                elif self._clock() >= self._state.agenda.next_deadline:
+                elif self._clock() >= self._state.pending_checks.next_deadline:
                     self._carry_out(self.expire_due)
                 if len(self._state.blocks.full) > WAITING:
                     self._carry_out(self.seal)
@@ -119,13 +119,15 @@ class Upkeep:
                 self._committer.stop(error)
                 return
             except Exception as error:
-                self._say("a turn of the upkeep failed", error)
+                self._log_once("a turn of the upkeep failed", error)
                 next_tick = time.monotonic() + TICK_S
 
     def _await(self, next_tick: float) -> None:
         """Waits for the next tick, the next message that expires, or ``look``."""
         now = self._clock()
-        wait_us = min(int((next_tick - time.monotonic()) * 1_000_000), self._state.agenda.next_deadline - now)
+        wait_us = min(
+            int((next_tick - time.monotonic()) * 1_000_000), self._state.pending_checks.next_deadline - now
+        )
         self._planned = now + wait_us
         self._wake.wait(max(0, wait_us) / 1_000_000)
         self._wake.clear()
@@ -137,18 +139,18 @@ class Upkeep:
         except (CorruptSegment, CorruptCatalog, DataLoss):
             return  # reading the block raises the error; other blocks are not affected
         except ResourceShortage as error:
-            self._say("the upkeep tries again", error)
+            self._log_once("the upkeep tries again", error)
         except StoreError:
             raise
         except Exception as error:
-            self._say(f"a step of the upkeep failed ({step.__name__.lstrip('_')})", error)
+            self._log_once(f"a step of the upkeep failed ({step.__name__.lstrip('_')})", error)
 
-    def _say(self, what: str, error: Exception) -> None:
+    def _log_once(self, what: str, error: Exception) -> None:
         """Logs each distinct error once."""
-        said = f"{what}: {type(error).__name__}: {error}"
-        if said not in self._said and self._committer.failure is None:
-            self._said.add(said)
-            logger.error(said, exc_info=None if isinstance(error, ResourceShortage) else error)
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._logged and self._committer.failure is None:
+            self._logged.add(text)
+            logger.error(text, exc_info=None if isinstance(error, ResourceShortage) else error)
 
     def expire(self) -> None:
         """Expires messages past their time to live, and unused queues, in pieces, so that other work runs in
@@ -156,10 +158,10 @@ class Upkeep:
         """
         with self._committer.look as state:
             now = self._clock()
-            agenda, queues = state.agenda, list(state.queues)
-            agenda.overfull = {queue: None for queue in agenda.overfull if not queue.deleted}
-            hosts = list(state.hosts.by_name.values())
-            unused = [(topology, found) for topology in hosts if (found := topology.unused_queues(now))]
+            pending_checks, queues = state.pending_checks, list(state.queues)
+            pending_checks.overfull = {queue: None for queue in pending_checks.overfull if not queue.deleted}
+            topologies = list(state.virtual_hosts.by_name.values())
+            unused = [(topology, found) for topology in topologies if (found := topology.unused_queues(now))]
         for topology, found in unused:
             self._committer.run(partial(_delete_unused, topology, found))
             self._expired()
@@ -197,11 +199,13 @@ class Upkeep:
             if len(due) > 1:
                 return [left for queue in due for left in self._expire_some([queue])]
             if isinstance(error, ResourceShortage):
-                self._say("the upkeep tries again", error)
+                self._log_once("the upkeep tries again", error)
                 return []  # not aside: the next tick looks again
             with self._committer.look:
                 self._aside[due[0]] = _head(due[0])
-            self._say(f"messages of queue '{due[0].name}' cannot be expired, they stay where they are", error)
+            self._log_once(
+                f"messages of queue '{due[0].name}' cannot be expired, they stay where they are", error
+            )
             return []
 
     def _is_aside(self, queue: Queue) -> bool:
@@ -234,11 +238,11 @@ class Upkeep:
         left = True
         while left and not self._ending:
             with self._committer.look as state:
-                left = state.hosts.registry.severed.remove(SEVERED)
+                left = state.virtual_hosts.registry.stale_bindings.remove(STALE_BINDINGS)
 
     def end_queues(self) -> None:
         """Forgets the messages of deleted virtual hosts."""
-        while self._state.hosts.registry.ending:
+        while self._state.virtual_hosts.registry.ending:
             self._committer.run(lambda state, change, _now: state.topology.end_some(change, LOOKED_AT))
 
     def _close_idle(self) -> None:

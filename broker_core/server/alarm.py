@@ -125,7 +125,7 @@ class Alarm:
         memory = self._broker.transaction_bytes() + RECORD_BYTES * self._kept_records()
         unsealed = 0
         with self._broker.look as state:
-            memory += sum(topology.bound.total for topology in state.hosts.by_name.values())
+            memory += sum(topology.bound.total for topology in state.virtual_hosts.by_name.values())
             for block in state.blocks.by_id.values():
                 if block.inbox is None:
                     continue

@@ -104,16 +104,16 @@ class CommitQueue:
         """Like ``submit``, for what must be done and nobody asks for again: it is tried again until it
         succeeds, or the broker has stopped. ``then`` is called once, not for a shortage of resources.
         """
-        wait_s, told = AGAIN_S, False
+        wait_s, logged = AGAIN_S, False
 
         def done(answer: Any, error: BaseException | None) -> None:
-            nonlocal wait_s, told
+            nonlocal wait_s, logged
             if error is not None and not isinstance(error, StoreFailed):
                 logger.error("a work is tried again in %.1f s: %s", wait_s, error)
                 self._loop.call_later(wait_s, self.submit, work, done, origin)
                 wait_s = min(2 * wait_s, AGAIN_AT_MOST_S)
-            if not told and not isinstance(error, ResourceShortage):
-                told = True
+            if not logged and not isinstance(error, ResourceShortage):
+                logged = True
                 then(answer, error)
             self.wake()
 
@@ -247,7 +247,7 @@ class CommitQueue:
 
     def dispatch(self, queue: Queue | None) -> None:
         """Dispatch at once if consumers may take messages of this queue."""
-        if queue is not None and queue.consumers and queue in self._state.agenda.runnable:
+        if queue is not None and queue.consumers and queue in self._state.pending_checks.runnable:
             self._dispatcher.dispatch()
 
 

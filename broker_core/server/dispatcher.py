@@ -55,13 +55,13 @@ class Dispatcher:
         self._loop = loop
         self._broker = broker
         self._ticks = ticks
-        self._agenda = broker.state.agenda
-        self._registry = broker.state.hosts.registry
+        self._pending_checks = broker.state.pending_checks
+        self._registry = broker.state.virtual_hosts.registry
         self._loaded: dict[Queue, Loaded | None] = {}  # None while it is being loaded
         self._stuck: dict[Queue, str] = {}  # to be tried again, and why
 
     def is_due(self) -> bool:
-        return bool(self._agenda.runnable or self._registry.cancelled)
+        return bool(self._pending_checks.runnable or self._registry.cancelled)
 
     def dispatch(self) -> None:
         dispatched, cancelled = self._send()
@@ -75,22 +75,22 @@ class Dispatcher:
             self._load(queue, missing)
         for queue, error in dispatched.stuck:
             self._try_again(queue, error)
-        if self._agenda.runnable:
+        if self._pending_checks.runnable:
             self._ticks.wake()
 
     def _send(self) -> tuple[Dispatched, list[Consumer]]:
         """Returns also whose queues cannot be read, or are gone."""
-        shelf = self._broker.committer.shelf
+        loaded_blocks = self._broker.committer.loaded_blocks
         with self._broker.look as state:
             lent = [queue for queue, loaded in self._loaded.items() if loaded is not None]
             for queue in lent:
-                shelf.loaded = {**shelf.loaded, **(self._loaded[queue] or {})}
+                loaded_blocks.loaded = {**loaded_blocks.loaded, **(self._loaded[queue] or {})}
             try:
                 dispatched = state.dispatch.send(self._broker.clock(), BUDGET)
             finally:
-                shelf.loaded = NOTHING
+                loaded_blocks.loaded = NOTHING
                 for queue in lent:
-                    if queue not in state.agenda.runnable:
+                    if queue not in state.pending_checks.runnable:
                         del self._loaded[queue]
             cancelled, self._registry.cancelled = self._registry.cancelled, []
         return dispatched, cancelled
@@ -109,14 +109,14 @@ class Dispatcher:
                 self._loaded[queue] = loaded
 
         committer = self._broker.committer
-        self._ticks.aside(partial(committer.shelf.load, missing, loaded, committer.look), done)
+        self._ticks.aside(partial(committer.loaded_blocks.load, missing, loaded, committer.look), done)
         self._loaded[queue] = None
 
     def _wake(self, queue: Queue) -> bool:
         """Returns whether a consumer may take something."""
         with self._broker.look as state:
-            state.agenda.wake(queue)
-            return queue in state.agenda.runnable
+            state.pending_checks.wake(queue)
+            return queue in state.pending_checks.runnable
 
     def _try_again(self, queue: Queue, error: BaseException) -> None:
         """After a while. Logs an error of a queue when it differs from the last one."""

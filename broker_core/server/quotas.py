@@ -24,16 +24,16 @@ from broker_core.server.alarm import Alarm
 MiB = 1024 * 1024
 
 
-class Most(NamedTuple):
+class UserLimit(NamedTuple):
     """``total``: of all users; ``user``: of each. None: no limit."""
 
     total: int | None = None
     user: int | None = None
 
 
-UNLIMITED = Most()
-CALLS = Most(2000, 1000)
-PART_BYTES = Most(1024 * MiB, 512 * MiB)
+UNLIMITED = UserLimit()
+CALLS = UserLimit(2000, 1000)
+PART_BYTES = UserLimit(1024 * MiB, 512 * MiB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class QuotaLimits:
     calls are staging. ``flight_connections``: None is an eighth of the files.
     """
 
-    connections: Most = UNLIMITED
-    channels: Most = UNLIMITED
-    calls: Most = CALLS
-    part_bytes: Most = PART_BYTES
+    connections: UserLimit = UNLIMITED
+    channels: UserLimit = UNLIMITED
+    calls: UserLimit = CALLS
+    part_bytes: UserLimit = PART_BYTES
     staged: StagedLimits = field(default_factory=StagedLimits)
     flight_connections: int | None = None
 
@@ -57,7 +57,7 @@ Refusal = Callable[[str, int, bool], TxmqError]  # of a user, for a limit, which
 class Quota:
     """What is in use of one thing. Thread-safe."""
 
-    def __init__(self, most: Most, refusal: Refusal) -> None:
+    def __init__(self, most: UserLimit, refusal: Refusal) -> None:
         self.most = most
         self._refusal = refusal
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Quotas:
         self.staged = limits.staged
         self.alarm: Alarm | None = None
         total, user = limits.connections
-        self.connections = Quota(Most(sockets() if total is None else total, user), _connection)
+        self.connections = Quota(UserLimit(sockets() if total is None else total, user), _connection)
         self.channels = Quota(limits.channels, _channel)
         self.calls = Quota(limits.calls, _call)
         self.part_bytes = Quota(limits.part_bytes, _part)

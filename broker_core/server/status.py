@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from broker_core import __version__
 from broker_core.admin import BrokerStatus, Level
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.alarm import Alarm
 
@@ -27,7 +27,7 @@ class StatusReader:
     def __init__(
         self,
         broker: LocalBroker,
-        engines: HostEngines,
+        engines: VhostEngines,
         alarm: Alarm | None,
         directory: str,
         listens: Callable[[], list[str]],
@@ -46,7 +46,7 @@ class StatusReader:
         with self._broker.look as state:
             queues = [
                 queue
-                for topology in state.hosts.by_name.values()
+                for topology in state.virtual_hosts.by_name.values()
                 for queue in topology.queues.values()
                 if not queue.replies
             ]
@@ -58,11 +58,11 @@ class StatusReader:
                 directory=self._directory,
                 listens=tuple(self._listens()),
                 levels=(*levels, _files()),
-                vhosts=len(state.hosts.by_name),
+                vhosts=len(state.virtual_hosts.by_name),
                 queues=len(queues),
                 messages=sum(queue.messages for queue in queues),
                 unacknowledged=sum(queue.unacknowledged for queue in queues),
-                connections=sum(map(self._vhosts.connections, state.hosts.by_name)),
+                connections=sum(map(self._vhosts.connections, state.virtual_hosts.by_name)),
                 channels=len(self._broker.held.channels()),
                 prepared=len(state.prepared.by_key),
                 attempts=sum(len(each.branches.attempts()) for each in batches),

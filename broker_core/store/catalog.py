@@ -43,7 +43,7 @@ from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message_of_format_3, pack, unpack
 from broker_core.store.log import hidden_commits
-from broker_core.store.segment import Place
+from broker_core.store.segment import BlockPlace
 
 FORMAT = 9
 HOSTS = 6  # the format since which names are those of a virtual host
@@ -315,9 +315,9 @@ class Catalog:
                 )
             yield row[:-1]
 
-    def blocks(self) -> dict[BlockId, Place]:
+    def blocks(self) -> dict[BlockId, BlockPlace]:
         rows = self._guarded(QUERIES["blocks"], "block")
-        return {row[0]: Place._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
+        return {row[0]: BlockPlace._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
 
     def inbox(self) -> Iterator[InboxRow]:
         for row in self._guarded(QUERIES["inbox"], "inbox"):
@@ -375,7 +375,7 @@ class Catalog:
             else:
                 self._write(_RECORD_STATEMENTS[cls].drop, key)
 
-    def put_block(self, block_id: BlockId, place: Place) -> None:
+    def put_block(self, block_id: BlockId, place: BlockPlace) -> None:
         values = (block_id, *place[:5], to_signed(place.checksum))
         self._execute(QUERIES["put_block"], (*values, guard(values)))
 

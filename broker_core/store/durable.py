@@ -31,13 +31,13 @@ from broker_core.store.failure import corrupt_catalog, store_error, unread_catal
 from broker_core.store.inbox import Packed, pack
 from broker_core.store.plan import Plan
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
-from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
+from broker_core.store.segment import ROLL_BYTES, BlockPlace, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
 
 CACHE_BYTES = 32 * 1024 * 1024
 
 
-def _info(block_id: BlockId, place: Place) -> BlockInfo:
+def _info(block_id: BlockId, place: BlockPlace) -> BlockInfo:
     return BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
 
 
@@ -55,9 +55,9 @@ class DurableStore:
         self._lock = threading.Lock()
         self._failure: StoreError | None = None
         self._closed = False
-        self._places: dict[BlockId, Place] = {}  # named by the catalog
-        self._staged: dict[BlockId, Place] = {}  # appended, not named yet
-        self._written: dict[BlockId, Place] = {}  # sealed or rewritten, not yet committed
+        self._places: dict[BlockId, BlockPlace] = {}  # named by the catalog
+        self._staged: dict[BlockId, BlockPlace] = {}  # appended, not named yet
+        self._written: dict[BlockId, BlockPlace] = {}  # sealed or rewritten, not yet committed
         # the rows of the open blocks; the tuples are shared with the domain
         self._inbox: dict[BlockId, list[InboxRow]] = {}
         self._named_segments: set[int] = set()  # have a row in the catalog
@@ -362,7 +362,7 @@ class DurableStore:
             self._segments.sync({self._written[block_id].segment})
             failpoint.here("store.rewrite.synced")
 
-    def _put_written(self, block_id: BlockId, place: Place) -> None:
+    def _put_written(self, block_id: BlockId, place: BlockPlace) -> None:
         with self._lock:
             before = self._written.get(block_id)
             self._written[block_id] = place
@@ -419,13 +419,13 @@ class DurableStore:
     def peek(self, block_id: BlockId) -> pa.RecordBatch | None:
         return self._cache.get(block_id)
 
-    def _find(self, block_id: BlockId) -> Place | None:
+    def _find(self, block_id: BlockId) -> BlockPlace | None:
         """Finds also a block that is appended and not named yet, which the commit that names it may have to
         read.
         """
         return self._places.get(block_id) or self._staged.get(block_id)
 
-    def _place(self, block_id: BlockId) -> Place:
+    def _place(self, block_id: BlockId) -> BlockPlace:
         place = self._find(block_id)
         if place is None:
             raise DataLoss(
@@ -473,7 +473,7 @@ class DurableStore:
             return
         try:
             if clean and self._failure is None:
-                self._say_goodbye()
+                self._mark_closed()
         finally:
             self._closed = True
             steps: list[Callable[[], None]] = [
@@ -487,7 +487,7 @@ class DurableStore:
                 except (OSError, sqlite3.Error) as error:
                     self._failure = self._failure or store_error(error, self._path)
 
-    def _say_goodbye(self) -> None:
+    def _mark_closed(self) -> None:
         with self._writing():
             self._segments.end_all()
             failpoint.here("store.close.synced")

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.ids import NO_SEQUENCE, BlockId
 from broker_core.store.inbox import MAX_ROWS
-from broker_core.store.segment import Place
+from broker_core.store.segment import BlockPlace
 
 Inbox = Mapping[BlockId, list[InboxRow]]
-Places = Mapping[BlockId, Place]
+Places = Mapping[BlockId, BlockPlace]
 
 
 class Plan:
@@ -29,7 +29,7 @@ class Plan:
     ) -> None:
         self.rows: list[InboxRow] = []
         self.inbox: dict[BlockId, list[InboxRow]] = {}  # the same rows, by block
-        self.put: dict[BlockId, Place] = {}
+        self.put: dict[BlockId, BlockPlace] = {}
         self.sealed: list[BlockId] = []
         self.forgotten: list[BlockId] = []
         self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows

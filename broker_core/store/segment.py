@@ -38,7 +38,7 @@ ROLL_BYTES = 128 * 1024 * 1024
 _MAX_BRANCH_FILES = 8  # open at a time
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """The place of a block."""
 
     segment: int
@@ -105,7 +105,7 @@ def link(descriptor: int, path: Path) -> None:
         os.close(root)
 
 
-def read_buffer(path: Path, block_id: BlockId, place: Place, files: Reserve | None = None) -> pa.Buffer:
+def read_buffer(path: Path, block_id: BlockId, place: BlockPlace, files: Reserve | None = None) -> pa.Buffer:
     """Returns the bytes of a block, verified. Raises CorruptSegment, and OSError for a file that cannot be
     opened, or not be read for now.
     """
@@ -133,7 +133,7 @@ def read_buffer(path: Path, block_id: BlockId, place: Place, files: Reserve | No
 
 
 def parse(
-    buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: BlockId, place: Place
+    buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: BlockId, place: BlockPlace
 ) -> pa.RecordBatch:
     """Parses a block in verified bytes. Raises CorruptSegment if the bytes match but Arrow fails."""
     try:
@@ -145,7 +145,7 @@ def parse(
     return block
 
 
-def _corrupt(path: Path, block_id: BlockId, place: Place, what: str) -> CorruptSegment:
+def _corrupt(path: Path, block_id: BlockId, place: BlockPlace, what: str) -> CorruptSegment:
     where = f"position {place.position}, block {block_id} ({place.rows} rows, {place.length} bytes)"
     directory = path.parent.parent
     return CorruptSegment(
@@ -224,7 +224,7 @@ class Segments:
     def path(self, number: int) -> Path:
         return segment_path(self._directory, number)
 
-    def append(self, block_id: BlockId, block: pa.RecordBatch) -> Place:
+    def append(self, block_id: BlockId, block: pa.RecordBatch) -> BlockPlace:
         """Writes ``block`` at the end of the open segment of its schema. Durable after ``sync``."""
         for field in block.schema:
             if pa.types.is_dictionary(field.type):
@@ -247,9 +247,11 @@ class Segments:
             self._idle.discard(segment.number)
         if segment.kind != "branch":
             write_sums(self._directory, segment.number, position, block)
-        return Place(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
+        return BlockPlace(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
 
-    def adopt_file(self, block_ids: Sequence[BlockId], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
+    def adopt_file(
+        self, block_ids: Sequence[BlockId], file: PartFile
+    ) -> list[tuple[BlockPlace, pa.RecordBatch]]:
         """Makes a writer's file a closed segment, after comparing its checksums. Durable after ``sync``.
         Empty if that is impossible.
         """
@@ -277,7 +279,10 @@ class Segments:
         for part, block in zip(file.parts, blocks, strict=True):
             write_sums(self._directory, number, part.position, block)
         return [
-            (Place(number, part.position, part.length, part.rows, body_bytes(block), part.checksum), block)
+            (
+                BlockPlace(number, part.position, part.length, part.rows, body_bytes(block), part.checksum),
+                block,
+            )
             for part, block in zip(file.parts, blocks, strict=True)
         ]
 
@@ -433,7 +438,7 @@ class Segments:
                 for segment in self._segments.values()
             ]
 
-    def read(self, block_id: BlockId, place: Place) -> tuple[pa.RecordBatch, int]:
+    def read(self, block_id: BlockId, place: BlockPlace) -> tuple[pa.RecordBatch, int]:
         """Returns the block and its size in memory. Raises CorruptSegment, DataLoss, ResourceShortage."""
         path = self.path(place.segment)
         try:

@@ -22,8 +22,8 @@ from connector.batch.after_commit import AfterCommit, call
 from connector.batch.refused_file import RefusedFile
 from connector.batch.refused_letters import RefusedLetters
 from connector.batch.row_by_row import RefusedRows, RowByRow
-from connector.errors import INTERRUPTIONS, told
-from connector.options import Address
+from connector.errors import INTERRUPTIONS, error_summary
+from connector.options import AddressOptions
 from connector.stream import staging
 from connector.tables import target
 from connector.tables.commit_id import CommitId
@@ -37,7 +37,7 @@ class Apply:
     """The operations on tables and the functions of one app."""
 
     def __init__(
-        self, tables: TableFormat, app_id: str, address: Address, functions: Mapping[str, AfterCommit]
+        self, tables: TableFormat, app_id: str, address: AddressOptions, functions: Mapping[str, AfterCommit]
     ) -> None:
         self._tables = tables
         self._app_id = app_id
@@ -110,7 +110,7 @@ class Apply:
             raise NotApplied(
                 f"table {table.name!r} does not take "
                 + (f"the {parts[0].kind}" if changes else "its rows")
-                + f" of {batch} ({told(error)}); the batch is decided, and its rows are kept",
+                + f" of {batch} ({error_summary(error)}); the batch is decided, and its rows are kept",
                 f"repair the table and start the query again, or {target.UNAPPLIED}",
             ) from error
 
@@ -199,7 +199,7 @@ def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iter
         yield
     except Exception as error:
         found = cause(error)
-        text = told(error) if found is None else found.summary
+        text = error_summary(error) if found is None else found.summary
         if not getattr(found, "retriable", False) and not any(name in str(error) for name in INTERRUPTIONS):
             with contextlib.suppress(TxmqError):  # the error itself says what is to be known
                 branches = [branch for part in parts for branch in part.branches]
@@ -225,7 +225,7 @@ def _held(engine: Engine, tables: TableFormat, parts: Sequence[ToApply]) -> Iter
             continue
         batches = engine.read_branches(part.branches)
         if target.is_files(part):
-            files = tables.loose(part, batches)
+            files = tables.exported_files(part, batches)
             if gone := files.missing():
                 raise NotApplied(f"{len(gone)} of {len(files)} data files are gone ({gone[0]})", target.LOST)
             batches = files.rows()

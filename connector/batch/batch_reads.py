@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from broker_core.engine import Engine, ReadTicket
 from broker_core.errors import OptionError
-from connector.errors import told
+from connector.errors import error_summary
 from connector.stream.source import ClaimedSlice
 from connector.stream.spark_version import input_partition
 
@@ -73,7 +73,7 @@ def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
         found = list(input_partitions(batch))
     except Exception as error:
         raise OptionError(
-            f"txmq cannot find out what the batch reads ({told(error)})",
+            f"txmq cannot find out what the batch reads ({error_summary(error)})",
             "use tx in the thread of the function, without persist, or report the version of Spark",
         ) from error
     return list({repr((each.app_id, sorted(each.ranges.items()))): (each.app_id, each.ranges)
@@ -90,7 +90,7 @@ def require_app(batch: DataFrame, app_id: str) -> None:
         rdds = [node.rdd() for node in nodes if node.nodeName() == "LogicalRDD"]
         apps = {each.app_id for each in _partitions(rdds)}
     except Exception as error:  # Spark's internals
-        log.debug("the apps of the sources are not known: %s", told(error))
+        log.debug("the apps of the sources are not known: %s", error_summary(error))
         return
     for other in sorted(apps - {app_id}):
         raise OptionError(

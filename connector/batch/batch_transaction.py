@@ -28,8 +28,8 @@ from connector.batch.batch_reads import BatchReads
 from connector.batch.operations import Operations
 from connector.batch.steps import Steps
 from connector.batch.thread_context import ThreadContext
-from connector.errors import told
-from connector.options import Address
+from connector.errors import error_summary
+from connector.options import AddressOptions
 from connector.reject.dead_letters import Rejection, rejected_rows, with_reason
 from connector.reject.rejected_metrics import Seen, to_write
 from connector.sql import nullable
@@ -56,7 +56,7 @@ class Pipeline(Protocol):
     apply: Apply
 
     @property
-    def address(self) -> Address: ...
+    def address(self) -> AddressOptions: ...
     @property
     def engine(self) -> Engine: ...
 
@@ -314,7 +314,7 @@ class BatchTransaction:
             try:
                 self._owner.tables.drop(location, attempt)
             except Exception as error:
-                log.warning("files of a lost attempt are not deleted: %s", told(error))
+                log.warning("files of a lost attempt are not deleted: %s", error_summary(error))
 
 
 def _require_frame(operation: str, rows: object) -> None:

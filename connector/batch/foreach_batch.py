@@ -33,10 +33,10 @@ from connector.batch.apply import Apply
 from connector.batch.batch_reads import require_app
 from connector.batch.batch_transaction import BatchTransaction
 from connector.batch.call import Call, require_ended
-from connector.errors import holds_java_trace, shortened, told
+from connector.errors import error_summary, holds_java_trace, shortened
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
-from connector.options import Address, WriteOptions, write_options
+from connector.options import AddressOptions, WriteOptions, write_options
 from connector.stream import staging
 from connector.stream.task_identity import note_app_of_query
 from connector.table_formats import table_format
@@ -119,7 +119,7 @@ def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
         known = queries.get(java._jvm.java.util.UUID.fromString(query_id))
         return None if known is None else str(known.resolvedCheckpointRoot())
     except Exception as error:  # Spark's internals
-        log.debug("the checkpoint of query %s is not known: %s", query_id, told(error))
+        log.debug("the checkpoint of query %s is not known: %s", query_id, error_summary(error))
         return None
 
 
@@ -311,7 +311,7 @@ class Transactional:
         self.apply.decided(spark, engine, newest)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> AddressOptions:
         return self._options.address
 
     @property

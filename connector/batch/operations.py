@@ -51,7 +51,7 @@ class Operations:
                 late = self._note(failure)  # set before the end of the operation is visible
                 self._under_way -= 1
                 self._changed.notify_all()
-            self._tell(name, failure, late)
+            self._log_failure(name, failure, late)
 
     def _begin(self, name: str) -> None:
         with self._changed:
@@ -63,7 +63,7 @@ class Operations:
                 "call it within the function, and wait for the threads that use tx",
             )
             late = self._note(refused)
-        self._tell(name, refused, late)
+        self._log_failure(name, refused, late)
         raise refused
 
     def _note(self, failure: BaseException | None) -> bool:
@@ -72,10 +72,10 @@ class Operations:
             self._failure = self._failure or failure
         return self._sealed
 
-    def _tell(self, name: str, failure: BaseException | None, late: bool) -> None:
+    def _log_failure(self, name: str, failure: BaseException | None, late: bool) -> None:
         if failure is not None and self.elsewhere:
-            told = "is not part of the micro-batch" if late else "failed, and the micro-batch with it"
-            log.warning("tx.%s in a thread %s: %s", name, told, failure)
+            what = "is not part of the micro-batch" if late else "failed, and the micro-batch with it"
+            log.warning("tx.%s in a thread %s: %s", name, what, failure)
 
     def finish(self) -> None:
         """The function has returned: waits for what is under way. Raises the error of an operation that

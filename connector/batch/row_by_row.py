@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, cause
-from connector.errors import INTERRUPTIONS, told
+from connector.errors import INTERRUPTIONS, error_summary
 
 MOST_REFUSED = 1000  # each takes some Spark jobs to find
 
@@ -100,5 +100,5 @@ class RowByRow:
             interrupted = any(name in str(error) for name in INTERRUPTIONS)
             if found is not None or interrupted or not isinstance(error, PySparkException):
                 raise
-            return told(error)
+            return error_summary(error)
         return ""

@@ -75,7 +75,7 @@ def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Commi
         spark.conf.unset(_USER_METADATA)
 
 
-def remembered(spark: SparkSession, table: Table, once: CommitId) -> bool:
+def was_committed(spark: SparkSession, table: Table, once: CommitId) -> bool:
     """Whether an existing table that expires txnVersions has the commit of this batch; False for others.
     Raises LineageConflict if that is unknown.
     """

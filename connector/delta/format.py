@@ -22,14 +22,14 @@ from connector.delta.before import check_change as changes
 from connector.delta.before.fit import Fit
 from connector.delta.before.merge_values import asserted
 from connector.delta.before.staged_files import StagedFiles
+from connector.delta.exported_files import DeltaExportedFiles
 from connector.delta.last_commit import LastCommits
-from connector.delta.loose_files import LooseFiles
 from connector.delta.table_files import TableFiles
 from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Attempt, Checked, HiddenFiles, Loose, TableMark
+from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles, TableMark
 from connector.tables.target import FILES
 
 
@@ -180,6 +180,6 @@ class Delta:
         make_change.change(spark, table, change, rows, once, context)
 
     # -- without Spark ---------------------------------------------------------------------------------------
-    def loose(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> Loose:
+    def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:
         schema = StructType.fromJson(json.loads(part.target["schema"]))
-        return LooseFiles(StagedFiles.of(part, held), part.target["location"], schema)
+        return DeltaExportedFiles(StagedFiles.of(part, held), part.target["location"], schema)

@@ -85,12 +85,14 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
 def _commit(version: int, lines: Any) -> Commit:
     """The commitInfo of a commit, which is among its first lines."""
     while lines.hasNext():
-        told = _json_object(lines.next()).get("commitInfo")
-        if told is not None:
-            operation = str(told.get("operation", ""))
+        commit_info = _json_object(lines.next()).get("commitInfo")
+        if commit_info is not None:
+            operation = str(commit_info.get("operation", ""))
             if operation == "WRITE":
-                operation = f"WRITE {(told.get('operationParameters') or {}).get('mode', '')}"
-            return Commit(version, int(told.get("timestamp", 0)), user_metadata(told), operation)
+                operation = f"WRITE {(commit_info.get('operationParameters') or {}).get('mode', '')}"
+            return Commit(
+                version, int(commit_info.get("timestamp", 0)), user_metadata(commit_info), operation
+            )
     return Commit(version, 0, {})
 
 

@@ -70,7 +70,7 @@ def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
             path.rstrip("/") or "/",
             plain_location(str(found["location"])),
             str(found["id"]),
-            _told(spark, in_sql(path), found),
+            _metadata_json(spark, in_sql(path), found),
         )
     qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
@@ -131,14 +131,14 @@ def _look(spark: SparkSession, place: str, location: str, commits: LastCommits) 
     return last.look if last is not None else look_at(snapshot_at(spark, place))
 
 
-def _told(spark: SparkSession, name: str, detail: Any) -> str:
+def _metadata_json(spark: SparkSession, name: str, detail: Any) -> str:
     """The metadata action, from SQL."""
-    told = {
+    metadata = {
         "schemaString": spark.table(name).schema.json(),
         "partitionColumns": list(detail["partitionColumns"]),
         "configuration": dict(detail["properties"] or {}),
     }
-    return json.dumps({"metaData": told}, sort_keys=True)
+    return json.dumps({"metaData": metadata}, sort_keys=True)
 
 
 def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastCommits) -> Table:
@@ -202,7 +202,9 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
         return Table(name, f"name:{name.lower()}", "")
     if str(found["format"]).lower() != "delta":
         raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
-    return Table(name, plain_location(str(found["location"])), str(found["id"]), _told(spark, name, found))
+    return Table(
+        name, plain_location(str(found["location"])), str(found["id"]), _metadata_json(spark, name, found)
+    )
 
 
 def _detail(spark: SparkSession, table: str) -> Any:

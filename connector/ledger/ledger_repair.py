@@ -70,15 +70,17 @@ class Repair:
         lost = bool(found) and others < before
         if not missing and not lost:
             return
-        told = [f"{'; '.join(found) or 'found at the start'}"]
+        sentences = [f"{'; '.join(found) or 'found at the start'}"]
         if missing:
-            told.append(f"{_named(missing)} written again from the entries of the engine")
+            sentences.append(f"{_named(missing)} written again from the entries of the engine")
         if lost:
-            told.append(
+            sentences.append(
                 f"of the batches 1 to {before}, which the engine does not keep any more, the table has "
                 f"{others}, and the others cannot be completed"
             )
-        log.warning("Delta ledger %r of app %r has lost rows: %s", self._name, self._app_id, ". ".join(told))
+        log.warning(
+            "Delta ledger %r of app %r has lost rows: %s", self._name, self._app_id, ". ".join(sentences)
+        )
         if missing:
             self._insert(spark, table, missing)
             failpoint.here("ledger.repaired")

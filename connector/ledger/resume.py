@@ -99,16 +99,16 @@ class Resume:
         return {name.removeprefix(taken_id(self.app_id, "")): behind for name, behind in taken.items()}
 
     def _go_on(self, spark: SparkSession, table: Table, mine: str, newest: Newest) -> None:
-        last, told = newest.last, self._told(newest)
+        last, held = newest.last, self._text(newest)
         if newest.engine == mine:
             raise LineageConflict(
-                f"{told}, and this engine, which wrote that, has decided nothing: an older copy of its data "
+                f"{held}, and this engine, which wrote that, has decided nothing: an older copy of its data "
                 "was restored (nothing was consumed)",
                 f"restore the newest data; {_OTHERWISE}",
             )
         if self.on_new_checkpoint != "resume":
             raise LineageConflict(
-                f"{told}, and this engine has no ledger of the app: that was lost, or it is another engine. "
+                f"{held}, and this engine has no ledger of the app: that was lost, or it is another engine. "
                 "Nothing was consumed",
                 "to go on behind these batches, start with a new checkpoint and onNewCheckpoint=resume, in "
                 f"source and function; {_OTHERWISE}",
@@ -130,7 +130,7 @@ class Resume:
             self.tables.append(spark.createDataFrame([], LEDGER_COLUMNS), table, once)
         except LineageConflict as error:
             raise LineageConflict(
-                f"{told}, and another engine has taken the app over since: it may have done later batches",
+                f"{held}, and another engine has taken the app over since: it may have done later batches",
                 "go on there; if that engine is lost too, give another app_id, and startingOffsets where the "
                 f"app was: {_shown(newest.ends)}",
             ) from error
@@ -139,7 +139,7 @@ class Resume:
         self.engine.resume(self.app_id, list(newest.entries))
         here("resume.resumed")
 
-    def _told(self, newest: Newest) -> str:
+    def _text(self, newest: Newest) -> str:
         return (
             f"ledger {self.ledger!r} says that app {self.app_id!r} has decided {newest.last.sequence} "
             f"batches on engine {newest.engine}, up to {_shown(newest.ends)}"
@@ -213,14 +213,14 @@ class Resume:
         ids = self.engine.log_ids(sorted(newest.ends))
         if missing := sorted(newest.ends.keys() - ids.keys()):
             raise LineageConflict(
-                f"{self._told(newest)}, and there is no {', '.join(missing)} here",
+                f"{self._text(newest)}, and there is no {', '.join(missing)} here",
                 "declare the queue, and send its messages, under the offsets that they had; or delete the "
                 "rows of a log that the app does not read any more from the ledger",
             )
         others = [log for log in newest.ends if ids.get(log) != newest.log_ids.get(log)]
         if others and self.resume_from != newest.engine:
             raise LineageConflict(
-                f"{self._told(newest)}. There, {', '.join(others)} had other messages than here, or the same "
+                f"{self._text(newest)}. There, {', '.join(others)} had other messages than here, or the same "
                 "under other offsets, as far as txmq can know",
                 "if each message has the offset here that it had there (a mirrored topic, a queue whose "
                 f"messages were all sent again in their order), give resume_from={newest.engine!r} too; "
@@ -229,7 +229,7 @@ class Resume:
         for log, found in self.engine.available(sorted(newest.ends)).items():
             if found.end < newest.ends[log]:
                 raise LineageConflict(
-                    f"{self._told(newest)}, and {log!r} ends here at {found.end}",
+                    f"{self._text(newest)}, and {log!r} ends here at {found.end}",
                     f"wait until its messages are there, under the offsets that they had; {_OTHERWISE}",
                 )
 

@@ -62,8 +62,10 @@ def with_reason(broken: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
     """
     _check_reason(reason)
     reasons = broken.column(REASON).to_pylist() if reason is None else [reason] * broken.num_rows
-    told = pa.array([each[:LONGEST_REASON] for each in reasons], pa.string())
-    return broken.set_column(CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), told)
+    reason_column = pa.array([each[:LONGEST_REASON] for each in reasons], pa.string())
+    return broken.set_column(
+        CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), reason_column
+    )
 
 
 def _check(schema: StructType, reason: str | None) -> None:
@@ -248,7 +250,7 @@ class _Task:
                     route.exchange,
                     route.routing_key if route.routing_key is not None else key,
                     body,
-                    buried(properties, death, row.reason, keeps_key=keeps_key),
+                    dead_lettered(properties, death, row.reason, keeps_key=keeps_key),
                 )
 
 
@@ -263,7 +265,7 @@ def _named(queue: str, partition: int) -> str:
 
 
 @lru_cache(maxsize=1024)  # messages of a stream share a few sets of properties
-def buried(properties: bytes, death: Death, reason: str | None, *, keeps_key: bool) -> bytes:
+def dead_lettered(properties: bytes, death: Death, reason: str | None, *, keeps_key: bool) -> bytes:
     """Properties after ``death``: with ``x-death`` and the reason, without expiration, and without user_id,
     because the app publishes them; otherwise unchanged.
     """

@@ -158,7 +158,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.whole = False
-        self._told: dict[
+        self._metrics: dict[
             str, tuple[dict[str, Any], int]
         ] = {}  # by the name of the metric: it, the partitions
 
@@ -170,15 +170,15 @@ class Seen:
         if _open:
             with suppress(Exception):  # Spark's internals: what is not known is read again
                 for name, tasks, row in metered(frame, _PREFIX):
-                    self._told[name] = _python(frame, row), tasks
+                    self._metrics[name] = _python(frame, row), tasks
         return True
 
     def broken(self, rejected: DataFrame | Metric | None) -> pa.RecordBatch | None:
         """All rows of ``rejected``, as CHECKED_COLUMNS; None if that is not certain."""
         metric = _metrics.get(rejected) if isinstance(rejected, DataFrame) else rejected
-        if metric is None or metric.name not in self._told:
+        if metric is None or metric.name not in self._metrics:
             return None
-        return broken_rows(metric, *self._told[metric.name])
+        return broken_rows(metric, *self._metrics[metric.name])
 
 
 def _python(frame: DataFrame, row: Any) -> dict[str, Any]:
@@ -189,18 +189,18 @@ def _python(frame: DataFrame, row: Any) -> dict[str, Any]:
     return found
 
 
-def broken_rows(metric: Metric, told: Mapping[str, Any], tasks: int) -> pa.RecordBatch | None:
+def broken_rows(metric: Metric, metrics: Mapping[str, Any], tasks: int) -> pa.RecordBatch | None:
     """What a metric of a job with ``tasks`` has reported, as CHECKED_COLUMNS; None if it is not complete."""
     words = metric.of.words
-    bits = sum((told[f"tasks{number}"] or 0) << number * _BITS for number in range(words))
-    first, last = (told[name] for name in _ONE_QUEUE)
-    packed = told["notes"] or ()
+    bits = sum((metrics[f"tasks{number}"] or 0) << number * _BITS for number in range(words))
+    first, last = (metrics[name] for name in _ONE_QUEUE)
+    packed = metrics["notes"] or ()
     if any(number is None for _, number in packed):  # the row has more than a note can say
         return None
     notes = [_note(metric, first, *note) for note in packed]
     places = {note[: len(PLACE)] for note in notes}
     complete = 0 < tasks <= words * _BITS and bits == (1 << tasks) - 1
-    if not complete or first != last or not told["broken"] == len(notes) == len(places):
+    if not complete or first != last or not metrics["broken"] == len(notes) == len(places):
         return None
     columns = zip(*sorted(notes, key=lambda note: note[: len(PLACE)]), strict=True)
     arrays = map(pa.array, columns if notes else [[]] * len(CHECKED_COLUMNS), CHECKED_COLUMNS.types)

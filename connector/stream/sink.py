@@ -26,7 +26,7 @@ from connector.stream.task_identity import task_identity
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The result of one task; the driver's commit gets nothing else."""
 
     query_id: str
@@ -35,7 +35,7 @@ class Staged(WriterCommitMessage):
     branch: StagedBranch
 
 
-def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) -> Staged:
+def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) -> TaskResult:
     """C2, in a task: the rows are durable and invisible when this returns."""
     context = TaskContext.get()
     query_id, batch_id = task_identity()
@@ -62,12 +62,12 @@ def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) ->
             pass
         branch = StagedBranch(header.branch, header.partition, header.attempt, rows=0, checksum=0)
     here("connector.write.staged")
-    return Staged(query_id, batch_id, token, branch)
+    return TaskResult(query_id, batch_id, token, branch)
 
 
-def _named(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def _named(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     """The messages of the tasks, without None; all of one attempt."""
-    staged = [message for message in messages if isinstance(message, Staged)]
+    staged = [message for message in messages if isinstance(message, TaskResult)]
     if len({message.token for message in staged}) > 1:
         raise LocalProtocolError("the tasks sent messages of several attempts", "restart the query")
     return staged
@@ -136,7 +136,7 @@ class TxmqBatchWriter(DataSourceArrowWriter):
 
 
 def _roll_back(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    for token in {message.token for message in messages if isinstance(message, Staged)}:
+    for token in {message.token for message in messages if isinstance(message, TaskResult)}:
         try:
             options.address.engine().rollback_batch(token)
         except BatchDecided:

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from broker_core.arrow.outside import line
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.errors import OptionError, cause
-from connector.options import Address
+from connector.options import AddressOptions
 from connector.reject.dead_letters import Rejection
 from connector.sql import has, plain
 from connector.stream.schema import to_messages
@@ -64,7 +64,7 @@ def staging_frame(
     *,
     token: str,
     identity: tuple[str, str, int],
-    address: Address,
+    address: AddressOptions,
     rejection: Rejection | None = None,
 ) -> DataFrame:
     """A frame that stages ``rows``, one row per branch; ``identity`` is (app_id, query_id, batch_id).
@@ -200,7 +200,7 @@ def execute(frame: DataFrame) -> None:
 
 
 def rows_of(
-    spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: Address
+    spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: AddressOptions
 ) -> DataFrame:
     """The rows of decided branches as a frame of ``schema``; few rows make one task and one file."""
     names = list(branches)

@@ -36,15 +36,15 @@ class UnadmittedReader(StreamReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._planned: dict[str, Any] | None = None  # the end that Spark named last; None: no end yet
-        self._told: dict[str, Any] | None = None  # the end that Spark got after that one
+        self._given_end: dict[str, Any] | None = None  # the end that Spark got after that one
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         here("connector.latest_offset.asked")
         self._require_only()
         planned = offset.symbolic(self._options.queues) if self._planned is None else self._planned
-        start = self._vector(planned if self._told is None else self._told)
+        start = self._vector(planned if self._given_end is None else self._given_end)
         try:
-            end = self._end(start, limited=True, acks=self._told is None)
+            end = self._end(start, limited=True, acks=self._given_end is None)
         except LineageConflict as error:
             if self._planned is not None:
                 raise
@@ -52,14 +52,14 @@ class UnadmittedReader(StreamReader):
                 f"{error}. If the checkpoint is the old one, set {WRAPPER} to false: with it, Spark 4.1 asks "
                 "for an end before it says where the checkpoint is"
             ) from error
-        self._told = None if end == self._planned else end
+        self._given_end = None if end == self._planned else end
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if start == end and self._told not in (None, end) and self._planned is None:
+        if start == end and self._given_end not in (None, end) and self._planned is None:
             raise OptionError(
                 "Spark 4.1 asks for an end before it says where the checkpoint is",
                 f"set {WRAPPER} to false; Trigger.AvailableNow is then one micro-batch",
             )
-        self._planned, self._told = end, None
+        self._planned, self._given_end = end, None
         return super().partitions(start, end)

@@ -55,7 +55,7 @@ class Checks:
             ("append", *table.shape, schema.json(), repr(sorted(options.items())), *columns),
             lambda: self._tables.check_append(spark, table, schema, options, columns),
         )
-        self._tell(table, found.by_rows)
+        self._warn(table, found.by_rows)
         return found
 
     def change(
@@ -71,7 +71,7 @@ class Checks:
         context = self._tables.context(spark)
         settled = self._tables.settled(table, change, context)
         found = self._answer(
-            ("change", *table.shape, schema.json(), json.dumps([settled.told(), context], sort_keys=True)),
+            ("change", *table.shape, schema.json(), json.dumps([settled.to_json(), context], sort_keys=True)),
             lambda: self._tables.check_change(spark, table, schema, settled, context),
         )
         rows = unique(found.ready(rows), keys, table.name, found.compared)
@@ -92,7 +92,7 @@ class Checks:
             del self._answers[next(iter(self._answers))]
         return found
 
-    def _tell(self, table: Table, by_rows: str) -> None:
+    def _warn(self, table: Table, by_rows: str) -> None:
         if (table.location, by_rows) in self._told:
             return
         self._told.add((table.location, by_rows))

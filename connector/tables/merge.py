@@ -57,9 +57,9 @@ class Merge:
         return cls(on.strip(), tuple(chosen), bool(evolves))
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Merge:
-        """From what ``told`` returned."""
-        return cls(told["on"], tuple(Clause(*clause) for clause in told["clauses"]), told["evolves"])
+    def of(cls, stored: Mapping[str, Any]) -> Merge:
+        """From what ``to_json`` returned."""
+        return cls(stored["on"], tuple(Clause(*clause) for clause in stored["clauses"]), stored["evolves"])
 
     def of_columns(self, columns: Sequence[str]) -> Merge:
         """The merge with the columns of the table by name where it sets all of them, so that a later column
@@ -71,9 +71,9 @@ class Merge:
         named = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
         return replace(self, clauses=tuple(named))
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON."""
-        clauses = [clause.told() for clause in self.clauses]
+        clauses = [clause.to_json() for clause in self.clauses]
         return {"on": self.on, "clauses": clauses, "evolves": self.evolves}
 
     @property

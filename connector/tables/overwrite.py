@@ -29,11 +29,11 @@ class Overwrite:
         return cls(where.strip(), dict(options))
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Overwrite:
-        """From what ``told`` returned."""
-        return cls(told["where"], dict(told["options"]))
+    def of(cls, stored: Mapping[str, Any]) -> Overwrite:
+        """From what ``to_json`` returned."""
+        return cls(stored["where"], dict(stored["options"]))
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {"where": self.where, "options": dict(self.options)}
 

@@ -61,7 +61,7 @@ class HiddenFiles(Protocol):
         """What the engine holds until they are added."""
 
 
-class Loose(Protocol):
+class ExportedFiles(Protocol):
     """The files of a decided append outside of a session, for an operator who takes their rows."""
 
     def __len__(self) -> int: ...
@@ -205,5 +205,5 @@ class TableFormat(Protocol):
         """
 
     # -- without Spark ---------------------------------------------------------------------------------------
-    def loose(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> Loose:
+    def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:
         """The files of a part. Raises OSError, pyarrow.ArrowInvalid if this process cannot reach them."""

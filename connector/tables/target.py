@@ -38,7 +38,7 @@ def of_change(
 ) -> dict[str, Any]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
-    return {**about, CHANGE: wanted.told(), CONTEXT: dict(context)}
+    return {**about, CHANGE: wanted.to_json(), CONTEXT: dict(context)}
 
 
 def nothing() -> pa.RecordBatch:
@@ -85,8 +85,8 @@ def rows_to(parts: Sequence[ToApply]) -> str:
 
 def refused_rows(parts: Sequence[ToApply]) -> set[int] | None:
     """The numbers of the rows that were published because the table refuses them; None if nothing was."""
-    told = next((part.target[REFUSED_ROWS][1] for part in parts if REFUSED_ROWS in part.target), None)
-    return None if told is None else set(json.loads(told))
+    refused = next((part.target[REFUSED_ROWS][1] for part in parts if REFUSED_ROWS in part.target), None)
+    return None if refused is None else set(json.loads(refused))
 
 
 def require_same_table(table: Table, part: ToApply, batch: str) -> None:

@@ -48,10 +48,10 @@ def _asserted(rows: DataFrame, keys: Sequence[str], table: str, compared: Mappin
         # otherwise Spark makes a task for each of the shuffle partitions, by default 200
         rows = rows.repartition(spark.sparkContext.defaultParallelism, *columns)
     counted = rows.withColumn(_COUNT, count(lit(1)).over(Window.partitionBy(*columns)))
-    told = OptionError(f"table {table!r}: several rows of the batch have the same {', '.join(keys)}")
+    error = OptionError(f"table {table!r}: several rows of the batch have the same {', '.join(keys)}")
     advice = "; keep one row for each, for example the last one"
     struct = f"struct({', '.join(map(quoted, keys))})"
-    text = f"concat({literal(str(told) + ': ')}, to_json({struct}), {literal(advice)})"
+    text = f"concat({literal(str(error) + ': ')}, to_json({struct}), {literal(advice)})"
     first, *others = (name for name in counted.columns if name != _COUNT)
     asserted = f"CASE WHEN {_COUNT} > 1 THEN raise_error({text}) ELSE {quoted(first)} END"
     return counted.select(expr(asserted).alias(first), *(col(quoted(name)) for name in others))

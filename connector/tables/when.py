@@ -57,7 +57,7 @@ class Clause:
             return f"INSERT ({', '.join(given)}) VALUES ({', '.join(given.values())})"
         return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in given.items())
 
-    def told(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """As JSON."""
         return [self.rows, self.condition, self.action, self.values and dict(self.values)]
 

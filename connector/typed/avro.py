@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.errors import OptionError
-from connector.typed.decode_udf import Judgement, judged, told
+from connector.typed.decode_udf import DecodedBody, decode_each, fault_text
 from connector.typed.registry.wire_format import HEADER_BYTES
 
 Schema = Any  # the JSON of a schema, as fastavro has parsed it
@@ -115,7 +115,7 @@ class AvroSchema:
             for text in texts:
                 parsed = parse(_plain(json.loads(text)), named_schemas=named)
         except Exception as error:  # of any class, for any damage
-            raise UnsupportedAvroSchema(f"is not a schema of Avro ({told(error)})") from None
+            raise UnsupportedAvroSchema(f"is not a schema of Avro ({fault_text(error)})") from None
         found = cls(parsed, named)
         found._least(parsed, {}, "")
         return found
@@ -302,9 +302,9 @@ class _Decoder:
         self._shaped = _shaping(columns)
 
     def __call__(self, bodies: pa.Array) -> pa.Array:
-        return judged(bodies, self._one, self._type)
+        return decode_each(bodies, self._one, self._type)
 
-    def _one(self, body: bytes | None) -> Judgement:
+    def _one(self, body: bytes | None) -> DecodedBody:
         if body is None or len(body) < HEADER_BYTES or body[0]:
             return None, None
         schemas = self._writers.get(int.from_bytes(body[1:HEADER_BYTES], "big"))
@@ -315,7 +315,7 @@ class _Decoder:
         try:
             value = self._shaped(self._read(bytes_, *schemas))
         except Exception as error:  # of any class, for any damage
-            return None, f"the body is not Avro of the schema ({told(error)})"
+            return None, f"the body is not Avro of the schema ({fault_text(error)})"
         if bytes_.tell() != len(body):
             return None, f"the body has {len(body) - bytes_.tell()} bytes behind the value"
         return value, None
@@ -360,7 +360,8 @@ def encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
                 bodies.append(buffer.getvalue())
         except Exception as error:  # of any class, for any value; Python has no dates after the year 9999
             raise OptionError(
-                f"a row does not fit the schema of Avro ({told(error)})", "change the row, or the schema"
+                f"a row does not fit the schema of Avro ({fault_text(error)})",
+                "change the row, or the schema",
             ) from None
         return pa.array(bodies, pa.binary())
 

@@ -270,10 +270,10 @@ def _columns(
     lasting = registry is None and subject is None and not validate and isinstance(format, str)
     if lasting and format == "protobuf":
         schema = descriptor_of(schema)  # the file may be another one now
-    told: Any = schema.json() if isinstance(schema, StructType) else schema
-    lasting = lasting and (isinstance(told, str) or format == "protobuf")
+    schema_text: Any = schema.json() if isinstance(schema, StructType) else schema
+    lasting = lasting and (isinstance(schema_text, str) or format == "protobuf")
     context = None if is_connect(df) else df.sparkSession.sparkContext
-    key = (context, column, format, told, *((str(name), str(options[name])) for name in options), rows)
+    key = (context, column, format, schema_text, *((str(name), str(options[name])) for name in options), rows)
     if lasting and (found := _made.get(key)) is not None:
         return found
     chosen, wire = _chosen(df, column, schema, format, options, registry, subject, validate)

@@ -16,11 +16,11 @@ from pyspark.sql.types import DataType
 VALUE, FAULT = "value", "fault"
 _LONGEST_FAULT = 300  # characters
 
-Judgement = tuple[Any, str | None]  # a value, or what is wrong; both are None for a body of no known schema
+DecodedBody = tuple[Any, str | None]  # a value, or what is wrong; both are None for a body of no known schema
 
 
-def judged(
-    bodies: pa.Array, judge: Callable[[bytes | None], Judgement], columns: pa.DataType
+def decode_each(
+    bodies: pa.Array, judge: Callable[[bytes | None], DecodedBody], columns: pa.DataType
 ) -> pa.StructArray:
     """Structs of ``value``, of ``columns``, and ``fault`` (string)."""
     values: list[Any] = []
@@ -42,7 +42,7 @@ def _each(values: list[Any], faults: list[str | None], columns: pa.DataType) -> 
             pa.array([value], columns)
         except Exception as error:
             values[index] = None
-            faults[index] = f"the body does not fit the columns ({told(error)})"
+            faults[index] = f"the body does not fit the columns ({fault_text(error)})"
     return pa.array(values, columns)
 
 
@@ -52,12 +52,12 @@ def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
     return made(function, kind).asNondeterministic()
 
 
-def told(error: BaseException) -> str:
+def fault_text(error: BaseException) -> str:
     """An error of a library, in one line."""
     text = " ".join(str(error).split())
-    return sayable(f"{type(error).__name__}: {text}"[:_LONGEST_FAULT])
+    return encodable(f"{type(error).__name__}: {text}"[:_LONGEST_FAULT])
 
 
-def sayable(text: str) -> str:
+def encodable(text: str) -> str:
     """The text, with escapes for what is no character (half of a surrogate pair), which Arrow refuses."""
     return text.encode("utf-8", "backslashreplace").decode()

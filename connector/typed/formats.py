@@ -259,5 +259,5 @@ def one_clear_error(spark: SparkSession, format: str) -> Iterator[None]:
                 f'add it where the session is built: .config("spark.jars.packages", "{package}"), or '
                 f"spark-submit --packages {package}",
             ) from None
-        told = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"
-        raise OptionError(told, "correct it") from None
+        text = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"
+        raise OptionError(text, "correct it") from None

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.errors import OptionError
-from connector.typed.decode_udf import sayable, told
+from connector.typed.decode_udf import encodable, fault_text
 from connector.typed.registry.client import RegisteredSchema
 
 Validator = Any  # of jsonschema
@@ -82,7 +82,7 @@ def validator(schema: RegisteredSchema) -> Validator:
             f"is not a JSON Schema (at {_short(error.json_path)}: {error.message[:_LONGEST_MESSAGE]})"
         ) from None
     except Exception as error:  # of any class, for any damage
-        raise UnsupportedJsonSchema(f"is not a JSON Schema ({told(error)})") from None
+        raise UnsupportedJsonSchema(f"is not a JSON Schema ({fault_text(error)})") from None
 
 
 def _draft(schema: Any) -> Any:
@@ -165,19 +165,19 @@ def fault_of(made: Validator, body: bytes, schema: str) -> str | None:
             "look for a pattern or references in the schema that take exponential time",
         ) from None
     except library().unresolvable as missing:
-        named = sayable(missing.ref[:_LONGEST_PLACE])
+        named = encodable(missing.ref[:_LONGEST_PLACE])
         return f"{schema} refers to {named!r}, which the registry does not have"
     except RecursionError:
         return f"the body is nested too deeply, or {schema} refers to itself without an end"
     except ValueError as malformed:
-        return f"the body is not JSON ({told(malformed)})"
+        return f"the body is not JSON ({fault_text(malformed)})"
     except Exception as strange:  # of any class, for any damage of a schema
-        return f"the body cannot be validated against {schema} ({told(strange)})"
+        return f"the body cannot be validated against {schema} ({fault_text(strange)})"
     if error is None:
         return None
     message = " ".join(error.message[:_LONGEST_MESSAGE].split())
     keyword = "false" if error.validator is None else error.validator
-    return sayable(f"the body is not valid at {_short(error.json_path)}: {_short(keyword)} ({message})")
+    return encodable(f"the body is not valid at {_short(error.json_path)}: {_short(keyword)} ({message})")
 
 
 def _parsed(text: str) -> Any:

@@ -1,7 +1,8 @@
 """What a command costs: it grows with what the command itself names and moves, and not with what others have
 declared (``tests/steps.py`` counts).
 
-Not here: what a pattern of a permission costs (``test_users.py``), rows of Arrow (``tests/server/flight/test_staging.py``).
+Not here: what a pattern of a permission costs (``test_users.py``), rows of Arrow
+(``tests/server/flight/test_staging.py``).
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def test_what_expires_is_found_without_a_look_at_other_queues() -> None:
 
 def test_times_that_are_planned_anew_do_not_pile_up(node: Node) -> None:
     """Each message expires before the one that is gone would have, in years."""
-    agenda = node.broker.state.agenda
+    pending_checks = node.broker.state.pending_checks
     with node.channel() as channel:
         for number in range(500):
             name = f"q{number % 3}"
@@ -174,11 +175,11 @@ def test_times_that_are_planned_anew_do_not_pile_up(node: Node) -> None:
             assert channel.get(name, no_ack=True) is not None
             if number % 3 == 2:
                 channel.queue_delete(name)
-    assert len(agenda._deadlines) <= 130
+    assert len(pending_checks._deadlines) <= 130
 
 
 def test_cached_routes_of_all_exchanges_together_are_bounded(node: Node) -> None:
-    room = node.broker.state.hosts.registry.routes
+    room = node.broker.state.virtual_hosts.registry.routes
     room._limit = 100_000
     with node.channel() as channel:
         channel.queue_declare("q")
@@ -432,8 +433,8 @@ def test_to_delete_a_queue_or_an_exchange_costs_the_same_whatever_is_bound(
         assert not [
             record for record in node.store.reopened().load().records if isinstance(record, BindingRecord)
         ]
-        severed = state.hosts.registry.severed
-        assert len(severed) == (count if command is delete_the_queue else 0)
+        stale_bindings = state.virtual_hosts.registry.stale_bindings
+        assert len(stale_bindings) == (count if command is delete_the_queue else 0)
         with node.channel() as channel:
             channel.queue_declare("q")
             channel.exchange_declare("x", kind)
@@ -441,7 +442,7 @@ def test_to_delete_a_queue_or_an_exchange_costs_the_same_whatever_is_bound(
             channel.queue_bind("q", "x", "user.7.#", {"number": 7})
             channel.publish(b"kept", "x", "user.7.#", Properties(headers={"number": 7}).encode())
             node.broker.upkeep.tick()
-            assert not severed
+            assert not stale_bindings
             channel.publish(b"kept too", "x", "user.7.#", Properties(headers={"number": 7}).encode())
         assert node.drain("q") == [b"kept", b"kept too"]
         node.restart()

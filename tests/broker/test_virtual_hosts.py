@@ -30,8 +30,8 @@ from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node import upkeep
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared, publish
 
@@ -39,11 +39,11 @@ SALES = "sales"
 
 
 def add(node: Node, name: str = SALES, **limits: int) -> None:
-    node.broker.run(lambda state, change, _now: state.hosts.add(change, name, **limits))
+    node.broker.run(lambda state, change, _now: state.virtual_hosts.add(change, name, **limits))
 
 
-def delete(node: Node, name: str = SALES) -> HostEngines:
-    engines = HostEngines(node.broker)
+def delete(node: Node, name: str = SALES) -> VhostEngines:
+    engines = VhostEngines(node.broker)
     Vhosts(node.broker, engines).delete_vhost(name)
     return engines
 
@@ -154,24 +154,24 @@ WRONG = {
 @pytest.mark.parametrize(("name", "why"), WRONG.items(), ids=repr)
 def test_a_damaged_name_gets_one_error_and_nothing_is_made(node: Node, name: str, why: str) -> None:
     add(node)
-    before = list(node.broker.state.hosts.by_name)
+    before = list(node.broker.state.virtual_hosts.by_name)
     with pytest.raises(errors.OptionError, match=why) as caught:
         add(node, name)
-    assert len(str(caught.value)) < 300 and list(node.broker.state.hosts.by_name) == before
+    assert len(str(caught.value)) < 300 and list(node.broker.state.virtual_hosts.by_name) == before
 
 
 def test_a_virtual_host_that_is_not_there_is_one_error(node: Node) -> None:
     for ask in (
         lambda: node.broker.channel(vhost="none"),
         lambda: node.broker.queues("none"),
-        lambda: HostEngines(node.broker).of("none"),
+        lambda: VhostEngines(node.broker).of("none"),
     ):
         with pytest.raises(errors.NotAllowed, match="vhost none not found"):
             ask()
     for word in ("limit", "delete", "require"):
         arguments = {"limit": (None, "none", {}), "delete": (None, "none"), "require": ("none",)}[word]
         with pytest.raises(errors.OptionError, match="virtual host 'none' does not exist"):
-            getattr(node.broker.state.hosts, word)(*arguments)
+            getattr(node.broker.state.virtual_hosts, word)(*arguments)
 
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_the_limit_of_queues_counts_those_that_are_there(node: Node) -> None:
         channel.queue_declare("c")
     declared(node, "x", "y", "z")  # no limit there
     broker = node.restart()
-    broker.run(lambda state, change, _now: state.hosts.limit(change, SALES, {"max_queues": 3}))
+    broker.run(lambda state, change, _now: state.virtual_hosts.limit(change, SALES, {"max_queues": 3}))
     with broker.channel(vhost=SALES) as channel:
         channel.queue_declare("d")
         with pytest.raises(errors.PreconditionFailed, match=r"\(3\) is reached"):
@@ -258,14 +258,18 @@ def test_a_limit_below_what_is_there_keeps_it(node: Node) -> None:
             channel.queue_declare(name)
             channel.publish(b"1", routing_key=name)
         node.broker.run(
-            lambda state, change, _now: state.hosts.limit(change, SALES, {"max_queues": 1, "max_messages": 0})
+            lambda state, change, _now: state.virtual_hosts.limit(
+                change, SALES, {"max_queues": 1, "max_messages": 0}
+            )
         )
         assert kept(node.broker, SALES) == {"a": 1, "b": 1}
         assert drained(channel, "a") == [b"1"]
         with pytest.raises(errors.PreconditionFailed):
             channel.publish(b"2", routing_key="a")
     with pytest.raises(errors.OptionError, match="max_queues of virtual host 'sales' is -2"):
-        node.broker.run(lambda state, change, _now: state.hosts.limit(change, SALES, {"max_queues": -2}))
+        node.broker.run(
+            lambda state, change, _now: state.virtual_hosts.limit(change, SALES, {"max_queues": -2})
+        )
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -424,7 +428,7 @@ def test_names_that_an_older_version_kept_for_all_virtual_hosts_are_still_known(
 LIMIT, ORIGIN = Limit(max_rows=10), Origin(at="earliest")
 
 
-def run_batch(engines: HostEngines, vhost: str) -> tuple[int, list[bytes]]:
+def run_batch(engines: VhostEngines, vhost: str) -> tuple[int, list[bytes]]:
     """One micro-batch of app "app" from queue "in" to nowhere: its number, and what it read."""
     engine = engines.of(vhost)
     start = {"in": "start"}
@@ -445,14 +449,14 @@ def test_an_app_of_the_same_name_is_another_one_in_another_virtual_host(node: No
         with node.broker.channel(vhost=vhost) as channel:
             channel.queue_declare("in")
             channel.publish(vhost.encode(), routing_key="in")
-    engines = HostEngines(node.broker)
+    engines = VhostEngines(node.broker)
     assert run_batch(engines, SALES) == (1, [b"sales"])
     assert engines.of(VHOST).apps() == [] and engines.of(VHOST).last_entry("app") is None
-    engines = HostEngines(node.restart())
+    engines = VhostEngines(node.restart())
     assert run_batch(engines, VHOST) == (1, [b"/"])
     identities = {engines.of(vhost).identity("app") for vhost in (VHOST, SALES)}
     assert len(identities) == 2  # so a Delta table tells their steps apart
-    engines = HostEngines(node.restart())
+    engines = VhostEngines(node.restart())
     for vhost in (VHOST, SALES):
         (app,) = engines.of(vhost).apps()
         assert (app.app_id, app.queues, app.sequence, app.lag) == ("app", ("in",), 1, 0)
@@ -481,7 +485,7 @@ def rows(count: int) -> pa.RecordBatch:
 
 def test_a_token_that_another_virtual_host_uses_too_is_another_attempt(node: Node) -> None:
     add(node)
-    engines = HostEngines(node.broker)
+    engines = VhostEngines(node.broker)
     for vhost in (VHOST, SALES):
         with node.broker.channel(vhost=vhost) as channel:
             channel.queue_declare("out")
@@ -490,7 +494,7 @@ def test_a_token_that_another_virtual_host_uses_too_is_another_attempt(node: Nod
     engines.of(VHOST).rollback_batch("t")
     with pytest.raises(errors.MissingBranch):
         engines.of(VHOST).commit_branches("another", [staged])
-    engines = HostEngines(node.restart())
+    engines = VhostEngines(node.restart())
     assert engines.of(SALES).commit_branches("t", [staged]) == 3
     assert kept(node.broker, SALES) == {"out": 3} and kept(node.broker, VHOST) == {"out": 0}
     with pytest.raises(errors.TransactionState, match="was rolled back"):
@@ -501,7 +505,7 @@ def test_rows_that_are_staged_for_a_virtual_host_that_is_gone_leave_no_block(nod
     add(node)
     with node.broker.channel(vhost=SALES) as channel:
         channel.queue_declare("out")
-    engines = HostEngines(node.broker)
+    engines = VhostEngines(node.broker)
     late = engines.of(SALES)
     late.stage(header("kept"), [rows(5000)])
     Vhosts(node.broker, engines).delete_vhost(SALES)
@@ -520,7 +524,7 @@ def test_a_virtual_host_with_many_queues_ends_in_pieces_and_at_once_for_all_who_
     """Also if the broker is killed between two pieces; a new host of its name has nothing of it."""
     monkeypatch.setattr(upkeep, "LOOKED_AT", 2)
     add(node)
-    engines = HostEngines(node.broker)
+    engines = VhostEngines(node.broker)
     with node.broker.channel(vhost=SALES) as channel:
         channel.exchange_declare("x", "topic")
         for number in range(5):
@@ -531,7 +535,7 @@ def test_a_virtual_host_with_many_queues_ends_in_pieces_and_at_once_for_all_who_
     done: list[bool] = []
 
     def end_some(self: Topology, change: Change, count: int) -> bool:
-        assert SALES not in node.broker.state.hosts.by_name
+        assert SALES not in node.broker.state.virtual_hosts.by_name
         assert not [queue for queue in node.broker.state.queues if queue.vhost == SALES]
         if len(done) == pieces:
             raise errors.OptionError("killed")
@@ -547,8 +551,8 @@ def test_a_virtual_host_with_many_queues_ends_in_pieces_and_at_once_for_all_who_
     records = node.store.reopened().load().records
     of_queues = (QueueRecord, BindingRecord, ExchangeRecord, ProgressRecord, RunRecord)
     assert not [record for record in records if isinstance(record, of_queues)]
-    assert SALES not in node.broker.state.hosts.by_name
-    node.broker.run(lambda state, change, _now: state.hosts.add(change, SALES))
+    assert SALES not in node.broker.state.virtual_hosts.by_name
+    node.broker.run(lambda state, change, _now: state.virtual_hosts.add(change, SALES))
     with node.broker.channel(vhost=SALES) as channel:
         channel.queue_declare("q0")
         channel.exchange_declare("x", "topic")
@@ -558,7 +562,7 @@ def test_a_virtual_host_with_many_queues_ends_in_pieces_and_at_once_for_all_who_
 
 def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) -> None:
     add(node, max_messages=100)
-    engines = HostEngines(node.broker)
+    engines = VhostEngines(node.broker)
     vhosts = Vhosts(node.broker, engines)
     for vhost in (VHOST, SALES):
         with node.broker.channel(vhost=vhost) as channel:
@@ -599,12 +603,12 @@ def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) 
     names = {getattr(record, "vhost", VHOST) for record in node.store.load().records}
     assert names == {VHOST}
     broker = node.restart()
-    assert list(broker.state.hosts.by_name) == [VHOST] and kept(broker, VHOST) == {"in": 1}
+    assert list(broker.state.virtual_hosts.by_name) == [VHOST] and kept(broker, VHOST) == {"in": 1}
     assert not broker.state.users.permissions and not broker.state.users.apps
     add(node)
-    engines = HostEngines(broker)
+    engines = VhostEngines(broker)
     assert engines.of(SALES).apps() == [] and kept(broker, SALES) == {}
-    assert broker.state.hosts.limits(SALES).max_messages == -1
+    assert broker.state.virtual_hosts.limits(SALES).max_messages == -1
     with pytest.raises(errors.OptionError, match="virtual host '/' cannot be deleted"):
         Vhosts(broker, engines).delete_vhost(VHOST)
 
@@ -616,7 +620,7 @@ def test_a_virtual_host_whose_record_is_lost_is_made_again_with_what_is_in_it(no
         channel.publish(b"1", routing_key="q")
 
     def lose(state: Any, change: Any, _now: int) -> None:
-        change.drop(type(state.hosts.records[SALES]), (SALES,))
+        change.drop(type(state.virtual_hosts.records[SALES]), (SALES,))
 
     node.broker.run(lose)
     broker = node.restart()

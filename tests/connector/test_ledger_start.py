@@ -1,4 +1,6 @@
-"""A Delta ledger read without Spark, and the start of an app at a batch of it. The tables are made by hand."""
+"""A Delta ledger read without Spark, and the start of an app at a batch of it. The tables are made by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 
 from broker_core.engine import EARLIEST, START, Limit
 from broker_core.errors import OptionError
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from connector.ledger_file import rows
 from connector.ledger_start import COLUMNS, LedgerStart
 from connector.options import read_options
@@ -199,7 +201,7 @@ def test_a_ledger_that_cannot_say_where_to_begin_is_one_error(ledger: tuple[Kafk
 
 def test_a_batch_whose_messages_kafka_has_deleted_is_refused(ledger: tuple[KafkaBench, Table]) -> None:
     bench, table = ledger
-    bench.client.delete_records({Log("in", 0): 3})
+    bench.client.delete_records({TopicPartition("in", 0): 3})
     with pytest.raises(OptionError, match="begins before what is kept of in/0, which begins at 3"):
         origin(bench, table, 2)
     assert origin(bench, table, 3)["in/0"] == 4

@@ -43,7 +43,7 @@ def test_a_merge_has_the_clauses_of_deltas_builder_in_their_order() -> None:
         "WHEN NOT MATCHED BY SOURCE THEN UPDATE SET n = (0)"
     )
     assert merge.acts_without_rows and not merge.only_inserts
-    assert Merge.of(json.loads(json.dumps(merge.told()))) == merge
+    assert Merge.of(json.loads(json.dumps(merge.to_json()))) == merge
 
 
 def test_update_insert_and_delete_are_short_for_clauses() -> None:

@@ -1,6 +1,7 @@
 """The streaming reader of Spark 4.1 on a broker in memory: the start is what Spark named or was told last.
 
-Not here: the calls of a real Spark 4.1 (``tests/spark/test_unadmitted.py``), every order of crashes (``tests/model``).
+Not here: the calls of a real Spark 4.1 (``tests/spark/test_unadmitted.py``), every order of crashes
+(``tests/model``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from broker_core.errors import LineageConflict, OptionError
-from connector.options import Address, read_options
+from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
 from connector.stream.unadmitted import WRAPPER, UnadmittedReader
 from tests.connector.stream.test_stream_reader import Here
@@ -32,7 +33,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def reader(bench: Bench, **options: str) -> UnadmittedReader:
     raw = {"url": "txmq://here:1", "queue": "in", "appId": APP, **options}
     return UnadmittedReader(
-        replace(read_options(raw, "stream read"), address=cast(Address, Here(bench.engine)))
+        replace(read_options(raw, "stream read"), address=cast(AddressOptions, Here(bench.engine)))
     )
 
 

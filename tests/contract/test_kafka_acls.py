@@ -43,7 +43,7 @@ from broker_core.kafka import names
 from broker_core.kafka.admin import KafkaAdmin
 from broker_core.kafka.cluster.acls import CLUSTER, DESCRIBE, TRANSACTIONAL_ID
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.protocol.port import Log, NodeAddress
+from broker_core.kafka.protocol.port import NodeAddress, TopicPartition
 from broker_core.kafka.record.encode import encode
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, NEEDED, OPERATOR, OPTIONAL, QueueUse, Use
@@ -210,7 +210,7 @@ class Pipeline:
 
     def send(self) -> None:
         batch = encode(pa.array([b"%d" % self.batch], pa.binary()), timestamp=time.time_ns() // 1_000_000)
-        self.root.client.produce({Log(FROM, 0): batch})
+        self.root.client.produce({TopicPartition(FROM, 0): batch})
 
     def run(self) -> None:
         """One micro-batch with every kind of branch, and a batch write; all of it may be repeated."""
@@ -457,7 +457,7 @@ def test_without_the_right_to_ask_for_sizes_only_a_limit_in_bytes_is_refused(pip
 
 
 def test_the_lag_is_shown_to_tools_where_the_group_may_be_written(pipeline: Pipeline) -> None:
-    group, log = names.producer_of("shop"), Log(FROM, 0)
+    group, log = names.producer_of("shop"), TopicPartition(FROM, 0)
     assert pipeline.root.client.group_offsets(group, [log])[log] == -1
     pipeline.rights.give(*optional(pipeline.root, DRIVER, "--group", "shop"))
     pipeline.send()

@@ -24,7 +24,15 @@ from broker_core import errors
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import Settings
 from broker_core.kafka.cluster.wire import SocketWire
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Features, Isolation, Log, NodeAddress, Producer
+from broker_core.kafka.protocol.port import (
+    EARLIEST,
+    LATEST,
+    ApiVersions,
+    Isolation,
+    NodeAddress,
+    Producer,
+    TopicPartition,
+)
 from broker_core.kafka.protocol.sasl import MECHANISMS, SaslLogin
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
@@ -53,19 +61,19 @@ class Bench:
         )
         return name
 
-    def log(self, **configs: str) -> Log:
-        return Log(self.topic(**configs), 0)
+    def log(self, **configs: str) -> TopicPartition:
+        return TopicPartition(self.topic(**configs), 0)
 
     def id(self) -> str:
         return f"{self.prefix}-id-{next(_names)}"
 
-    def append(self, log: Log, *bodies: bytes, timestamp: int | None = None) -> int:
+    def append(self, log: TopicPartition, *bodies: bytes, timestamp: int | None = None) -> int:
         return self.client.produce({log: batch(*bodies, timestamp=timestamp)})[log]
 
-    def end(self, log: Log, isolation: Isolation = Isolation.READ_COMMITTED) -> int:
+    def end(self, log: TopicPartition, isolation: Isolation = Isolation.READ_COMMITTED) -> int:
         return self.client.offsets({log: LATEST}, isolation)[log]
 
-    def read(self, log: Log, isolation: Isolation = Isolation.READ_COMMITTED) -> list[bytes]:
+    def read(self, log: TopicPartition, isolation: Isolation = Isolation.READ_COMMITTED) -> list[bytes]:
         """Bodies from the begin to the end."""
         position, end = self.client.offsets({log: EARLIEST})[log], self.end(log, isolation)
         found: list[bytes] = []
@@ -135,14 +143,14 @@ def test_what_is_no_topic_is_refused_by_name(bench: Bench) -> None:
         lambda: bench.client.topic(missing),
         lambda: bench.client.delete_topic(missing),
         lambda: bench.client.configs(missing),
-        lambda: bench.client.fetch({Log(missing, 0): 0}),
-        lambda: bench.append(Log(missing, 0), b"x"),
+        lambda: bench.client.fetch({TopicPartition(missing, 0): 0}),
+        lambda: bench.append(TopicPartition(missing, 0), b"x"),
     ):
         with pytest.raises(errors.QueueNotFound, match=missing):
             question()
     name = bench.topic()
     with pytest.raises(errors.QueueNotFound, match=f"log {name}/7: topic {name} has 1 partitions"):
-        bench.client.offsets({Log(name, 7): LATEST})
+        bench.client.offsets({TopicPartition(name, 7): LATEST})
     with pytest.raises(errors.KafkaError, match="INVALID_TOPIC_EXCEPTION"):
         bench.client.create_topic("no/topic")
     with pytest.raises(errors.KafkaError, match="INVALID_CONFIG"):
@@ -197,8 +205,8 @@ def test_a_batch_comes_back_as_it_was_written(bench: Bench, codec: Codec) -> Non
 
 
 def test_offsets_are_ends_begins_and_first_ones_of_a_time(bench: Bench) -> None:
-    logs = [Log(bench.topic(2), number) for number in range(2)]
-    logs[1] = Log(logs[0].topic, 1)
+    logs = [TopicPartition(bench.topic(2), number) for number in range(2)]
+    logs[1] = TopicPartition(logs[0].topic, 1)
     assert bench.client.offsets(dict.fromkeys(logs, LATEST)) == dict.fromkeys(logs, 0)
     early, late = now_ms() - 60_000, now_ms() - 1_000
     assert bench.append(logs[0], b"a", b"b", timestamp=early) == 0
@@ -292,7 +300,7 @@ class Transactions:
         return self.bench.client.fence(self.id, timeout_ms)
 
     def write(
-        self, producer: Producer, log: Log, *bodies: bytes, sequence: int = 0, join: bool = True
+        self, producer: Producer, log: TopicPartition, *bodies: bytes, sequence: int = 0, join: bool = True
     ) -> int:
         data = bytearray(batch(*bodies, transactional=True))
         stamp(data, producer_id=producer.id, epoch=producer.epoch, sequence=sequence, timestamp=now_ms())
@@ -380,7 +388,7 @@ def test_a_batch_outside_the_transaction_is_refused(bench: Bench) -> None:
     with pytest.raises(errors.TransactionState, match="TRANSACTION_ABORTABLE"):
         transactions.write(producer, log, b"stray", join=False)
     with pytest.raises(errors.QueueNotFound, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        bench.client.add_partitions(transactions.id, producer, [log, Log("no-such-topic", 0)])
+        bench.client.add_partitions(transactions.id, producer, [log, TopicPartition("no-such-topic", 0)])
     assert bench.end(log, Isolation.READ_UNCOMMITTED) == 0
 
 
@@ -481,7 +489,7 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
     expiries = {connection._expires}
 
     def logged_in_twice_more() -> bool:
-        assert wire.send(real.sasl, Features()).answer().versions
+        assert wire.send(real.sasl, ApiVersions()).answer().versions
         expiries.add(connection._expires)
         return len(expiries) == 3
 
@@ -518,7 +526,7 @@ def test_tls_proves_the_node(real: RealNode) -> None:
 def test_threads_share_a_connection_of_tls(real: RealNode) -> None:
     wire = SocketWire(Settings(tls=real.trusted))
     client = Client(wire, [real.tls], reconnect_s=WAIT_S)
-    log = Log(f"tls-{os.getpid()}", 0)
+    log = TopicPartition(f"tls-{os.getpid()}", 0)
     client.create_topic(log.topic, 1, replication=1)
     found: list[int] = []
 
@@ -541,7 +549,7 @@ def test_threads_share_a_connection_of_tls(real: RealNode) -> None:
 def test_what_kafka_itself_compresses_is_read(real: RealNode, codec: Codec) -> None:
     """The broker writes each batch anew in the codec of the topic, by the libraries of the Java clients."""
     client = Client(SocketWire(Settings()), [real.plain], reconnect_s=WAIT_S)
-    log = Log(f"java-{codec.name}-{os.getpid()}", 0)
+    log = TopicPartition(f"java-{codec.name}-{os.getpid()}", 0)
     name = "uncompressed" if codec is Codec.NONE else codec.name.lower()
     client.create_topic(log.topic, 1, replication=1, configs={"compression.type": name})
     values = pa.array([b"%d" % number * (number % 50) for number in range(5000)], pa.binary())

@@ -32,7 +32,7 @@ from broker_core.kafka.cluster.connection import Settings
 from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.journal import history
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
 from broker_core.kafka.protocol.sasl import SaslLogin
 from broker_core.kafka.record.encode import encode, stamp
 from broker_core.message.message import READ_SCHEMA
@@ -69,7 +69,7 @@ class Bench:
 
     def send(self, queue: str, partition: int, *bodies: bytes) -> None:
         batch = encode(pa.array(bodies, pa.binary()), timestamp=time.time_ns() // 1_000_000)
-        self.client.produce({Log(queue, partition): batch})
+        self.client.produce({TopicPartition(queue, partition): batch})
 
     def bodies(self, queue: str) -> list[bytes]:
         engine = self.engine()
@@ -144,7 +144,12 @@ def test_every_row_goes_through_once(bench: Bench) -> None:
     info = bench.engine().app(bench.app)
     assert info is not None and (info.sequence, info.lag, info.queues) == (5, 0, (source,))
     eventually(
-        lambda: bench.client.group_offsets(names.producer_of(bench.app), [Log(source, 1)])[Log(source, 1)] > 0
+        lambda: (
+            bench.client.group_offsets(names.producer_of(bench.app), [TopicPartition(source, 1)])[
+                TopicPartition(source, 1)
+            ]
+            > 0
+        )
     )
 
 
@@ -184,7 +189,7 @@ def test_retention_and_a_topic_made_again(bench: Bench) -> None:
     engine = bench.engine()
     end = bench.claim(engine, queue)
     ranges = engine.resolve(bench.app, {queue: START}, end)
-    bench.client.delete_records({Log(queue, 0): 1})
+    bench.client.delete_records({TopicPartition(queue, 0): 1})
     with pytest.raises(errors.DataLoss, match="is lost: Kafka has 1 to 2"):
         bench.read(engine, ranges)
     bench.client.delete_topic(queue)
@@ -201,7 +206,7 @@ def test_rows_that_retention_deletes_under_a_claim_are_left_out_where_that_is_al
     pipeline = Pipeline(bench, bench.queue(1), bench.queue(1))
     bench.send(pipeline.source, 0, b"a", b"b", b"c")
     end = bench.claim(pipeline.driver, pipeline.source)
-    bench.client.delete_records({Log(pipeline.source, 0): 2})
+    bench.client.delete_records({TopicPartition(pipeline.source, 0): 2})
     with pytest.raises(errors.DataLoss, match=r"offset 0 of .* is lost: Kafka has 2 to 3"):
         pipeline.run()
     assert pipeline.run(fail_on_data_loss=False).published == 1 and pipeline.start == end
@@ -236,7 +241,7 @@ def test_a_foreign_transaction_that_stays_open_holds_the_stream_until_it_ends(
     producer = bench.client.fence(foreign)
     rows = bytearray(encode(pa.array([b"foreign"], pa.binary()), timestamp=1, transactional=True))
     stamp(rows, producer_id=producer.id, epoch=producer.epoch, sequence=0, timestamp=1)
-    bench.client.produce({Log(source, 0): rows}, transactional_id=foreign, implicit=True)
+    bench.client.produce({TopicPartition(source, 0): rows}, transactional_id=foreign, implicit=True)
     bench.send(source, 0, b"behind")
     bench.send(source, 1, b"beside")
     assert pipeline.run().published == 2
@@ -385,7 +390,7 @@ def test_what_a_real_cleaner_leaves_is_read_as_the_same(
     }
     bench.client.create_topic(topic, 2, replication=1, configs=configs)
     queue = bench.queue(1)
-    journal = Log(topic, names.JOURNAL)
+    journal = TopicPartition(topic, names.JOURNAL)
     driver, other = bench.engine(), bench.engine()
     ends: list[Vector] = [{queue: START}]
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaTopicPartition
 
 from broker_core import errors, failpoint
 from broker_core.broker.state.change import Change
@@ -22,7 +23,7 @@ from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import Settings
 from broker_core.kafka.cluster.wire import SocketWire
-from broker_core.kafka.protocol.port import LATEST, Isolation, Log, NodeAddress
+from broker_core.kafka.protocol.port import LATEST, Isolation, NodeAddress, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.sink.decisions import Decisions
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
@@ -81,7 +82,7 @@ class Bench:
             bootstrap_servers=[str(self.node)], isolation_level="read_committed", enable_auto_commit=False
         )
         try:
-            logs = [TopicPartition(self.queue, number) for number in range(PARTITIONS)]
+            logs = [KafkaTopicPartition(self.queue, number) for number in range(PARTITIONS)]
             consumer.assign(logs)
             consumer.seek_to_beginning(*logs)
             found: list[list[bytes]] = [[] for _ in logs]
@@ -294,7 +295,7 @@ def test_after_a_fence_the_last_stable_offset_is_the_end(bench: Bench) -> None:
         log = Decisions(client, bench.app).log
         ends = [client.offsets({log: LATEST}, isolation)[log] for isolation in Isolation]
         assert ends[0] == ends[1]
-        assert isinstance(log, Log)
+        assert isinstance(log, TopicPartition)
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -27,7 +27,7 @@ from bench.kafka_server import PLAIN, Cluster, Node
 from broker_core import errors
 from broker_core.engine import START, Limit, Origin, Vector
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode
 from tests.crash.test_store_crash import small_file_system
 from tests.kafka.bench import batch_worker
@@ -198,7 +198,7 @@ class Sender:
         bodies = [b"%d" % (self.sent + number) for number in range(ROWS)]
         batch = encode(pa.array(bodies, pa.binary()), timestamp=time.time_ns() // 1_000_000)
         with contextlib.suppress(errors.ConnectionFailed):
-            self._client.produce({Log(FROM, self.sent // ROWS % PARTITIONS): batch})
+            self._client.produce({TopicPartition(FROM, self.sent // ROWS % PARTITIONS): batch})
         self.sent += ROWS
 
 
@@ -267,7 +267,7 @@ def test_soak_a_silent_node_fails_nothing_with_the_settings_of_a_user_who_has_se
         for batch, silent in enumerate((None, *nodes.nodes)):
             for number in range(len(nodes.nodes)):
                 rows = encode(pa.array([b"%d" % batch], pa.binary()), timestamp=time.time_ns() // 1_000_000)
-                engine.client.produce({Log(queues[0], number): rows})
+                engine.client.produce({TopicPartition(queues[0], number): rows})
             if silent is not None:
                 silent.freeze()
             try:
@@ -308,7 +308,7 @@ def test_soak_a_full_disk_stops_with_one_error_and_everything_is_there_once_when
                         pa.array([b"%d" % batch + b"x" * 800_000], pa.binary()),
                         timestamp=time.time_ns() // 1_000_000,
                     )
-                    engine.client.produce({Log(orders, 0): rows})
+                    engine.client.produce({TopicPartition(orders, 0): rows})
                     end = engine.claim(app, [orders], start, Limit(), Origin(), "fail")
                 batch_worker.micro_batch(engine, engine, of, batch, start, end)
                 start, end, batch = end, None, batch + 1

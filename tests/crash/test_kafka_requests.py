@@ -1,8 +1,8 @@
 """A node of Kafka is killed at each request of a micro-batch: a claim, a read, a stage, a decision, an apply.
 
-The driver goes on, or dies with the node and is started again. Each row is published once and appended once, and
-the next batch goes through. ``make test`` kills one node at the requests after which an answer that was lost
-matters most; the soak kills at every request, one node and one of three.
+The driver goes on, or dies with the node and is started again. Each row is published once and appended once,
+and the next batch goes through. ``make test`` kills one node at the requests after which an answer that was
+lost matters most; the soak kills at every request, one node and one of three.
 Not here: faults without a process (``tests/kafka/sink/test_sink_faults.py``), kills by chance
 (``test_kafka_nodes.py``).
 """
@@ -26,7 +26,7 @@ from broker_core import errors
 from broker_core.engine import START, BranchHeader, BranchKind, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import names
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.protocol.port import LATEST, Log, Unanswered
+from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered
 from broker_core.kafka.record.encode import encode
 from tests.kafka.bench import batch_worker
 from tests.kafka.bench.real_node import real_cluster
@@ -84,7 +84,7 @@ class Pipeline:
         self.driver._here().sink._clean_every_bytes = 0
 
     def send(self) -> None:
-        for log in (Log(self.source, partition) for partition in range(PARTITIONS)):
+        for log in (TopicPartition(self.source, partition) for partition in range(PARTITIONS)):
             bodies = [b"%d" % (len(self.sent) + number) for number in range(ROWS // PARTITIONS)]
             end = self._end_of(log)
             # a node may die of a request in the background; nobody else writes here
@@ -94,7 +94,7 @@ class Pipeline:
                     self.operator.client.produce({log: batch})
             self.sent += bodies
 
-    def _end_of(self, log: Log) -> int:
+    def _end_of(self, log: TopicPartition) -> int:
         return self.operator.client.offsets({log: LATEST})[log]
 
     def run(self) -> None:
@@ -241,8 +241,8 @@ def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_node_that_dies_with_what_it_has_done_unanswered_leaves_every_row_once(one_node: Cluster) -> None:
     """At a claim, a stage, a fence, and within a decision: its rows and its end.
 
-    A killed node may come back with the end of a transaction that it never tells its logs (docs/kafka.md), so the
-    answer to that end is lost among three nodes only, in the soak.
+    A killed node may come back with the end of a transaction that it never tells its logs (docs/kafka.md), so
+    the answer to that end is lost among three nodes only, in the soak.
     """
     pipeline = Pipeline(Kills(one_node))
     cases = (
@@ -264,7 +264,9 @@ def test_a_node_that_dies_with_what_it_has_done_unanswered_leaves_every_row_once
 def test_soak_whatever_request_a_node_dies_at_every_row_is_there_once(
     count: int, moment: Moment, request: pytest.FixtureRequest, seed: int, rounds: int
 ) -> None:
-    """Each request of the first two micro-batches of an app, the first of each kind first, ``rounds`` of them."""
+    """Each request of the first two micro-batches of an app, the first of each kind first, ``rounds`` of
+    them.
+    """
     nodes: Cluster = request.getfixturevalue("one_node" if count == 1 else "three_nodes")
     choice = random.Random(seed)
     sent = requests_of(nodes)

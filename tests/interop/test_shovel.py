@@ -131,7 +131,9 @@ def test_a_federated_queue_of_rabbitmq_takes_from_txmq(running: Node, broker: Br
 def test_a_federated_exchange_of_rabbitmq_gets_what_is_published_to_txmq(
     running: Node, broker: Broker
 ) -> None:
-    """Its link declares queue and exchange with ``x-internal-purpose``, and falls back to a fanout exchange."""
+    """Its link declares queue and exchange with ``x-internal-purpose``, and falls back to a fanout
+    exchange.
+    """
     running.ctl("set_parameter", "federation-upstream", "txmq", json.dumps({"uri": _uri(broker)}))
     running.ctl("set_policy", "news", "^news$", '{"federation-upstream": "txmq"}', "--apply-to", "exchanges")
     try:
@@ -140,7 +142,7 @@ def test_a_federated_exchange_of_rabbitmq_gets_what_is_published_to_txmq(
             channel.exchange_declare("news", "topic", durable=True)
             channel.queue_declare("readers", durable=True)
             channel.queue_bind("readers", "news", "eu.#")
-        topology = broker._local.state.hosts.get("/")
+        topology = broker._local.state.virtual_hosts.get("/")
         wait_until(lambda: "news" in topology.exchanges and topology.exchanges["news"].bound)
         with pika.BlockingConnection(pika.URLParameters(_uri(broker))) as connection:
             sender = connection.channel()

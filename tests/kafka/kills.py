@@ -1,6 +1,8 @@
-"""A wire over sockets that ends the node to which a chosen request is sent, before it, with it, or when it is done.
+"""A wire over sockets that ends the node to which a chosen request is sent, before it, with it, or when it is
+done.
 
-Not here: what is sent (``tests/crash/test_kafka_requests.py``), and starting nodes (``bench/kafka_server.py``).
+Not here: what is sent (``tests/crash/test_kafka_requests.py``), and starting nodes
+(``bench/kafka_server.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from kafka.errors import KafkaError
 from bench.kafka_server import PLAIN, START_S, Cluster, Node
 from broker_core.kafka import names
 from broker_core.kafka.cluster.wire import SocketWire
-from broker_core.kafka.protocol.port import Log, NodeAddress, Pending, Request, Unanswered
+from broker_core.kafka.protocol.port import NodeAddress, Pending, Request, TopicPartition, Unanswered
 from broker_core.kafka.settings import KafkaSettings
 
 A = TypeVar("A")
@@ -149,7 +151,7 @@ def _roles(request: Request[Any]) -> Iterator[str]:
         yield _role(topic)
 
 
-def _role(topic: str, log: Log | None = None) -> str:
+def _role(topic: str, log: TopicPartition | None = None) -> str:
     if names.app_of(topic) is not None:
         return "app" if log is None else ("decisions", "journal")[log.partition]
     if topic.startswith(names.STAGE):

@@ -1,8 +1,8 @@
-"""Who has no right to a thing changes nothing of it for those who have, and learns nothing of it, whatever ids it
-knows, at every door.
+"""Who has no right to a thing changes nothing of it for those who have, and learns nothing of it, whatever
+ids it knows, at every door.
 
-Random histories, each with and without mallory's calls, and each with other secrets; and each rule switched off
-once, which a history finds.
+Random histories, each with and without mallory's calls, and each with other secrets; and each rule switched
+off once, which a history finds.
 ``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker_core.broker import permits as rules
+from broker_core.broker import command_permissions as rules
 from broker_core.broker.access.users import Users
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction import names
@@ -26,8 +26,8 @@ from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
 from broker_core.server.access.caller import Caller
-from broker_core.server.flight.channels import Channels
-from broker_core.server.flight.permits import Permits
+from broker_core.server.flight.call_permissions import CallPermissions
+from broker_core.server.flight.channels import FlightChannels
 from tests.model.interference import ATTACKS, GRANTS, HONEST, SHARES, Site
 
 EXAMPLES = 15
@@ -157,7 +157,7 @@ class Case(NamedTuple):
     grant: str = "has names of its own"
 
 
-def _takes(permits: Permits, caller: Caller, *apps: str) -> None:
+def _takes(permits: CallPermissions, caller: Caller, *apps: str) -> None:
     owners = permits._batches(caller).owners
     for app in apps:
         permits._broker.run(lambda _state, change, _now, app=app: owners.take(change, caller.actor, app))
@@ -199,7 +199,7 @@ CASES = (
     ),
     Case(
         "asking takes nothing",
-        _off(Permits, "use_app", _takes),
+        _off(CallPermissions, "use_app", _takes),
         "m_asks h_publish h_claim",
         "enters",
     ),
@@ -273,7 +273,7 @@ CASES = (
     ),
     Case(
         "a channel belongs to who opened it",
-        _off(Channels, "own", lambda _self, _caller, channel_id: channel_id),
+        _off(FlightChannels, "own", lambda _self, _caller, channel_id: channel_id),
         "h_hold m_takes_channel h_end_held",
         "enters",
     ),

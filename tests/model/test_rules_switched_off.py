@@ -483,7 +483,9 @@ def planned_ends_are_forgotten(patch: Patch) -> None:
 
 
 def told_ends_are_forgotten(patch: Patch) -> None:
-    patch.setattr(UnadmittedReader, "_told", property(lambda _self: None, lambda *_: None), raising=False)
+    patch.setattr(
+        UnadmittedReader, "_given_end", property(lambda _self: None, lambda *_: None), raising=False
+    )
 
 
 def every_start_is_acked(patch: Patch) -> None:

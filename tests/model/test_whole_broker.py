@@ -75,7 +75,9 @@ RULES: dict[str, Callable[[Patch], None]] = {
     "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(
         Overflow, "check", nothing
     ),
-    "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(Messages, "bury", nothing),
+    "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(
+        Messages, "dead_letter_all", nothing
+    ),
     "a commit settles its deliveries": lambda p: p.setattr(Settlement, "settle", nothing),
     "settled messages stay settled over a restart": lambda p: p.setattr(Queue, "restore_progress", nothing),
     "what no queue needs lets its block go": lambda p: p.setattr(Blocks, "unpin", nothing),

@@ -1,7 +1,7 @@
-"""Each limit from outside, with sockets and processes: the refusal names it, others are served, and nothing that
-was acknowledged is lost.
+"""Each limit from outside, with sockets and processes: the refusal names it, others are served, and nothing
+that was acknowledged is lost.
 
-Not here: connections that do not log in (``test_entrance.py``), transactions
+Not here: connections that do not log in (``test_unauthenticated_limit.py``), transactions
 (``commit/test_open_transactions.py``).
 """
 
@@ -33,7 +33,7 @@ from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.server import quotas
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.flight.calls import Calls
-from broker_core.server.quotas import Most, Quota, QuotaLimits
+from broker_core.server.quotas import Quota, QuotaLimits, UserLimit
 from tests.amqp_peer import Closed, Peer, encoded, raw
 from tests.amqp_server import AmqpServed, serving
 from tests.server.conftest import eventually
@@ -320,7 +320,7 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
 
 def test_parts_in_flight_are_limited_by_their_bytes_and_what_was_begun_is_staged(tmp_path: Path) -> None:
     body = b"x" * 1000
-    limits = QuotaLimits(part_bytes=Most(total=20_000, user=12_000))
+    limits = QuotaLimits(part_bytes=UserLimit(total=20_000, user=12_000))
     users = dict.fromkeys(USERS, "pw")
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(Broker.open(tmp_path, users=users, quotas=limits))
@@ -582,7 +582,7 @@ def test_connections_leave_the_store_the_files_that_it_needs(tmp_path: Path) -> 
 
 def test_what_leaves_a_quota_twice_counts_once_and_a_refusal_takes_nothing() -> None:
     refusal: Callable[[str, int, bool], errors.TxmqError] = lambda *said: errors.Busy(str(said))  # noqa: E731
-    quota = Quota(Most(total=3, user=2), refusal)
+    quota = Quota(UserLimit(total=3, user=2), refusal)
     quota.enter("a1", "a")
     quota.enter("a2", "a")
     for _ in range(3):

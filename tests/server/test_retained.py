@@ -1,5 +1,5 @@
-"""Everything that outlives a call is bounded: each row of the table in ``docs/security.md`` is filled beyond its
-bound, by one user and by a thousand.
+"""Everything that outlives a call is bounded: each row of the table in ``docs/security.md`` is filled beyond
+its bound, by one user and by a thousand.
 
 Bounds are lowered, so that they are reached; the page must state those of the code.
 """
@@ -167,7 +167,7 @@ def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
 
 
 def routes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    room = broker._local.state.hosts.registry.routes
+    room = broker._local.state.virtual_hosts.registry.routes
     room._limit = LOW * 1000
     with broker.channel() as channel:
         for user, name in things:
@@ -180,13 +180,13 @@ def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: 
     low.setattr(audit, "MAX_BYTES", LOW * 100)
     log = Audit(str(folder))
     for user, name in things:
-        log.say("refused", user, "10.0.0.1", asked=name)
+        log.record("refused", user, "10.0.0.1", asked=name)
     log.close()
     return sum(path.stat().st_size for path in folder.iterdir()), (audit.MOST + 1) * LOW * 100
 
 
 def bindings(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    low.setattr(refusals, "HOST_BINDING_BYTES", LOW * 1000)
+    low.setattr(refusals, "VHOST_BINDING_BYTES", LOW * 1000)
     topology = broker._local.state.topology
     with broker.channel() as channel:
         channel.queue_declare("in")
@@ -223,7 +223,7 @@ ROWS = {
     "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
     "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
-    "bindings": Fill(f"{refusals.HOST_BINDING_BYTES >> 20} MiB", bindings),
+    "bindings": Fill(f"{refusals.VHOST_BINDING_BYTES >> 20} MiB", bindings),
     "the audit log": Fill(
         f"{audit.MOST + 1} files of {audit.MAX_BYTES >> 20} MiB, {audit.KEPT_DAYS} days", audit_log
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker_core.client.connection import CONNECT_S, RECONNECT_S
-from connector.options import Address
+from connector.options import AddressOptions
 
 pytestmark = pytest.mark.spark
 
@@ -86,7 +86,7 @@ def test_a_data_directory_names_the_broker_that_has_it_open(rig: Any, tmp_path: 
 
 def test_a_task_waits_for_a_broker_that_starts_again_as_long_as_its_driver_does(rig: Any) -> None:
     """A new worker process has not reached the broker itself, but its driver has."""
-    address = Address(rig.broker.url, None)
+    address = AddressOptions(rig.broker.url, None)
 
     def connect_s(_row: object) -> float:
         return float(address.engine()._connection._connect_s)  # type: ignore[attr-defined]

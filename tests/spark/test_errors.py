@@ -30,7 +30,7 @@ from broker_core.errors import (
 from broker_core.launcher import Broker
 from broker_core.message.message import MAX_BODY_BYTES
 from connector.datasource import TxmqDataSource
-from connector.errors import first_line, told
+from connector.errors import error_summary, first_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -190,7 +190,7 @@ def test_an_error_of_delta_that_pyspark_cannot_render_names_the_column(
     merge = f"MERGE INTO delta.`{tmp_path / 'lake'}` t USING given_rows s ON t.id = s.id WHEN MATCHED THEN UPDATE SET "
     with pytest.raises(Exception) as raised:
         spark.sql(merge + "missing = s.id").collect()
-    text = told(raised.value)
+    text = error_summary(raised.value)
     assert "missing" in text and "main error class" not in text and "\tat " not in text
 
 

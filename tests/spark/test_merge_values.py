@@ -1,5 +1,5 @@
-"""Values of a merge that Delta casts or computes: what passes the check before the decision, Delta merges, and as
-a plain MERGE of the same rows does; what is refused, a plain MERGE refuses.
+"""Values of a merge that Delta casts or computes: what passes the check before the decision, Delta merges,
+and as a plain MERGE of the same rows does; what is refused, a plain MERGE refuses.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ COLUMNS: dict[str, tuple[str, list[str]]] = {
 }  # fmt: skip
 # SQL over s alone, which may fail under ANSI; ``w`` is a text of the row
 FAILING = ["CAST(s.w AS INT)", "1 div CAST(s.w AS INT)", "element_at(array(1), CAST(s.w AS INT))"]
-# in each, s.k excludes a row whose w is no number; Delta computes the side of an equality all the same, where it
-# keeps the rows without a match
+# in each, s.k excludes a row whose w is no number; Delta computes the side of an equality all the same, where
+# it keeps the rows without a match
 GUARDED = [
     "s.k AND CAST(s.w AS INT) = t.id",
     "CAST(s.w AS INT) = t.id AND s.k",
@@ -102,7 +102,7 @@ def try_once(random: random.Random, spark: SparkSession, template: Path, number:
     tables = [
         f"delta.`{shutil.copytree(template, f'{template}-{number}-{kind}')}`" for kind in ("ours", "plain")
     ]
-    told = f"{name} <- {rows}, {merge.told()}, ANSI {ansi}, policy {policy}"
+    told = f"{name} <- {rows}, {merge.to_json()}, ANSI {ansi}, policy {policy}"
     for setting, value in (("ansi.enabled", ansi), ("storeAssignmentPolicy", policy)):
         spark.conf.set(f"spark.sql.{setting}", value)
     try:

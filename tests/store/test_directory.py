@@ -134,6 +134,6 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path, name: str
             starter._spawn(str(data), str(data / name))
     else:
         audit = Audit(str(data))
-        audit.say("login", "ann", "")
+        audit.record("login", "ann", "")
         audit.close()
     assert target.read_text() == "precious"

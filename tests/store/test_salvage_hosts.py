@@ -1,4 +1,6 @@
-"""Salvage of a directory whose virtual hosts use the same names: what one of them lost is not lost to another."""
+"""Salvage of a directory whose virtual hosts use the same names: what one of them lost is not lost to
+another.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import pytest
 from broker_core import errors
 from broker_core.address import VHOST
 from broker_core.engine import START, BranchHeader, Limit, Origin
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
@@ -33,11 +35,13 @@ def body(vhost: str, queue: str, number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In each host a claimed queue in segments, one in the catalog, and a staged batch, all with the same names."""
+    """In each host a claimed queue in segments, one in the catalog, and a staged batch, all with the same
+    names.
+    """
     directory = tmp_path_factory.mktemp("hosts") / "data"
     broker = LocalBroker(DurableStore(directory, roll_bytes=200_000), upkeep=False)
-    broker.run(lambda state, change, _now: state.hosts.add(change, SALES, max_queues=7))
-    engines = HostEngines(broker)
+    broker.run(lambda state, change, _now: state.virtual_hosts.add(change, SALES, max_queues=7))
+    engines = VhostEngines(broker)
     for vhost in HOSTS:
         with broker.channel(vhost=vhost) as channel:
             for queue, count in (("owned", ROWS), ("small", 30)):
@@ -69,7 +73,7 @@ def contents(directory: Path) -> Contents:
             for first, last in queue.progress.unsettled_within(0, queue.log.visible_end)
             for offset in range(first, last)
         }
-        for vhost, topology in broker.state.hosts.by_name.items()
+        for vhost, topology in broker.state.virtual_hosts.by_name.items()
         for queue in topology.queues.values()
     }
     broker.close()
@@ -79,7 +83,7 @@ def contents(directory: Path) -> Contents:
 def replayed(directory: Path, vhost: str) -> list[bytes]:
     """What the claim of the host's app reads again."""
     broker = LocalBroker(DurableStore(directory), upkeep=False)
-    _, bodies = claimed_again(HostEngines(broker).of(vhost))
+    _, bodies = claimed_again(VhostEngines(broker).of(vhost))
     broker.close()
     return bodies
 
@@ -101,8 +105,8 @@ def test_a_whole_directory_keeps_every_host_with_its_limits_claims_and_staged_ro
         )
     }
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
-    assert broker.state.hosts.limits(SALES).max_queues == 7
-    engines = HostEngines(broker)
+    assert broker.state.virtual_hosts.limits(SALES).max_queues == 7
+    engines = VhostEngines(broker)
     assert [len(engines.of(vhost).attempts()) for vhost in HOSTS] == [1, 1]
     broker.close()
 
@@ -112,7 +116,7 @@ def test_a_claim_skips_what_its_own_host_lost_and_nothing_of_another(
     damaged: Path, tmp_path: Path, hurt: str, spared: str
 ) -> None:
     broker = LocalBroker(DurableStore(damaged), upkeep=False)
-    queue = broker.state.hosts.get(hurt).queue("owned")
+    queue = broker.state.virtual_hosts.get(hurt).queue("owned")
     place = broker.locate(queue.log.runs_between(0, 1)[0].block_id)
     assert place is not None
     broker.close()

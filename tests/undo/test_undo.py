@@ -172,8 +172,8 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
 
 
 def test_an_exception_in_work_on_virtual_hosts_changes_nothing(life: Life) -> None:
-    life.do("hosts.add", "sales", max_queues=3, max_messages=5)
-    life.do("hosts.limit", "sales", {"max_messages": 4, "max_queues": 9})
+    life.do("virtual_hosts.add", "sales", max_queues=3, max_messages=5)
+    life.do("virtual_hosts.limit", "sales", {"max_messages": 4, "max_queues": 9})
     with life.broker.channel(vhost="sales") as channel:
         for name in ("a", "b"):
             channel.queue_declare(name)
@@ -191,9 +191,9 @@ def test_an_exception_in_work_on_virtual_hosts_changes_nothing(life: Life) -> No
     engine.claim("app", ["a"], {"a": "start"}, Limit(max_rows=1), Origin(at="earliest"), "fail")
     engine.open_batch("app", "query", 0, "fail", token="t")
     life.do("prepared.rollback", transaction_key("sales", "", "one"), life.clock.now_us)
-    life.do("users.forget_host", "sales")
-    life.do("hosts.delete", "sales")
-    assert list(life.state.hosts.by_name) == ["/"] and not life.state.users.permissions
+    life.do("users.forget_vhost", "sales")
+    life.do("virtual_hosts.delete", "sales")
+    assert list(life.state.virtual_hosts.by_name) == ["/"] and not life.state.users.permissions
 
 
 def test_an_exception_in_a_prepared_transaction_changes_nothing(life: Life) -> None:

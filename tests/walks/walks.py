@@ -1,7 +1,7 @@
 """Pieces of work whose way through the code is walked: each is done several times.
 
-What is due by time (timers, upkeep) may run meanwhile. It is not part of the work, so only files count that every
-round has passed. Not here: limits (``test_walks.py``), the command (``__main__.py``).
+What is due by time (timers, upkeep) may run meanwhile. It is not part of the work, so only files count that
+every round has passed. Not here: limits (``test_walks.py``), the command (``__main__.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker_core import password
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode
 from broker_core.launcher import Broker
 from tests.kafka.bench.fake_kafka import FakeKafka
@@ -35,7 +35,9 @@ DURABLE = pika.BasicProperties(delivery_mode=2)
 def common(
     recorder: Recorder, work: Callable[[], object], before: Callable[[], object] | None = None
 ) -> Walk:
-    """Returns the shortest round, without the files that another one did not need. ``before`` is not recorded."""
+    """Returns the shortest round, without the files that another one did not need. ``before`` is not
+    recorded.
+    """
     walks = []
     for _ in range(WARM + ROUNDS):
         if before is not None:
@@ -158,7 +160,11 @@ def kafka_batch(recorder: Recorder, directory: Path) -> Walk:
         client.create_topic(queue, 2)
     batch = encode(pa.array([b"body"], pa.binary()), timestamp=1)
     with closing(KafkaEngine("kafka://fake:1,fake:2,fake:3", None, lambda _: kafka.wire())) as engine:
-        return _batches(recorder, engine, lambda: client.produce({Log("in", 0): batch, Log("in", 1): batch}))
+        return _batches(
+            recorder,
+            engine,
+            lambda: client.produce({TopicPartition("in", 0): batch, TopicPartition("in", 1): batch}),
+        )
 
 
 def _batches(recorder: Recorder, engine: Engine, produce: Callable[[], object]) -> Walk:

@@ -18,7 +18,7 @@ from broker_core.admin import Skipped
 from broker_core.client.accounts import RemoteAccounts
 from broker_core.errors import OptionError
 from txmq.address import client_at
-from txmq.output import done, print_json, say
+from txmq.output import done, print_json, print_lines
 
 Add = Callable[..., argparse.ArgumentParser]
 MAX_BYTES = 64 * 1024 * 1024
@@ -64,7 +64,7 @@ def _import(options: argparse.Namespace) -> int:
         return 0
     _say_skipped("imported", found.skipped)
     what = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.counts.items() if count)
-    say(
+    print_lines(
         f"{'would import' if options.check else 'imported'} {what or 'nothing'}; {len(found.skipped)} skipped"
     )
     return 0
@@ -86,4 +86,4 @@ def _read(name: str) -> dict[str, Any]:
 def _say_skipped(verb: str, skipped: Iterable[Skipped]) -> None:
     for each in skipped:
         where = f" in virtual host {each.vhost!r}" if each.vhost else ""
-        say(f"not {verb}: {each.kind} {each.name!r}{where}: {each.why}", error=True)
+        print_lines(f"not {verb}: {each.kind} {each.name!r}{where}: {each.why}", error=True)

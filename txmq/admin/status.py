@@ -19,7 +19,7 @@ from broker_core.credentials import Credentials
 from broker_core.errors import ConnectionFailed
 from txmq.address import client_at, require_directory
 from txmq.login import credentials
-from txmq.output import print_json, say
+from txmq.output import print_json, print_lines
 
 Add = Callable[..., argparse.ArgumentParser]
 ALARM, NO_ANSWER = 3, 4  # exit codes
@@ -35,12 +35,12 @@ def _status(options: argparse.Namespace) -> int:
     try:
         found = status(_client(options))
     except ConnectionFailed as error:
-        say(f"txmq: {' '.join(str(error).split())}", error=True)
+        print_lines(f"txmq: {' '.join(str(error).split())}", error=True)
         return NO_ANSWER
     if options.json:
         print_json({**dataclasses.asdict(found), "alarms": found.alarms})
     else:
-        say(*lines(found))
+        print_lines(*lines(found))
     return ALARM if found.alarms else 0
 
 

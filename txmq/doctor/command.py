@@ -15,7 +15,7 @@ from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT
 from broker_core.errors import OptionError, TxmqError
 from txmq.address import engine_at
 from txmq.login import arguments as login_arguments
-from txmq.output import print_json, say
+from txmq.output import print_json, print_lines
 
 if TYPE_CHECKING:
     from txmq.doctor.finding import Finding
@@ -45,8 +45,8 @@ def doctor(options: argparse.Namespace) -> int:
     if options.json:
         print_json([dataclasses.asdict(each) for each in found])
     else:
-        say(*lines(found))
-        say(f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems")
+        print_lines(*lines(found))
+        print_lines(f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems")
     return 1 if problems else 0
 
 

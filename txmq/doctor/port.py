@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 
 from broker_core.address import Address, parse_listen
-from broker_core.client.connection import Connection
+from broker_core.client.connection import FlightConnection
 from broker_core.endpoint import read_endpoint
 from broker_core.errors import TxmqError
 from broker_core.flight.contract import Hello
@@ -57,7 +57,7 @@ def hello(host: str, number: int, token: str = "") -> Hello | None:
     """What a broker at this address says of itself; None if no broker answers there."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     address = Address(host=everywhere.get(host, host), port=number, token=token)
-    connection = Connection(address, reconnect_s=0, connect_s=0)
+    connection = FlightConnection(address, reconnect_s=0, connect_s=0)
     try:
         return connection.live().hello
     except TxmqError:

@@ -13,7 +13,7 @@ from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
 from broker_core.errors import ChannelError
 
 
-class Channels:
+class ChannelTable:
     """``states``: by number. Answers that concern a channel which is not open go to ``out``."""
 
     __slots__ = ("_out", "states")

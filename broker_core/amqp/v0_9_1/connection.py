@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.amqp.v0_9_1.channels import Channels, reply_text
+from broker_core.amqp.v0_9_1.channels import ChannelTable, reply_text
 from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_method
 from broker_core.amqp.v0_9_1.events import (
@@ -88,7 +88,7 @@ class AmqpConnection:
 
     def __init__(self, offer: Offer, now: float) -> None:
         self.out = Outgoing(offer.frame_max)
-        self.channels = Channels(self.out)
+        self.channels = ChannelTable(self.out)
         self._max_body_bytes = offer.max_body_bytes
         self._decoder = Decoder(offer.frame_max, offer.max_body_bytes, offer.max_pending_bytes)
         self._life = Lifecycle(self.out, Timers(now, offer.handshake_timeout_s), offer.close_timeout_s)
@@ -275,8 +275,8 @@ class AmqpConnection:
             return text
         self._life.timers.heard_at = now
         refused = isinstance(error, ConnectionAccessRefused)
-        told = not refused or self.announces("authentication_failure_close")
-        if self.state is ConnectionState.awaiting_header or not told:
+        sends_close = not refused or self.announces("authentication_failure_close")
+        if self.state is ConnectionState.awaiting_header or not sends_close:
             self._life.end(Step.end)
         else:
             self.out.send(0, m.ConnectionClose(error.reply_code, text, *((0, 0) if refused else ids)))

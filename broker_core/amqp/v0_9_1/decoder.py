@@ -39,7 +39,7 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionTuneOk,
     Method,
 )
-from broker_core.amqp.v0_9_1.publish_template import RepeatedByChannel
+from broker_core.amqp.v0_9_1.publish_template import PublishTemplates
 from broker_core.errors import (
     ConnectionException,
     FrameError,
@@ -115,7 +115,7 @@ class Decoder:
         *,
         handshake: bool = True,
     ) -> None:
-        self._repeated = RepeatedByChannel()
+        self._repeated = PublishTemplates()
         self._negotiable = frame_max or DEFAULT_FRAME_MAX
         self.frame_max = min(FRAME_MIN, self._negotiable) if handshake else frame_max
         self.max_body_bytes = max_body_bytes

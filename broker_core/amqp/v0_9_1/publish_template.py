@@ -26,7 +26,7 @@ _BODY_SIZE = struct.Struct(">Q").unpack_from
 _new_tuple: Callable[[type[Command], tuple[int, Method, bytes, bytes]], Command] = tuple.__new__
 
 
-class Repeated:
+class PublishTemplate:
     """``_head``: the method frame, and the frame of the content header up to the body size. ``_middle``: the
     rest of it, and the frame of the body up to its size. ``_start``: both, with the sizes of the last body.
     ``known`` False: none of them is there.
@@ -102,11 +102,11 @@ class Repeated:
         return True
 
 
-class RepeatedByChannel(dict[int, Repeated]):
+class PublishTemplates(dict[int, PublishTemplate]):
     """The publishes of one connection by channel, for a few channels."""
 
-    def __missing__(self, channel: int) -> Repeated:
+    def __missing__(self, channel: int) -> PublishTemplate:
         if len(self) >= MOST_CHANNELS:
             self.clear()
-        repeated = self[channel] = Repeated(channel)
-        return repeated
+        template = self[channel] = PublishTemplate(channel)
+        return template

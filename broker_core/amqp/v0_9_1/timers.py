@@ -24,7 +24,7 @@ class Timers:
         """The next time at which there is something to do."""
         times = [] if self.limit is None else [self.limit]
         if self.heartbeat_s:
-            times.append(min(self._say_at, self._miss_at) if listens else self._say_at)
+            times.append(min(self._send_at, self._miss_at) if listens else self._send_at)
         return min(times, default=None)
 
     def expired(self, now: float, *, listens: bool) -> str:
@@ -36,10 +36,10 @@ class Timers:
         return ""
 
     def heartbeat_due(self, now: float) -> bool:
-        return bool(self.heartbeat_s) and now >= self._say_at
+        return bool(self.heartbeat_s) and now >= self._send_at
 
     @property
-    def _say_at(self) -> float:
+    def _send_at(self) -> float:
         """If nothing else is sent, a heartbeat is sent twice in the negotiated interval."""
         return self.said_at + self.heartbeat_s / 2
 

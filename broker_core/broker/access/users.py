@@ -197,12 +197,12 @@ class Users:
                 with self._changing():
                     self._drop_topic(change, user, vhost, name)
 
-    def forget_host(self, change: Change, vhost: str) -> None:
+    def forget_vhost(self, change: Change, vhost: str) -> None:
         """Deletes the permissions and apps of a virtual host that is deleted."""
         with self._changing():
-            for user in [user for user, host in self.permissions if host == vhost]:
+            for user in [user for user, other in self.permissions if other == vhost]:
                 self._drop_permission(change, user, vhost)
-            for user in [user for user, host in self.topics if host == vhost]:
+            for user in [user for user, other in self.topics if other == vhost]:
                 for exchange in list(self.topics[user, vhost]):
                     self._drop_topic(change, user, vhost, exchange)
             for app in [app for app in self.apps if app[0] == vhost]:

@@ -2,7 +2,7 @@
 
 Most transactions are of this kind. Their messages are appended together, in a fraction of the time.
 Not here: all other messages, and the plain way of these (``messages.py``).
-Invariant: what ``append_alike`` does is what ``Messages.enqueue`` would do message by message.
+Invariant: what ``append_many`` does is what ``Messages.enqueue`` would do message by message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import repeat
 from operator import add
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import EXPIRATION, OPEN_BYTES, OPEN_ROWS, Blocks
 from broker_core.broker.state.change import ROUTE, Change, InboxRow
 from broker_core.broker.transaction.publish import Publish
@@ -22,8 +22,8 @@ from broker_core.message.properties import TRANSIENT, delivery_mode
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
-def append_alike(
-    blocks: Blocks, agenda: Agenda, change: Change, publishes: Sequence[Publish], now: int
+def append_many(
+    blocks: Blocks, pending_checks: PendingChecks, change: Change, publishes: Sequence[Publish], now: int
 ) -> bool:
     """Appends the messages to their queues, if they are alike and fit into the open block. Otherwise it
     returns False, with nothing done.
@@ -40,7 +40,7 @@ def append_alike(
         first = queue.log.append_rows(block, first_row, count)
         packed = map(ROUTE.pack, repeat(queue.queue_id), range(first, first + count))
         routes = list(map(add, routes, packed) if routes else packed)
-        agenda.touched.add(queue)
+        pending_checks.touched.add(queue)
     block_id, sequence = block.block_id, change.sequence
     rows = [
         _new(InboxRow, (block_id, row, sequence, now, exchange, routing_key, properties, body, route))

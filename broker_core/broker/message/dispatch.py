@@ -4,10 +4,10 @@ Pure: called with the state lock held, by one thread.
 Not here: who consumes (``queue/ring.py``), what a channel holds (``channel.py``), bytes (the shell's
 ``send``). What must become durable is returned in :class:`Dispatched`.
 
-Invariant: a queue that may have something for a consumer is in ``Agenda.runnable``. It is added when entries
-become visible or ready again, when a consumer comes or goes, and when credit is returned. An entry is read
-before it is delivered, so a damaged segment loses nothing. A consumer never gets more than its credit, nor
-anything while a consumer of higher priority has credit.
+Invariant: a queue that may have something for a consumer is in ``PendingChecks.runnable``. It is added when
+entries become visible or ready again, when a consumer comes or goes, and when credit is returned. An entry is
+read before it is delivered, so a damaged segment loses nothing. A consumer never gets more than its credit,
+nor anything while a consumer of higher priority has credit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import NamedTuple
 from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.agenda import Agenda
 from broker_core.broker.queue.consumer import Consumer, Unacked
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.topology.registry import Registry
@@ -54,11 +54,13 @@ class Dispatched(NamedTuple):
 
 
 class Dispatch:
-    def __init__(self, registry: Registry, blocks: Blocks, expiry: Expiry, agenda: Agenda) -> None:
+    def __init__(
+        self, registry: Registry, blocks: Blocks, expiry: Expiry, pending_checks: PendingChecks
+    ) -> None:
         self._registry = registry
         self._blocks = blocks
         self._expiry = expiry
-        self._runnable = agenda.runnable
+        self._runnable = pending_checks.runnable
 
     def send(self, now_us: int, budget: int = BUDGET) -> Dispatched:
         """Sends until no queue is runnable or ``budget`` messages are sent. Call it again while ``runnable``

@@ -18,7 +18,7 @@ from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, leave, ranges
 from broker_core.broker.queue import Queue, Run
-from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded, together
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.topology.registry import Registry
@@ -32,20 +32,25 @@ _AT_ONCE = 0
 
 class Expiry:
     def __init__(
-        self, registry: Registry, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda
+        self,
+        registry: Registry,
+        blocks: Blocks,
+        messages: Messages,
+        overflow: Overflow,
+        pending_checks: PendingChecks,
     ) -> None:
         self._registry = registry
         self._blocks = blocks
         self._messages = messages
         self._overflow = overflow
-        self._agenda = agenda
+        self._pending_checks = pending_checks
 
     def plan(self, queue: Queue) -> None:
         """Notes when the head of the queue expires."""
         try:
             offset = queue.ready.head(queue.log.visible_end)
             deadline = self.deadline(queue, offset) if offset is not None else None
-            if offset is None or deadline is None or self._agenda.is_planned(queue, deadline):
+            if offset is None or deadline is None or self._pending_checks.is_planned(queue, deadline):
                 return
             if queue.arguments.dead_letters:
                 with contextlib.suppress(NotLoaded):
@@ -55,13 +60,13 @@ class Expiry:
         except Exception:  # called after a commit that is durable already
             # an unreadable message does not expire; reading it raises, and ``due`` reports other errors
             return
-        self._agenda.plan(queue, deadline)
+        self._pending_checks.plan(queue, deadline)
 
     def due(self, now: int) -> list[Queue]:
         """Returns queues whose head must leave now, of those that were planned for now. ``next_deadline`` is
         the next known time to ask.
         """
-        return self.due_of(self._agenda.take_due(now), now)
+        return self.due_of(self._pending_checks.take_due(now), now)
 
     def due_of(self, queues: Iterable[Queue], now: int) -> list[Queue]:
         """Returns those of ``queues`` whose head must leave now, or whose delivery counts are to be recorded,
@@ -79,7 +84,7 @@ class Expiry:
                 expired = False
             except Exception:
                 expired = True  # ``expire`` raises the error
-            if expired or queue.has_news or queue in self._agenda.overfull:
+            if expired or queue.has_news or queue in self._pending_checks.overfull:
                 due.append(queue)
             elif queue.marks.timed:
                 self.plan(queue)
@@ -147,7 +152,7 @@ class Expiry:
         left: list[Queue] = []
         cut: list[Queue] = []
         missing: list[NotLoaded] = []
-        dying = Removals()
+        removals = Removals()
         room, room_bytes = limit, SLICE_BYTES
         for queue in looked:
             if room <= 0 or room_bytes <= 0 or len(missing) == TOGETHER:
@@ -156,7 +161,7 @@ class Expiry:
             changed, done = queue.has_news, False
             while not done and room > 0 and room_bytes > 0:
                 try:
-                    cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, dying)
+                    cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, removals)
                 except NotLoaded as wanted:
                     missing.append(wanted)
                     break
@@ -167,20 +172,20 @@ class Expiry:
                 cut.append(queue)
             if changed:
                 queue.record(change)
-            if self._agenda.was_cut(queue):
-                self._overflow.cut(change, queue, now, dying)
+            if self._pending_checks.was_cut(queue):
+                self._overflow.cut(change, queue, now, removals)
         if missing and len(missing) + len(left) == len(looked):
             raise together(missing)
-        if dying:
-            self._messages.bury(change, dying, now)
+        if removals:
+            self._messages.dead_letter_all(change, removals, now)
         for queue in looked:
             self.plan(queue)
             if queue.consumers:
-                self._agenda.wake(queue)
+                self._pending_checks.wake(queue)
         return left + cut
 
     def _expire_some(
-        self, queue: Queue, now: int, room: int, room_bytes: int, dying: Removals
+        self, queue: Queue, now: int, room: int, room_bytes: int, removals: Removals
     ) -> tuple[int, int, bool]:
         """Expires the next ready entries that must leave. Returns what it used of ``room`` and
         ``room_bytes``, and whether the next entry stays.
@@ -192,7 +197,7 @@ class Expiry:
             if not entries or queue.progress.is_settled(entries[0]):
                 return 0, 0, True
             if unread:
-                leave(queue, entries, [], "expired", dying)
+                leave(queue, entries, [], "expired", removals)
                 return 1, 0, False
             rows, reason, whole = self._late(queue, entries, now, room_bytes)
         except NotLoaded:
@@ -205,7 +210,7 @@ class Expiry:
         queue.ready.untake(entries[late:])
         if not late:
             return 0, 0, True
-        leave(queue, entries[:late], rows, reason, dying)
+        leave(queue, entries[:late], rows, reason, removals)
         return late, sum(len(row.body) for row in rows) if queue.arguments.dead_letters else 0, not whole
 
     def _unread(self, queue: Queue, now: int) -> int:

@@ -6,20 +6,20 @@ Not here: transactions (``commit.py``), topology (``topology/topology.py``), the
 Invariant: a message that the broker removes from a queue (overflow, expiry) is settled, and dead-lettered if
 the queue has a dead-letter exchange, in one change. This does not fail because of a message's content. A dead
 letter that drops another message from a full queue extends the ``Removals`` list, not the stack. What is too
-much for one commit leaves its queue in a later one (``Agenda.overfull``).
+much for one commit leaves its queue in a later one (``PendingChecks.overfull``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_core.broker.message.append_many import append_alike
+from broker_core.broker.message.append_many import append_many
 from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.message.dead_letter import DeadLetters
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, Removed
 from broker_core.broker.queue import Queue, Run
-from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.routing.exchange import Queues
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ROUTE, Change, InboxRow
@@ -38,21 +38,21 @@ _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 class Messages:
     def __init__(
         self,
-        hosts: VirtualHosts,
+        virtual_hosts: VirtualHosts,
         numbers: Numbers,
         blocks: Blocks,
         names: TransactionNames,
         overflow: Overflow,
-        agenda: Agenda,
+        pending_checks: PendingChecks,
     ) -> None:
         self._undo = blocks.undo
-        self._hosts = hosts
+        self._virtual_hosts = virtual_hosts
         self._numbers = numbers
         self._blocks = blocks
         self._names = names
         self._overflow = overflow
-        self._agenda = agenda
-        self._touched = agenda.touched
+        self._pending_checks = pending_checks
+        self._touched = pending_checks.touched
 
     # -- enqueueing ------------------------------------------------------------------------------------------
     def enqueue_rows(
@@ -71,10 +71,10 @@ class Messages:
         If not ``atomic``, a full reject-publish queue does not get a message, the other queues do; indexes in
         ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
         """
-        dying = Removals()
-        returned = self.enqueue(change, publishes, now, dying, atomic, rejected, connection)
-        if dying:
-            self.bury(change, dying, now)
+        removals = Removals()
+        returned = self.enqueue(change, publishes, now, removals, atomic, rejected, connection)
+        if removals:
+            self.dead_letter_all(change, removals, now)
         return returned
 
     def enqueue(
@@ -82,17 +82,17 @@ class Messages:
         change: Change,
         publishes: Sequence[Publish],
         now: int,
-        dying: Removals,
+        removals: Removals,
         atomic: bool = True,
         rejected: list[int] | None = None,
         connection: object = None,
     ) -> list[Message]:
-        """Like ``enqueue_rows``; messages that must be dead-lettered are added to ``dying``."""
+        """Like ``enqueue_rows``; messages that must be dead-lettered are added to ``removals``."""
         returned: list[Message] = []
         sequence = change.sequence
         if not sequence:
             sequence = change.sequence = self._numbers.next_sequence()
-        if len(publishes) > 1 and append_alike(self._blocks, self._agenda, change, publishes, now):
+        if len(publishes) > 1 and append_many(self._blocks, self._pending_checks, change, publishes, now):
             return returned
         touched = self._touched
         for index, (message, queues, mandatory) in enumerate(publishes):
@@ -109,7 +109,7 @@ class Messages:
             if not atomic:
                 for queue in queues:
                     if queue.arguments.refuses:
-                        queues = self._accepting(change, message, queues, now, index, rejected, dying)
+                        queues = self._accepting(change, message, queues, now, index, rejected, removals)
                         break
                 if not queues:
                     continue
@@ -147,7 +147,7 @@ class Messages:
                 change.rows.append(entry)
             for queue in queues:
                 if queue.arguments.limited:
-                    self._overflow.cut(change, queue, now, dying)
+                    self._overflow.cut(change, queue, now, removals)
         return returned
 
     def _accepting(
@@ -158,7 +158,7 @@ class Messages:
         now: int,
         index: int,
         rejected: list[int] | None,
-        dying: Removals,
+        removals: Removals,
     ) -> Queues:
         """Returns the ``queues`` that are not full; dead-letters what reject-publish-dlx refuses."""
         full = [
@@ -181,7 +181,7 @@ class Messages:
                     message.body,
                     b"",
                 )
-                dying.append(Removed(queue, [row], "maxlen"))
+                removals.append(Removed(queue, [row], "maxlen"))
         return tuple(queue for queue in queues if queue not in full)
 
     # -- others ----------------------------------------------------------------------------------------------
@@ -215,15 +215,15 @@ class Messages:
         row = self._blocks.row(run.block.block_id, number)
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
-    def bury(self, change: Change, dying: Removals, now: int) -> None:
-        """Dead-letters the messages in ``dying``, and those dropped from full queues by that, in order. It
+    def dead_letter_all(self, change: Change, removals: Removals, now: int) -> None:
+        """Dead-letters the messages in ``removals``, and those dropped from full queues by that, in order. It
         never raises, whatever the messages contain.
         """
-        while dying:
-            queue, rows, reason = dying.popleft()
+        while removals:
+            queue, rows, reason = removals.popleft()
             source = (
-                self._hosts.by_name[queue.vhost].exchanges.get(queue.arguments.dead_letter_exchange)
-                if queue.arguments.dead_letters and queue.vhost in self._hosts.by_name
+                self._virtual_hosts.by_name[queue.vhost].exchanges.get(queue.arguments.dead_letter_exchange)
+                if queue.arguments.dead_letters and queue.vhost in self._virtual_hosts.by_name
                 else None
             )
             if source is None:
@@ -241,7 +241,7 @@ class Messages:
                 if queues:
                     publishes.append(_new(Publish, (message, queues, False)))
             if publishes:
-                self.enqueue(change, publishes, now, dying)
+                self.enqueue(change, publishes, now, removals)
 
     def purge(self, change: Change, queue: Queue) -> int:
         """Settles every visible message that is not held and returns how many. In a queue that an app owns it

@@ -11,7 +11,7 @@ from functools import partial
 
 from broker_core.broker.message.removals import Removals, discard
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded
 from broker_core.broker.state.change import Change
 from broker_core.errors import PreconditionFailed, StoreError
@@ -21,10 +21,10 @@ _STEP = 256  # messages that overflow takes at once, if they are dead-lettered
 
 
 class Overflow:
-    def __init__(self, blocks: Blocks, agenda: Agenda) -> None:
+    def __init__(self, blocks: Blocks, pending_checks: PendingChecks) -> None:
         self._undo = blocks.undo
         self._blocks = blocks
-        self._agenda = agenda
+        self._pending_checks = pending_checks
 
     def check(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """Checks messages and bytes per queue before anything is written. Raises PreconditionFailed for a
@@ -113,7 +113,7 @@ class Overflow:
             self.measure(queue, queue.progress.floor)
         return queue.room.ready_bytes
 
-    def cut(self, change: Change, queue: Queue, now: int, dying: Removals) -> None:
+    def cut(self, change: Change, queue: Queue, now: int, removals: Removals) -> None:
         """Drops the oldest ready messages until the queue is within its limits (x-overflow drop-head).
 
         As in RabbitMQ, messages that consumers take at once do not count. A message that cannot be read, and
@@ -128,16 +128,16 @@ class Overflow:
         unreadable: list[int] = []
         dropped = one_by_one = False
         while self._too_much(queue, len(spared) + len(unreadable), spared_bytes):
-            if queue.arguments.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
-                self._agenda.cut_later(queue, now)
+            if queue.arguments.dead_letters and (removals.room <= 0 or removals.room_bytes <= 0):
+                self._pending_checks.cut_later(queue, now)
                 break
             head = queue.ready.take_next(
-                1 if one_by_one else self._excess(queue, len(spared), dying), queue.log.next_offset
+                1 if one_by_one else self._excess(queue, len(spared), removals), queue.log.next_offset
             )
             if not head:
                 break
             try:
-                discard(queue, head, "maxlen", dying)
+                discard(queue, head, "maxlen", removals)
                 dropped = True
             except StoreError:
                 if len(head) > 1:
@@ -151,13 +151,13 @@ class Overflow:
         if dropped:
             queue.record(change)
 
-    def _excess(self, queue: Queue, spared: int, dying: Removals) -> int:
+    def _excess(self, queue: Queue, spared: int, removals: Removals) -> int:
         """Returns how many of the oldest messages may be dropped in one step."""
         length = queue.arguments.max_length
         if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
             return 1
         excess: int = queue.droppable - spared - length
-        return min(excess, dying.room, _STEP) if queue.arguments.dead_letters else excess
+        return min(excess, removals.room, _STEP) if queue.arguments.dead_letters else excess
 
     def _too_much(self, queue: Queue, spared: int, spared_bytes: int) -> bool:
         length, total = queue.arguments.max_length, queue.arguments.max_bytes

@@ -38,26 +38,28 @@ class Removals(deque[Removed]):
     room_bytes = _DRIVEN_OUT_BYTES
 
 
-def discard(queue: Queue, offsets: Sequence[int], reason: Reason, dying: Removals) -> None:
+def discard(queue: Queue, offsets: Sequence[int], reason: Reason, removals: Removals) -> None:
     """Settles entries of ``queue``, to be dead-lettered in the same change if it dead-letters. Entries that
     are already settled only stop being held.
 
     Raises StoreError, with nothing changed.
     """
-    leave(queue, offsets, messages_of(queue, offsets) if queue.arguments.dead_letters else [], reason, dying)
+    leave(
+        queue, offsets, messages_of(queue, offsets) if queue.arguments.dead_letters else [], reason, removals
+    )
 
 
 def leave(
-    queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Removals
+    queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, removals: Removals
 ) -> None:
     """Like ``discard``, for entries that were read already."""
     for start, end in ranges(offsets):
         queue.settle_range(start, end)
     if rows and queue.arguments.dead_letters:
-        dying.append(Removed(queue, rows, reason))
+        removals.append(Removed(queue, rows, reason))
         if reason == "maxlen":
-            dying.room -= len(rows)
-            dying.room_bytes -= sum(len(row.body) for row in rows)
+            removals.room -= len(rows)
+            removals.room_bytes -= sum(len(row.body) for row in rows)
 
 
 def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:

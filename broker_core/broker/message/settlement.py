@@ -14,7 +14,7 @@ from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, discard
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.agenda import Agenda
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded, together
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Settle
@@ -23,11 +23,13 @@ from broker_core.ids import BlockId
 
 
 class Settlement:
-    def __init__(self, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda) -> None:
+    def __init__(
+        self, blocks: Blocks, messages: Messages, overflow: Overflow, pending_checks: PendingChecks
+    ) -> None:
         self._blocks = blocks
         self._messages = messages
         self._overflow = overflow
-        self._agenda = agenda
+        self._pending_checks = pending_checks
 
     def check_readable(self, settles: Sequence[Settle]) -> None:
         """Checks, before anything is changed, that messages to be dead-lettered can be read. Raises
@@ -54,7 +56,7 @@ class Settlement:
 
     def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
         """Settles all of them in order. Consecutive entries with the same outcome are one step."""
-        dying = Removals()
+        removals = Removals()
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
         at, count = 0, len(settles)
@@ -76,8 +78,8 @@ class Settlement:
                     end += 1
                     at += 1
                 queue.requeue_range(offset, end)
-                self._give_up(queue, offset, end, dying)
-                self._agenda.wake(queue)
+                self._give_up(queue, offset, end, removals)
+                self._pending_checks.wake(queue)
                 if queue.arguments.limited:
                     grown[queue] = None
             else:
@@ -85,16 +87,16 @@ class Settlement:
                 while at < count and settles[at] == (queue, end, "reject"):
                     end += 1
                     at += 1
-                discard(queue, range(offset, end), "rejected", dying)
+                discard(queue, range(offset, end), "rejected", removals)
         for queue in grown:
             # as in RabbitMQ: a requeued message counts again, and is the oldest
-            self._overflow.cut(change, queue, now, dying)
-        if dying:
-            self._messages.bury(change, dying, now)
+            self._overflow.cut(change, queue, now, removals)
+        if removals:
+            self._messages.dead_letter_all(change, removals, now)
         for queue in queues:
             queue.record(change)
 
-    def _give_up(self, queue: Queue, start: int, end: int, dying: Removals) -> None:
+    def _give_up(self, queue: Queue, start: int, end: int, removals: Removals) -> None:
         """Discards entries that were returned more often than x-delivery-limit. One that cannot be read
         stays.
         """
@@ -103,7 +105,7 @@ class Settlement:
         for offset in range(start, end):
             if queue.ready.over_limit(offset):
                 with contextlib.suppress(StoreError):
-                    discard(queue, (offset,), "delivery_limit", dying)
+                    discard(queue, (offset,), "delivery_limit", removals)
 
     def requeue(
         self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0
@@ -112,7 +114,7 @@ class Settlement:
         a later commit records it.
         """
         queues: dict[Queue, None] = {}
-        dying = Removals()
+        removals = Removals()
         last: Queue | None = None
         start = end = 0
         for queue, offset in (*settles, (None, 0)):
@@ -122,12 +124,12 @@ class Settlement:
             if last is not None and not last.deleted:
                 last.requeue_range(start, end)
                 if change is not None:
-                    self._give_up(last, start, end, dying)
+                    self._give_up(last, start, end, removals)
                 queues[last] = None
             last, start, end = queue, offset, offset + 1
-        if change is not None and dying:
-            self._messages.bury(change, dying, now)
+        if change is not None and removals:
+            self._messages.dead_letter_all(change, removals, now)
         for queue in queues:
-            self._agenda.wake(queue)
+            self._pending_checks.wake(queue)
             if change is not None and queue.ready.deliveries is not None:
                 queue.record(change)

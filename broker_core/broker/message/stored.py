@@ -1,5 +1,5 @@
-"""Messages whose bytes are stored before they become visible: spilled, staged by Spark's tasks, or buried
-ahead of their commit.
+"""Messages whose bytes are stored before they become visible: spilled, staged by Spark's tasks, or dead
+letters written ahead ahead of their commit.
 
 Pure.
 Not here: messages of small commits (``messages.py``). Invariant: a queue gets one run for each piece,
@@ -19,38 +19,38 @@ from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.agenda import Agenda
-from broker_core.broker.routing.routing import Selection, route_rows, selected_rows
+from broker_core.broker.queue.pending_checks import PendingChecks
+from broker_core.broker.routing.routing import RowSelection, route_rows, selected_rows
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.numbers import Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled
-from broker_core.broker.transaction.transaction import Buried, Staged
+from broker_core.broker.transaction.transaction import DeadLetterBlock, StagedMessages
 from broker_core.ids import BlockId, QueueId
 from broker_core.message.message import Message
 
 
-class Stored:
+class StoredMessages:
     def __init__(
         self,
-        hosts: VirtualHosts,
+        virtual_hosts: VirtualHosts,
         numbers: Numbers,
         blocks: Blocks,
         overflow: Overflow,
         messages: Messages,
-        agenda: Agenda,
+        pending_checks: PendingChecks,
     ) -> None:
         self._undo = blocks.undo
-        self._hosts = hosts
-        self._queues = hosts.registry.by_id
+        self._virtual_hosts = virtual_hosts
+        self._queues = virtual_hosts.registry.by_id
         self._numbers = numbers
         self._blocks = blocks
         self._overflow = overflow
         self._messages = messages
-        self._agenda = agenda
-        self._touched = agenda.touched
+        self._pending_checks = pending_checks
+        self._touched = pending_checks.touched
 
     def enqueue_block(
         self,
@@ -58,7 +58,7 @@ class Stored:
         block_id: BlockId,
         rows: int,
         size_bytes: int,
-        routes: Mapping[QueueId, Selection],
+        routes: Mapping[QueueId, RowSelection],
         now: int,
         *,
         expiring: bool | None = None,
@@ -84,7 +84,7 @@ class Stored:
         if block.expiring is None:
             block.expiring = expiring
         firsts: dict[QueueId, int] = {}
-        dying = Removals()
+        removals = Removals()
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self._queues[queue_id]
             first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
@@ -98,15 +98,15 @@ class Stored:
                 queue.marks.timed = True
             if queue.arguments.limited and readable:
                 self._overflow.measure(queue, first)
-                self._overflow.cut(change, queue, now, dying)
+                self._overflow.cut(change, queue, now, removals)
             elif queue.arguments.limited:
                 queue.room.forget()
-                self._agenda.cut_later(queue, now)
-        if dying:
-            self._messages.bury(change, dying, now)
+                self._pending_checks.cut_later(queue, now)
+        if removals:
+            self._messages.dead_letter_all(change, removals, now)
         return firsts
 
-    def enqueue_staged(self, change: Change, staged: Staged, now: int) -> None:
+    def enqueue_staged(self, change: Change, staged: StagedMessages, now: int) -> None:
         """Makes rows visible that Spark's tasks staged."""
         if staged.inline is not None:
             self._enqueue_inline(change, staged.inline, staged.routes, now)
@@ -117,7 +117,7 @@ class Stored:
         self,
         change: Change,
         block: pa.RecordBatch,
-        routes: Mapping[QueueId, Selection],
+        routes: Mapping[QueueId, RowSelection],
         now: int,
     ) -> None:
         """Makes a few rows part of the open block."""
@@ -154,11 +154,11 @@ class Stored:
             self._enqueue_share(change, spilled, share, now, connection)
             if share.queue.arguments.limited:
                 limited[share.queue] = None
-        dying = Removals()
+        removals = Removals()
         for queue in limited:
-            self._overflow.cut(change, queue, now, dying)
-        if dying:
-            self._messages.bury(change, dying, now)
+            self._overflow.cut(change, queue, now, removals)
+        if removals:
+            self._messages.dead_letter_all(change, removals, now)
 
     def _enqueue_share(
         self, change: Change, spilled: Spilled, share: Share, now: int, connection: object
@@ -183,19 +183,23 @@ class Stored:
             for offset, size in enumerate(sizes[np.asarray(rows)].tolist(), first):
                 queue.room.add(offset, size)
 
-    def enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
+    def enqueue_dead_letters(self, change: Change, dead_letter_block: DeadLetterBlock, now: int) -> None:
         """Enqueues dead letters whose bytes are in a segment. Raises nothing."""
-        host = self._hosts.by_name.get(buried.queue.vhost)
-        source = host.exchanges.get(buried.exchange) if host is not None else None
-        routes: dict[QueueId, Selection] = {}
-        if source is not None and not buried.queue.deleted:
-            routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))
+        topology = self._virtual_hosts.by_name.get(dead_letter_block.queue.vhost)
+        source = topology.exchanges.get(dead_letter_block.exchange) if topology is not None else None
+        routes: dict[QueueId, RowSelection] = {}
+        if source is not None and not dead_letter_block.queue.deleted:
+            routes = route_rows(
+                source,
+                dead_letter_block.keys.column("routing_key"),
+                dead_letter_block.keys.column("properties"),
+            )
         change.sequence = change.sequence or self._numbers.next_sequence()
         self.enqueue_block(
             change,
-            buried.block_id,
-            buried.rows,
-            buried.size_bytes,
+            dead_letter_block.block_id,
+            dead_letter_block.rows,
+            dead_letter_block.size_bytes,
             routes,
             now,
             expiring=False,

@@ -20,13 +20,15 @@ from broker_core.errors import PreconditionFailed
 
 
 class VhostMessageLimit:
-    def __init__(self, hosts: VirtualHosts) -> None:
-        self._hosts = hosts
+    def __init__(self, virtual_hosts: VirtualHosts) -> None:
+        self._virtual_hosts = virtual_hosts
 
     def check(self, transaction: Transaction) -> None:
         """Raises PreconditionFailed for what does not fit as a whole. What it settles makes room."""
-        leaving = _by_host(self._hosts, _leaving(transaction))
-        for topology, more in _by_host(self._hosts, _arriving(self._hosts, transaction)).items():
+        leaving = _by_vhost(self._virtual_hosts, _leaving(transaction))
+        for topology, more in _by_vhost(
+            self._virtual_hosts, _arriving(self._virtual_hosts, transaction)
+        ).items():
             held = topology.tally.total - leaving.get(topology, 0)
             if more > topology.max_messages - held:
                 raise PreconditionFailed(
@@ -37,11 +39,11 @@ class VhostMessageLimit:
 
     def admit(self, transaction: Transaction, rejected: list[int]) -> list[Publish]:
         """Returns the publishes with those that do not fit made empty; their indexes go to ``rejected``."""
-        leaving = _by_host(self._hosts, _leaving(transaction))
+        leaving = _by_vhost(self._virtual_hosts, _leaving(transaction))
         room: dict[Topology, int] = {}
         admitted = []
         for index, publish in enumerate(transaction.publishes):
-            arriving = _by_host(self._hosts, ((queue, 1) for queue in publish.queues))
+            arriving = _by_vhost(self._virtual_hosts, ((queue, 1) for queue in publish.queues))
             for topology in arriving:
                 if topology not in room:
                     room[topology] = topology.max_messages - topology.tally.total + leaving.get(topology, 0)
@@ -55,7 +57,7 @@ class VhostMessageLimit:
         return admitted
 
 
-def _arriving(hosts: VirtualHosts, transaction: Transaction) -> Iterator[tuple[Queue, int]]:
+def _arriving(virtual_hosts: VirtualHosts, transaction: Transaction) -> Iterator[tuple[Queue, int]]:
     """Yields queues with how many messages come to each."""
     for publish in transaction.publishes:
         for queue in publish.queues:
@@ -65,7 +67,7 @@ def _arriving(hosts: VirtualHosts, transaction: Transaction) -> Iterator[tuple[Q
             yield queue, selection.rows
     for staged in transaction.staged:
         for queue_id, selection in staged.routes.items():
-            queue_of_id = hosts.registry.by_id.get(queue_id)
+            queue_of_id = virtual_hosts.registry.by_id.get(queue_id)
             if queue_of_id is not None:
                 yield queue_of_id, selection.rows
 
@@ -81,13 +83,13 @@ def _leaving(transaction: Transaction) -> Iterator[tuple[Queue, int]]:
         yield queue, end - start - sum(b - a for a, b in queue.progress.settled_within(start, end))
 
 
-def _by_host(hosts: VirtualHosts, messages: Iterable[tuple[Queue, int]]) -> dict[Topology, int]:
+def _by_vhost(virtual_hosts: VirtualHosts, messages: Iterable[tuple[Queue, int]]) -> dict[Topology, int]:
     """Returns how many messages these are for each virtual host that has a limit."""
     found: dict[Topology, int] = {}
     for queue, more in messages:
         if queue.deleted or queue.replies:
             continue
-        topology = hosts.by_name[queue.vhost]
+        topology = virtual_hosts.by_name[queue.vhost]
         if topology.max_messages >= 0:
             found[topology] = found.get(topology, 0) + more
     return found

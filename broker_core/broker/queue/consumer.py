@@ -20,7 +20,7 @@ from broker_core.errors import PreconditionFailed
 from broker_core.message.field_table import Timestamp
 
 
-class Holder(Protocol):
+class ConsumerChannel(Protocol):
     """The attributes of a channel that a consumer uses (``channel.py``)."""
 
     connection: object
@@ -65,7 +65,7 @@ class Consumer:
 
     def __init__(
         self,
-        channel: Holder,
+        channel: ConsumerChannel,
         queue: Queue,
         tag: str,
         send: Send,

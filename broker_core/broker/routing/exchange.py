@@ -6,7 +6,7 @@ Invariant: ``cache`` has only results of the current bindings, here and in all e
 change empties the caches of the exchange and of those whose results came by here (``_relying``). A route that
 came by a headers exchange is not cached. A change costs what it changes, and what it removes from caches: no
 index is built again. What is deleted costs the same whatever number of bindings it has: an index may have
-entries of deleted destinations, which match nothing (``severed.py``).
+entries of deleted destinations, which match nothing (``stale_bindings.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import carbon_copies
 from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
 from broker_core.broker.routing.route_room import RouteRoom
-from broker_core.broker.routing.severed import Severed
+from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.routing.topic_patterns import TopicPatterns
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
@@ -75,7 +75,7 @@ class Exchange:
         self.deleted = False
         self.cache: dict[str, Queues] = {}
         self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
-        self.severed = Severed(self._undo)  # the same
+        self.stale_bindings = StaleBindings(self._undo)  # the same
         self.alternate: Exchange | None = None  # receives messages that no binding here matches
         # those with a binding or an alternate to this one, in that order
         self.upstream: dict[Exchange, None] = {}
@@ -164,7 +164,7 @@ class Exchange:
         if gone is None:
             return ()
         self._undo.append((self._take_back, destination, gone))
-        self.severed.add(self._removed, gone)
+        self.stale_bindings.add(self._removed, gone)
         self._undo.item(self._bytes, destination)
         self._bytes.pop(destination, None)
         self._forget(destination)

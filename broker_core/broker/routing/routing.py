@@ -29,7 +29,7 @@ Held = AbstractContextManager[Any]
 FREE: Held = nullcontext()  # nobody changes the bindings meanwhile
 
 
-class Selection(NamedTuple):
+class RowSelection(NamedTuple):
     """Rows of a block, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row``
     (see RunRecord).
     """
@@ -44,12 +44,12 @@ class Routed(NamedTuple):
     those.
     """
 
-    selections: dict[QueueId, Selection]
+    selections: dict[QueueId, RowSelection]
     unroutable: int
     examples: list[tuple[str, str]]
 
 
-def selected_rows(selection: Selection) -> RowNumbers:
+def selected_rows(selection: RowSelection) -> RowNumbers:
     """Returns row numbers, in order."""
     row, rows, bitmap = selection
     if not bitmap:
@@ -62,7 +62,7 @@ def selected_rows(selection: Selection) -> RowNumbers:
     )
 
 
-def row_numbers(selection: Selection) -> npt.NDArray[np.int64]:
+def row_numbers(selection: RowSelection) -> npt.NDArray[np.int64]:
     """As :func:`selected_rows`, as an array."""
     rows = selected_rows(selection)
     # numpy would ask a range for each of its numbers
@@ -81,15 +81,15 @@ def find_exchange(exchanges: Mapping[str, Exchange], name: str, vhost: str) -> E
     return exchange
 
 
-def select(mask: npt.NDArray[np.bool_]) -> Selection:
+def select(mask: npt.NDArray[np.bool_]) -> RowSelection:
     """Returns the set rows of ``mask``, at least one, in the shortest form."""
     count = int(np.count_nonzero(mask))
     first = int(mask.argmax())
     last = len(mask) - 1 - int(mask[::-1].argmax())
     if last - first + 1 == count:
-        return Selection(first, count, b"")
+        return RowSelection(first, count, b"")
     row = first & ~7
-    return Selection(row, count, np.packbits(mask[row : last + 1], bitorder="little").tobytes())
+    return RowSelection(row, count, np.packbits(mask[row : last + 1], bitorder="little").tobytes())
 
 
 def route_column(
@@ -205,9 +205,9 @@ class _Reached:
         self.any[slice(None) if among is None else among] = reaches
         self._grouped.append((order if among is None else among[order], ends, groups_of))
 
-    def selections(self) -> dict[QueueId, Selection]:
+    def selections(self) -> dict[QueueId, RowSelection]:
         """By queue id, in order. Raises TransactionTooLarge."""
-        found: dict[QueueId, Selection] = {}
+        found: dict[QueueId, RowSelection] = {}
         size = 0
         for queue_id in sorted({each for _, _, groups_of in self._grouped for each in groups_of}):
             selection = select_rows(np.concatenate(list(self._rows(queue_id))))
@@ -230,15 +230,15 @@ def _too_large(what: str) -> TransactionTooLarge:
     )
 
 
-def select_rows(rows: npt.NDArray[np.int64]) -> Selection:
+def select_rows(rows: npt.NDArray[np.int64]) -> RowSelection:
     """Returns these rows, at least one and each once, in any order, in the shortest form."""
     first, last, count = int(rows.min()), int(rows.max()), len(rows)
     if last - first + 1 == count:
-        return Selection(first, count, b"")
+        return RowSelection(first, count, b"")
     row = first & ~7
     mask = np.zeros(last + 1 - row, dtype=np.bool_)
     mask[rows - row] = True
-    return Selection(row, count, np.packbits(mask, bitorder="little").tobytes())
+    return RowSelection(row, count, np.packbits(mask, bitorder="little").tobytes())
 
 
 def is_alike(column: str | pa.Array) -> bool:
@@ -260,11 +260,13 @@ def is_alike(column: str | pa.Array) -> bool:
 
 def _widened(first: Routed, rows: int) -> Routed:
     """Returns what holds for ``rows`` rows that are as the first one."""
-    selections = {queue_id: Selection(0, rows, b"") for queue_id in first.selections}
+    selections = {queue_id: RowSelection(0, rows, b"") for queue_id in first.selections}
     return Routed(selections, first.unroutable * rows, first.examples * min(rows, _EXAMPLES))
 
 
-def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[QueueId, Selection]:
+def route_rows(
+    exchange: Exchange, routing_keys: pa.Array, properties: pa.Array
+) -> dict[QueueId, RowSelection]:
     """Routes every row through one exchange, internal or not. Returns the rows for each queue id."""
     codes, values = _distinct(exchange, None, routing_keys, properties)
     reached = _Reached(len(routing_keys))

@@ -1,6 +1,6 @@
 """Exchanges and bindings of a virtual host as rows for an operator.
 
-Not here: who may see them (``server/flight/permits.py``).
+Not here: who may see them (``server/flight/call_permissions.py``).
 """
 
 from __future__ import annotations

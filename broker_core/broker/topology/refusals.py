@@ -15,7 +15,7 @@ from broker_core.errors import (
 )
 
 SOURCES = 4_096  # exchanges that lead to one queue or exchange: deleting it takes a step for each
-HOST_BINDING_BYTES = 512 * 1024 * 1024  # about, of all bindings of a virtual host
+VHOST_BINDING_BYTES = 512 * 1024 * 1024  # about, of all bindings of a virtual host
 
 
 def no_vhost(name: str) -> NotAllowed:
@@ -55,10 +55,10 @@ def check_room(queues: Collection[Queue], name: str, vhost: str, limit: int) -> 
 
 def check_bindings(size_bytes: int, sources: Collection[object], target: str, vhost: str) -> None:
     """Before a binding to ``target``, which ``sources`` lead to. Raises PreconditionFailed."""
-    if size_bytes >= HOST_BINDING_BYTES:
+    if size_bytes >= VHOST_BINDING_BYTES:
         raise PreconditionFailed(
             f"cannot bind {target}: the bindings of vhost '{vhost}' take {size_bytes} bytes, the limit is "
-            f"{HOST_BINDING_BYTES}",
+            f"{VHOST_BINDING_BYTES}",
             "remove bindings that are not needed",
         )
     check_sources(sources, target)

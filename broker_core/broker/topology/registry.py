@@ -5,24 +5,24 @@ from __future__ import annotations
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.routing.route_room import RouteRoom
-from broker_core.broker.routing.severed import Severed
+from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.state.undo import Undo
 from broker_core.ids import QueueId
 
 
 class Registry:
     """``by_id``: every queue. ``last_id``: the highest id of a queue so far. ``routes``: room for the cached
-    routes of all exchanges. ``severed``: what their indexes have too much. ``ending``: queues of deleted
-    virtual hosts whose messages are not forgotten yet.
+    routes of all exchanges. ``stale_bindings``: what their indexes have too much. ``ending``: queues of
+    deleted virtual hosts whose messages are not forgotten yet.
     """
 
-    __slots__ = ("by_id", "cancelled", "ending", "last_id", "routes", "severed")
+    __slots__ = ("by_id", "cancelled", "ending", "last_id", "routes", "stale_bindings")
 
     def __init__(self, undo: Undo) -> None:
         self.by_id: dict[QueueId, Queue] = {}
         self.last_id = 0
         self.routes = RouteRoom()
-        self.severed = Severed(undo)
+        self.stale_bindings = StaleBindings(undo)
         self.ending: list[Queue] = []
         # consumers of deleted queues; the shell notifies them and empties the list
         self.cancelled: list[Consumer] = []

@@ -226,7 +226,7 @@ class Topology:
     def add_exchange(self, exchange: Exchange) -> None:
         self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
-        exchange.room, exchange.severed = self._registry.routes, self._registry.severed
+        exchange.room, exchange.stale_bindings = self._registry.routes, self._registry.stale_bindings
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
             self._undo.enter(self._alternates, alternate, exchange)

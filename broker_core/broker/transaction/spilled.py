@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing.routing import Selection, row_numbers, select
+from broker_core.broker.routing.routing import RowSelection, row_numbers, select
 from broker_core.broker.state.block import EXPIRATION
 from broker_core.broker.transaction.publish import Publish
 from broker_core.ids import BlockId, QueueId
@@ -29,7 +29,7 @@ class Share(NamedTuple):
     """Rows for one queue. ``recorded``: they survive a restart."""
 
     queue: Queue
-    selection: Selection
+    selection: RowSelection
     recorded: bool
 
 
@@ -43,7 +43,7 @@ class Spilled(NamedTuple):
     block_id: BlockId
     rows: int
     size_bytes: int
-    selections: list[tuple[Queue, Selection]]
+    selections: list[tuple[Queue, RowSelection]]
     expiring: bool  # some message has its own expiration
     transient: bytes = b""  # rows that must not survive a restart; empty: none
     mandatory: bytes = b""
@@ -127,14 +127,14 @@ def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> S
 def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple[Spilled, int]:
     """Returns what ``Spilled.record`` wrote, and how many messages are for deleted queues."""
     block_id, rows, size_bytes, expiring = record["block"]
-    found: list[tuple[Queue, Selection]] = []
+    found: list[tuple[Queue, RowSelection]] = []
     gone = 0
     for queue_id, (row, count, bitmap) in record["queues"].items():
         queue = queues.get(QueueId(int(queue_id)))
         if queue is None:
             gone += count
         else:
-            found.append((queue, Selection(row, count, bytes.fromhex(bitmap))))
+            found.append((queue, RowSelection(row, count, bytes.fromhex(bitmap))))
     transient, mandatory = (bytes.fromhex(record.get(name, "")) for name in ("transient", "mandatory"))
     return Spilled(block_id, rows, size_bytes, found, expiring, transient, mandatory), gone
 
@@ -151,9 +151,9 @@ def _unpacked(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=count, bitorder="little").astype(np.bool_)
 
 
-def _selection(rows: npt.NDArray[np.int64]) -> Selection:
+def _selection(rows: npt.NDArray[np.int64]) -> RowSelection:
     first = int(rows[0]) & ~7
     mask = np.zeros(int(rows[-1]) + 1 - first, dtype=np.bool_)
     mask[rows - first] = True
     row, count, bitmap = select(mask)
-    return Selection(row + first, count, bitmap)
+    return RowSelection(row + first, count, bitmap)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.exchange import Queues
-from broker_core.broker.routing.routing import Selection
+from broker_core.broker.routing.routing import RowSelection
 from broker_core.broker.state.block import EXPIRATION
 from broker_core.broker.state.records import PreparedRecord
 from broker_core.broker.transaction.key import name_of
@@ -61,7 +61,7 @@ class Settle(NamedTuple):
     outcome: Outcome
 
 
-class Buried(NamedTuple):
+class DeadLetterBlock(NamedTuple):
     """Dead letters of ``queue`` whose bytes are in a segment already, in a block that no catalog names yet.
     They are routed at the commit.
     """
@@ -74,7 +74,7 @@ class Buried(NamedTuple):
     keys: pa.RecordBatch  # routing_key and properties of each
 
 
-class Staged(NamedTuple):
+class StagedMessages(NamedTuple):
     """Messages that Spark's tasks have staged, and which of them each queue gets, as of that time.
 
     They are block ``block_id``, or, if that is NO_BLOCK, a few rows in ``inline``.
@@ -83,7 +83,7 @@ class Staged(NamedTuple):
     block_id: BlockId
     rows: int
     size_bytes: int
-    routes: Mapping[QueueId, Selection]
+    routes: Mapping[QueueId, RowSelection]
     inline: pa.RecordBatch | None = None
 
 
@@ -118,8 +118,8 @@ class Transaction:
 
     __slots__ = (
         "atomic",
-        "buried",
         "connection",
+        "dead_letter_blocks",
         "gone",
         "incoming",
         "limits",
@@ -135,7 +135,7 @@ class Transaction:
         "xid",
     )
 
-    staged: Sequence[Staged] = ()
+    staged: Sequence[StagedMessages] = ()
     consumed: Sequence[Consumed] = ()
     decided = False
 
@@ -150,7 +150,9 @@ class Transaction:
         self.publishes: list[Publish] = []
         self.spilled: list[Spilled] = []
         self.settles: list[Settle] = []
-        self.buried: list[Buried] = []  # of settles that were rejects, and count as acks now
+        self.dead_letter_blocks: list[
+            DeadLetterBlock
+        ] = []  # of settles that were rejects, and count as acks now
         # messages and bytes for each queue that has a maximum length
         self.incoming: dict[Queue, tuple[int, int]] = {}
         self.messages = 0
@@ -190,7 +192,7 @@ class Transaction:
         self.size_bytes = total
         self.unspilled_bytes += size_bytes + len(message.properties)
 
-    def publish_alike(
+    def publish_many(
         self, like: Message, bodies: Sequence[bytes], queues: Queues, mandatory: bool, now_us: int
     ) -> bool:
         """Does what ``Channel.publish`` does with a message for each body, which has all else of ``like``.
@@ -232,7 +234,10 @@ class Transaction:
     @property
     def appended(self) -> list[BlockId]:
         """Returns the blocks that belong to nothing after a rollback."""
-        return [*(spilled.block_id for spilled in self.spilled), *(buried.block_id for buried in self.buried)]
+        return [
+            *(spilled.block_id for spilled in self.spilled),
+            *(dead_letter_block.block_id for dead_letter_block in self.dead_letter_blocks),
+        ]
 
     def pieces(self, settles: int) -> list[Transaction]:
         """Splits one that is not atomic: keeps its first settles, and returns all pieces in order."""
@@ -337,11 +342,11 @@ class StagedTransaction(Transaction):
     def __init__(self, name: str, opened_us: int) -> None:
         super().__init__(Limits(None, None), opened_us, name)
         self.transactional = True
-        self.staged: list[Staged] = []
+        self.staged: list[StagedMessages] = []
         self.consumed: list[Consumed] = []
         self.decided = False
 
-    def stage(self, staged: Staged, queues: Mapping[QueueId, Queue]) -> None:
+    def stage(self, staged: StagedMessages, queues: Mapping[QueueId, Queue]) -> None:
         """Publishes what was staged. Queues deleted since then are left out."""
         self.staged.append(staged)
         for queue_id, (_row, count, _bitmap) in staged.routes.items():

@@ -26,7 +26,7 @@ Kind = type[port.Request[Any]]
 
 # Kafka protocol guide and KafkaApis: what a broker authorizes before it answers
 NEEDED: Mapping[Kind, Mapping[str, str]] = {
-    port.Features: {},
+    port.ApiVersions: {},
     port.Metadata: {TOPIC: DESCRIBE},
     port.FindCoordinator: {TRANSACTIONAL_ID: DESCRIBE, GROUP: DESCRIBE},
     port.ListOffsets: {TOPIC: DESCRIBE},

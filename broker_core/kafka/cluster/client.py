@@ -15,7 +15,7 @@ from broker_core.kafka.cluster.cluster import RECONNECT_S, Cluster
 from broker_core.kafka.cluster.leaders import Leaders
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Isolation, Log, NodeAddress, Producer, Wire
+from broker_core.kafka.protocol.port import Isolation, NodeAddress, Producer, TopicPartition, Wire
 
 TRANSACTION_VERSION = "transaction.version"
 PRODUCE_MS = 30_000  # a leader waits so long for its replicas
@@ -51,7 +51,7 @@ class Client:
     def transaction_version(self) -> int:
         """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""
         if self._levels is None:
-            self._levels = self._cluster.anywhere(port.Features()).levels
+            self._levels = self._cluster.anywhere(port.ApiVersions()).levels
         return self._levels.get(TRANSACTION_VERSION, 0)
 
     def topics(self) -> Mapping[str, port.TopicMetadata]:
@@ -105,8 +105,8 @@ class Client:
     # -- records ---------------------------------------------------------------------------------------------
 
     def offsets(
-        self, timestamps: Mapping[Log, int], isolation: Isolation = Isolation.READ_COMMITTED
-    ) -> dict[Log, int]:
+        self, timestamps: Mapping[TopicPartition, int], isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> dict[TopicPartition, int]:
         """By log: its end (LATEST), begin (EARLIEST) or the first offset from a timestamp in ms on (-1:
         none). Raises QueueNotFound.
         """
@@ -115,7 +115,7 @@ class Client:
 
     def fetch(
         self,
-        offsets: Mapping[Log, int],
+        offsets: Mapping[TopicPartition, int],
         *,
         ids: Mapping[str, uuid.UUID] | None = None,
         isolation: Isolation = Isolation.READ_COMMITTED,
@@ -123,7 +123,7 @@ class Client:
         max_wait_ms: int = 0,
         min_bytes: int = 1,
         lane: str = "",
-    ) -> dict[Log, port.Fetched]:
+    ) -> dict[TopicPartition, port.Fetched]:
         """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic
         with another id).
         """
@@ -134,8 +134,8 @@ class Client:
         )()
 
     def fetching(
-        self, offsets: Mapping[Log, int], isolation: Isolation, max_bytes: int, lane: str
-    ) -> Callable[[], dict[Log, port.Fetched]]:
+        self, offsets: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int, lane: str
+    ) -> Callable[[], dict[TopicPartition, port.Fetched]]:
         """Asks for batches. Returns the call that waits for them."""
         return self._leaders.ask(
             offsets, lambda part: port.Fetch(part, None, isolation, max_bytes, 0, 1), lane=lane
@@ -143,12 +143,12 @@ class Client:
 
     def produce(
         self,
-        batches: Mapping[Log, bytes | bytearray | memoryview],
+        batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
         *,
         transactional_id: str | None = None,
         implicit: bool = False,
         repeat: bool = False,
-    ) -> dict[Log, int]:
+    ) -> dict[TopicPartition, int]:
         """Appends one batch to each log; the offsets of their first records.
 
         ``repeat``: what has no answer is sent again, and may stand there twice. Raises Unanswered without it,
@@ -158,13 +158,13 @@ class Client:
 
     def producing(
         self,
-        batches: Mapping[Log, bytes | bytearray | memoryview],
+        batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
         *,
         transactional_id: str | None = None,
         implicit: bool = False,
         repeat: bool = False,
         lane: str = "",
-    ) -> Callable[[], dict[Log, int]]:
+    ) -> Callable[[], dict[TopicPartition, int]]:
         """Sends what :meth:`produce` appends. Returns the call that waits until it is appended."""
         answers = self._leaders.ask(
             batches,
@@ -177,12 +177,12 @@ class Client:
         )
         return lambda: {log: answer.offset for log, answer in answers().items()}
 
-    def delete_records(self, before: Mapping[Log, int]) -> dict[Log, int]:
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Moves the begins of logs and returns them. Idempotent."""
         answers = self._leaders.ask(before, port.DeleteRecords)()
         return {log: answer.offset for log, answer in answers.items()}
 
-    def sizes(self, logs: Sequence[Log]) -> dict[Log, int]:
+    def sizes(self, logs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Bytes on the disks of the leaders. Raises AccessRefused, QueueNotFound."""
         answers = self._leaders.ask(dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)))()
         return {log: answer.bytes for log, answer in answers.items()}
@@ -196,7 +196,9 @@ class Client:
             transactional_id, request, lambda answer: (answer.code, None), repeat=True
         ).producer
 
-    def add_partitions(self, transactional_id: str, producer: Producer, logs: Sequence[Log]) -> None:
+    def add_partitions(
+        self, transactional_id: str, producer: Producer, logs: Sequence[TopicPartition]
+    ) -> None:
         """Lets logs join the transaction, all or none. Idempotent. Raises TransactionState,
         AccessRefused.
         """
@@ -226,11 +228,11 @@ class Client:
 
     # -- groups ----------------------------------------------------------------------------------------------
 
-    def commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Sets the group's position, for tools that show lag. Idempotent."""
         self._cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
 
-    def group_offsets(self, group: str, logs: Sequence[Log]) -> dict[Log, int]:
+    def group_offsets(self, group: str, logs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Committed positions; -1: none."""
         request = port.GroupOffsets(group, tuple(logs))
         answers = self._cluster.coordinate(
@@ -243,7 +245,7 @@ class Client:
         return {log: answer.offset for log, answer in answers.items()}
 
 
-def _worst(codes: Mapping[Log, Code]) -> tuple[Code, Log | None]:
+def _worst(codes: Mapping[TopicPartition, Code]) -> tuple[Code, TopicPartition | None]:
     """Returns the code that says most of an answer about several logs, and whose it is."""
     log, code = max(
         codes.items(),

@@ -19,7 +19,7 @@ from broker_core.kafka.cluster.backoff import Backoff, Time
 from broker_core.kafka.cluster.nodes import Nodes
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code
-from broker_core.kafka.protocol.port import Log, NodeAddress, Request, Unanswered, Wire
+from broker_core.kafka.protocol.port import NodeAddress, Request, TopicPartition, Unanswered, Wire
 
 A = TypeVar("A")
 V = TypeVar("V")
@@ -160,7 +160,7 @@ class Cluster:
         self,
         key: str,
         request: Request[A],
-        code_of: Callable[[A], tuple[Code, Log | None]],
+        code_of: Callable[[A], tuple[Code, TopicPartition | None]],
         *,
         repeat: bool,
         group: bool = False,

@@ -25,9 +25,9 @@ from typing import Any, Generic, TypeVar
 from broker_core import errors
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import error_of
-from broker_core.kafka.protocol.frame import Form, Message
+from broker_core.kafka.protocol.frame import RequestCodec, VersionedRequest
 from broker_core.kafka.protocol.port import NodeAddress, Unanswered
-from broker_core.kafka.protocol.request_codecs import form_of
+from broker_core.kafka.protocol.request_codecs import codec_of
 from broker_core.kafka.protocol.sasl import Challenge, SaslExchange, SaslLogin, authenticate, handshake
 
 A = TypeVar("A")
@@ -62,7 +62,9 @@ class _Sent(Generic[A]):
     answer.
     """
 
-    def __init__(self, connection: Connection, message: Message, correlation: int, timeout_s: float) -> None:
+    def __init__(
+        self, connection: NodeConnection, message: VersionedRequest, correlation: int, timeout_s: float
+    ) -> None:
         self.message = message
         self.correlation = correlation
         self.timeout_s = timeout_s
@@ -88,7 +90,7 @@ class _Sent(Generic[A]):
         return answer
 
 
-class Connection:
+class NodeConnection:
     """Opened by its constructor. Raises ConnectionFailed, and AccessRefused for a login that the node
     refuses.
     """
@@ -110,7 +112,7 @@ class Connection:
         self._expires = float("inf")  # when to authenticate again
         self._socket = self._connected()
         try:
-            self._versions = self._ask(form_of(port.Features())).versions
+            self._versions = self._ask(codec_of(port.ApiVersions())).versions
             self._authenticate()
         except BaseException:
             self.close()
@@ -120,7 +122,7 @@ class Connection:
 
     def send(self, request: port.Request[A]) -> port.Pending[A]:
         """Raises ConnectionFailed: the request was not sent whole, so the node did not do it."""
-        message = Message(form_of(_in_time(request, self._settings)), self._versions, self.node)
+        message = VersionedRequest(codec_of(_in_time(request, self._settings)), self._versions, self.node)
         waits_s = getattr(request, "max_wait_ms", 0) / 1000
         with self._sending:
             if self._clock() >= self._expires:
@@ -128,7 +130,7 @@ class Connection:
                 self._authenticate()
             return self._send(message, waits_s + self._settings.request_s)
 
-    def _send(self, message: Message, timeout_s: float) -> _Sent[Any]:
+    def _send(self, message: VersionedRequest, timeout_s: float) -> _Sent[Any]:
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         frame = message.encode(self._correlation)
         if len(frame) > SMALL:
@@ -238,8 +240,10 @@ class Connection:
             )
             raise errors.ConnectionFailed(f"cannot connect to {self.node}: {error}", advice) from None
 
-    def _ask(self, form: Form) -> Any:
-        return self._send(Message(form, self._versions, self.node), self._settings.connect_s).answer()
+    def _ask(self, codec: RequestCodec) -> Any:
+        return self._send(
+            VersionedRequest(codec, self._versions, self.node), self._settings.connect_s
+        ).answer()
 
     def _authenticate(self) -> None:
         """SASL, where there is a login; also again on a connection whose session ends (KIP-368)."""

@@ -16,7 +16,7 @@ from broker_core.kafka.cluster import acls
 from broker_core.kafka.cluster.cluster import Cluster, Coded
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import BUSY, MOVED, UNCLEAR, Code
-from broker_core.kafka.protocol.port import Log, NodeAddress, Request, Unanswered
+from broker_core.kafka.protocol.port import NodeAddress, Request, TopicPartition, Unanswered
 
 V = TypeVar("V")
 C = TypeVar("C", bound=Coded)
@@ -27,9 +27,9 @@ class _Asked(Generic[C]):
     """``pending``: the answer of a leader about its logs, or why there will be none."""
 
     node: NodeAddress
-    logs: list[Log]
-    request: Request[dict[Log, C]]
-    pending: port.Pending[dict[Log, C]] | errors.ConnectionFailed
+    logs: list[TopicPartition]
+    request: Request[dict[TopicPartition, C]]
+    pending: port.Pending[dict[TopicPartition, C]] | errors.ConnectionFailed
 
 
 class Leaders:
@@ -38,13 +38,13 @@ class Leaders:
 
     def ask(
         self,
-        asked: Mapping[Log, V],
-        make: Callable[[dict[Log, V]], Request[dict[Log, C]]],
+        asked: Mapping[TopicPartition, V],
+        make: Callable[[dict[TopicPartition, V]], Request[dict[TopicPartition, C]]],
         *,
         repeat: bool = True,
         moved: bool = True,
         lane: str = "",
-    ) -> Callable[[], dict[Log, C]]:
+    ) -> Callable[[], dict[TopicPartition, C]]:
         """Sends the leaders their requests. Returns the call that waits for the answers; call it once, before
         the next request about these logs where their order matters.
 
@@ -54,7 +54,7 @@ class Leaders:
         todo, done = dict(asked), {}
         sent = self._send(todo, make, lane)
 
-        def answers() -> dict[Log, C]:
+        def answers() -> dict[TopicPartition, C]:
             nonlocal sent
             patience = self._cluster.patience()  # begins here: the caller may have been busy for long
             while True:
@@ -103,7 +103,7 @@ class Leaders:
                 if len(led) == of:
                     # a leader may not know yet that it is one, and would refuse the first batch
                     self.ask(
-                        {Log(topic, number): port.EARLIEST for number in led},
+                        {TopicPartition(topic, number): port.EARLIEST for number in led},
                         lambda part: port.ListOffsets(part, port.Isolation.READ_UNCOMMITTED),
                     )()
                     return found
@@ -112,9 +112,12 @@ class Leaders:
             patience.wait(error)
 
     def _send(
-        self, todo: dict[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], lane: str
+        self,
+        todo: dict[TopicPartition, V],
+        make: Callable[[dict[TopicPartition, V]], Request[dict[TopicPartition, C]]],
+        lane: str,
     ) -> list[_Asked[C]]:
-        parts: dict[NodeAddress, dict[Log, V]] = {}
+        parts: dict[NodeAddress, dict[TopicPartition, V]] = {}
         for log, value in todo.items():
             leader = self._leader(log)
             if leader is not None:
@@ -122,7 +125,7 @@ class Leaders:
         sent: list[_Asked[C]] = []
         for node, part in parts.items():
             request = make(part)
-            pending: port.Pending[dict[Log, C]] | errors.ConnectionFailed
+            pending: port.Pending[dict[TopicPartition, C]] | errors.ConnectionFailed
             try:
                 pending = self._cluster.nodes.send(node, request, lane)
             except errors.ConnectionFailed as error:
@@ -132,11 +135,11 @@ class Leaders:
 
     def _receive(
         self, sent: Iterable[_Asked[C]]
-    ) -> list[tuple[_Asked[C], dict[Log, C] | errors.ConnectionFailed]]:
+    ) -> list[tuple[_Asked[C], dict[TopicPartition, C] | errors.ConnectionFailed]]:
         """Every answer is read, also behind one that failed: the next user of a connection must not find
         it.
         """
-        found: list[tuple[_Asked[C], dict[Log, C] | errors.ConnectionFailed]] = []
+        found: list[tuple[_Asked[C], dict[TopicPartition, C] | errors.ConnectionFailed]] = []
         for each in sent:
             if isinstance(each.pending, errors.ConnectionFailed):
                 found.append((each, each.pending))
@@ -148,7 +151,7 @@ class Leaders:
         return found
 
     def _refused(
-        self, log: Log, request: Request[Any], answer: Coded, repeat: bool, moved: bool
+        self, log: TopicPartition, request: Request[Any], answer: Coded, repeat: bool, moved: bool
     ) -> errors.TxmqError:
         """The error of an answer that another try may better; raises it where none does."""
         message = getattr(answer, "message", None)
@@ -161,7 +164,7 @@ class Leaders:
             raise Unanswered(error.message)
         return error
 
-    def _leader(self, log: Log) -> NodeAddress | None:
+    def _leader(self, log: TopicPartition) -> NodeAddress | None:
         """None: there is none for now. Raises QueueNotFound where the topic has no such partition."""
         found = self._cluster.topic(log.topic)
         partition = found.partitions.get(log.partition)
@@ -178,6 +181,6 @@ class Leaders:
             self._forget([log])
         return node
 
-    def _forget(self, logs: Iterable[Log]) -> None:
+    def _forget(self, logs: Iterable[TopicPartition]) -> None:
         for log in logs:
             self._cluster.forget(log.topic)

@@ -11,7 +11,7 @@ import threading
 from typing import TypeVar
 
 from broker_core import errors
-from broker_core.kafka.cluster.connection import Connection, Settings
+from broker_core.kafka.cluster.connection import NodeConnection, Settings
 from broker_core.kafka.protocol.port import NodeAddress, Pending, Request
 
 A = TypeVar("A")
@@ -22,7 +22,7 @@ class SocketWire:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._connections: dict[tuple[NodeAddress, str], Connection] = {}
+        self._connections: dict[tuple[NodeAddress, str], NodeConnection] = {}
         self._lock = threading.Lock()
         self._opening: dict[tuple[NodeAddress, str], threading.Lock] = {}
         self._pid = os.getpid()
@@ -32,7 +32,7 @@ class SocketWire:
         """Raises ConnectionFailed: nothing was sent."""
         return self._connection(node, lane).send(request)
 
-    def _connection(self, node: NodeAddress, lane: str) -> Connection:
+    def _connection(self, node: NodeAddress, lane: str) -> NodeConnection:
         self._forget_parent()
         with self._lock:
             opening = self._opening.setdefault((node, lane), threading.Lock())
@@ -42,11 +42,11 @@ class SocketWire:
                     raise errors.ConnectionFailed("this client of Kafka is closed")
                 connection = self._connections.get((node, lane))
             if connection is None or connection.broken:
-                connection = Connection(node, self._settings)
+                connection = NodeConnection(node, self._settings)
                 self._keep(node, lane, connection)
             return connection
 
-    def _keep(self, node: NodeAddress, lane: str, connection: Connection) -> None:
+    def _keep(self, node: NodeAddress, lane: str, connection: NodeConnection) -> None:
         with self._lock:
             self._connections[node, lane] = connection
             if not self._closed:

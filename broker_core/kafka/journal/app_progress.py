@@ -13,7 +13,7 @@ from typing import Protocol
 from broker_core.engine import LedgerEntry
 
 
-class Facts(Protocol):
+class AppProgress(Protocol):
     def refresh(self) -> None:
         """Replays the journal to its end of now, which ListOffsets says."""
 

@@ -24,7 +24,7 @@ from broker_core.kafka.cluster.backoff import Backoff
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.history import History, PositionRecord, Proposal, read_key, surviving
 from broker_core.kafka.lost import ledger_lost
-from broker_core.kafka.protocol.port import LATEST, Log, Unanswered
+from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, replay
 from broker_core.micro_batch.canonical import canonical
@@ -42,7 +42,7 @@ class Journal:
         self._client = client
         self._app_id = app_id
         self._topic = topics.app(app_id)
-        self.log = Log(self._topic.name, names.JOURNAL)
+        self.log = TopicPartition(self._topic.name, names.JOURNAL)
         self._history = History(app_id)
         self._position = 0
         self._read_at_s = 0.0  # when the position was an end

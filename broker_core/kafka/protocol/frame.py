@@ -21,7 +21,7 @@ _CORRELATION = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestCodec:
     """How one request is written and its answer read. ``low`` and ``high``: the versions that are
     supported.
     """
@@ -37,31 +37,33 @@ class Form:
         return int(self.api.API_KEY)
 
 
-class Message:
+class VersionedRequest:
     """A form in one version: its bytes, and the answer in other bytes."""
 
-    def __init__(self, form: Form, versions: Mapping[int, tuple[int, int]] | None, node: NodeAddress) -> None:
+    def __init__(
+        self, codec: RequestCodec, versions: Mapping[int, tuple[int, int]] | None, node: NodeAddress
+    ) -> None:
         """``versions``: what the node supports, None before its answer. Raises KafkaError where no version is
         common.
         """
-        self._form = form
+        self._codec = codec
         self._node = node
-        low, high = versions.get(form.key, (0, -1)) if versions is not None else (form.low, form.high)
-        self._version = min(high, form.high)
-        if self._version < max(low, form.low):
+        low, high = versions.get(codec.key, (0, -1)) if versions is not None else (codec.low, codec.high)
+        self._version = min(high, codec.high)
+        if self._version < max(low, codec.low):
             raise errors.KafkaError(
-                f"{node} does not speak {self.name} of version {form.low} to {form.high}, but {low} to "
+                f"{node} does not speak {self.name} of version {codec.low} to {codec.high}, but {low} to "
                 f"{high}",
                 "Kafka 3.1 or later is needed, 4.0 or later for transactions of version 2",
             )
 
     @property
     def name(self) -> str:
-        return str(self._form.api.name).removesuffix("Request")
+        return str(self._codec.api.name).removesuffix("Request")
 
     def encode(self, correlation: int) -> bytes | bytearray:
         """The frame, its length in front."""
-        request = self._form.api(**self._form.fields)
+        request = self._codec.api(**self._codec.fields)
         request.API_VERSION = self._version
         request.with_header(correlation_id=correlation, client_id=CLIENT_ID)
         frame: bytes | bytearray = request.encode(framed=True, header=True)
@@ -72,9 +74,9 @@ class Message:
         try:
             if _CORRELATION.unpack_from(frame)[0] != correlation:
                 raise ValueError("it belongs to another request")
-            request = self._form.api
+            request = self._codec.api
             header = request.header_class(
-                request_api_key=self._form.key,
+                request_api_key=self._codec.key,
                 request_api_version=self._version,
                 correlation_id=0,
                 client_id="",
@@ -83,11 +85,11 @@ class Message:
             behind = _CORRELATION.size
             # a flexible header ends with tagged fields, of which Kafka defines none; that of ApiVersions
             # never is flexible (KIP-511)
-            if self._form.api is not ApiVersionsRequest and response.flexible_version_q(self._version):
+            if self._codec.api is not ApiVersionsRequest and response.flexible_version_q(self._version):
                 if frame[behind]:
                     raise ValueError("its header has tagged fields")
                 behind += 1
-            return self._form.read(response.decode(frame[behind:]))
+            return self._codec.read(response.decode(frame[behind:]))
         except (errors.TxmqError, MemoryError):
             raise
         except Exception as error:  # kafka-python raises whatever the damaged bytes lead to

@@ -42,7 +42,7 @@ class NodeAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Log(NamedTuple):
+class TopicPartition(NamedTuple):
     """A partition. As text it is ``orders/3``: a topic's name has no slash."""
 
     topic: str
@@ -93,14 +93,14 @@ class Unanswered(errors.ConnectionFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Features(Request["FeaturesAnswer"]):
+class ApiVersions(Request["ApiVersionsAnswer"]):
     """ApiVersions: which versions of which requests a node supports, and the features of the cluster
     (KIP-584).
     """
 
 
 @dataclass(frozen=True, slots=True)
-class FeaturesAnswer:
+class ApiVersionsAnswer:
     versions: Mapping[int, tuple[int, int]]  # by API key
     levels: Mapping[str, int]  # finalized ones; transaction.version 2 is KIP-890
 
@@ -152,12 +152,12 @@ class CoordinatorAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class ListOffsets(Request["dict[Log, OffsetAnswer]"]):
+class ListOffsets(Request["dict[TopicPartition, OffsetAnswer]"]):
     """By log: the first offset whose timestamp (ms) is not below the one asked for; LATEST: the end,
     EARLIEST: the begin.
     """
 
-    timestamps: Mapping[Log, int]
+    timestamps: Mapping[TopicPartition, int]
     isolation: Isolation = Isolation.READ_COMMITTED
 
 
@@ -168,7 +168,7 @@ class OffsetAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch(Request["dict[Log, Fetched]"]):
+class Fetch(Request["dict[TopicPartition, Fetched]"]):
     """Record batches from the given offsets on.
 
     ``ids`` are the topics' ids (KIP-516): with them a topic that was deleted and made again is
@@ -176,7 +176,7 @@ class Fetch(Request["dict[Log, Fetched]"]):
     (KIP-74).
     """
 
-    offsets: Mapping[Log, int]
+    offsets: Mapping[TopicPartition, int]
     ids: Mapping[str, uuid.UUID] | None = None
     isolation: Isolation = Isolation.READ_COMMITTED
     max_bytes: int = 8 << 20
@@ -195,7 +195,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Produce(Request["dict[Log, Produced]"]):
+class Produce(Request["dict[TopicPartition, Produced]"]):
     """One record batch for each log, answered when all in-sync replicas have it (acks=all).
 
     With a ``transactional_id`` the batches are stamped with its producer. ``implicit``: the log joins the
@@ -203,7 +203,7 @@ class Produce(Request["dict[Log, Produced]"]):
     answered before.
     """
 
-    batches: Mapping[Log, bytes | bytearray | memoryview] = field(repr=False)
+    batches: Mapping[TopicPartition, bytes | bytearray | memoryview] = field(repr=False)
     transactional_id: str | None = None
     implicit: bool = False
     timeout_ms: int = 30_000
@@ -217,10 +217,10 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteRecords(Request["dict[Log, OffsetAnswer]"]):
+class DeleteRecords(Request["dict[TopicPartition, OffsetAnswer]"]):
     """Moves the begin of logs up to the given offsets; the answer has the new begins."""
 
-    before: Mapping[Log, int]
+    before: Mapping[TopicPartition, int]
     timeout_ms: int = 30_000
 
 
@@ -244,12 +244,12 @@ class ProducerAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class AddPartitions(Request["dict[Log, Code]"]):
+class AddPartitions(Request["dict[TopicPartition, Code]"]):
     """Lets logs join the open transaction; opens it where there is none."""
 
     transactional_id: str
     producer: Producer
-    logs: tuple[Log, ...]
+    logs: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class TransactionAnswer:
     code: Code
     state: str  # Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead
     producer: Producer
-    logs: frozenset[Log] = frozenset()
+    logs: frozenset[TopicPartition] = frozenset()
 
 
 # -- topics and groups ---------------------------------------------------------------------------------------
@@ -330,10 +330,10 @@ class ConfigsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class LogSizes(Request["dict[Log, SizeAnswer]"]):
+class LogSizes(Request["dict[TopicPartition, SizeAnswer]"]):
     """DescribeLogDirs: bytes on the disks of the node; UNKNOWN_TOPIC_OR_PARTITION where it has no replica."""
 
-    logs: tuple[Log, ...]
+    logs: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,16 +343,16 @@ class SizeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitOffsets(Request["dict[Log, Code]"]):
+class CommitOffsets(Request["dict[TopicPartition, Code]"]):
     """The position of a group that has no members, for tools that show its lag."""
 
     group: str
-    offsets: Mapping[Log, int]
+    offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOffsets(Request["dict[Log, OffsetAnswer]"]):
+class GroupOffsets(Request["dict[TopicPartition, OffsetAnswer]"]):
     """The committed position; offset -1: none."""
 
     group: str
-    logs: tuple[Log, ...]
+    logs: tuple[TopicPartition, ...]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code, error_of
-from broker_core.kafka.protocol.frame import CLIENT_ID, Form
+from broker_core.kafka.protocol.frame import CLIENT_ID, RequestCodec
 from broker_core.kafka.protocol.library import (
     AddPartitionsToTxnRequest,
     ApiVersionsRequest,
@@ -33,7 +33,7 @@ from broker_core.kafka.protocol.library import (
     OffsetFetchRequest,
     ProduceRequest,
 )
-from broker_core.kafka.protocol.port import Log, NodeAddress, Producer
+from broker_core.kafka.protocol.port import NodeAddress, Producer, TopicPartition
 
 NO_ID = uuid.UUID(int=0)
 _TOPIC = 2  # the type of a resource whose configs are described
@@ -41,41 +41,41 @@ _TOPIC = 2  # the type of a resource whose configs are described
 T = TypeVar("T")
 
 
-def form_of(request: port.Request[Any]) -> Form:
+def codec_of(request: port.Request[Any]) -> RequestCodec:
     """Raises KeyError for a request that the port does not have."""
-    make: Callable[[Any], Form] = _FORMS[type(request)]
+    make: Callable[[Any], RequestCodec] = _FORMS[type(request)]
     return make(request)
 
 
-def _by_topic(logs: Mapping[Log, T]) -> dict[str, list[tuple[int, T]]]:
+def _by_topic(logs: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
     topics: dict[str, list[tuple[int, T]]] = {}
     for log, value in logs.items():
         topics.setdefault(log.topic, []).append((log.partition, value))
     return topics
 
 
-def _partitions(logs: Iterable[Log]) -> dict[str, list[int]]:
+def _partitions(logs: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return {topic: [number for number, _ in found] for topic, found in _by_topic(dict.fromkeys(logs)).items()}
 
 
 # -- the cluster ---------------------------------------------------------------------------------------------
 
 
-def _features(_: port.Features) -> Form:
-    def read(answer: Any) -> port.FeaturesAnswer:
+def _features(_: port.ApiVersions) -> RequestCodec:
+    def read(answer: Any) -> port.ApiVersionsAnswer:
         if answer.error_code:
             raise error_of(Code(answer.error_code), "the request ApiVersions")
         versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-        return port.FeaturesAnswer(
+        return port.ApiVersionsAnswer(
             versions, {each.name: each.max_version_level for each in answer.finalized_features or ()}
         )
 
-    return Form(
+    return RequestCodec(
         ApiVersionsRequest, 3, 3, {"client_software_name": CLIENT_ID, "client_software_version": "0.1"}, read
     )
 
 
-def _metadata(request: port.Metadata) -> Form:
+def _metadata(request: port.Metadata) -> RequestCodec:
     topic = MetadataRequest.MetadataRequestTopic
     topics = None if request.topics is None else [topic(topic_id=NO_ID, name=name) for name in request.topics]
 
@@ -102,15 +102,15 @@ def _metadata(request: port.Metadata) -> Form:
         "allow_auto_topic_creation": False,
         "include_topic_authorized_operations": False,
     }
-    return Form(MetadataRequest, 10, 12, fields, read)
+    return RequestCodec(MetadataRequest, 10, 12, fields, read)
 
 
-def _find_coordinator(request: port.FindCoordinator) -> Form:
+def _find_coordinator(request: port.FindCoordinator) -> RequestCodec:
     def read(answer: Any) -> port.CoordinatorAnswer:
         code = Code(answer.error_code)
         return port.CoordinatorAnswer(code, None if code else NodeAddress(answer.host, answer.port))
 
-    return Form(
+    return RequestCodec(
         FindCoordinatorRequest, 3, 3, {"key": request.key, "key_type": 0 if request.group else 1}, read
     )
 
@@ -118,7 +118,7 @@ def _find_coordinator(request: port.FindCoordinator) -> Form:
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def _list_offsets(request: port.ListOffsets) -> Form:
+def _list_offsets(request: port.ListOffsets) -> RequestCodec:
     topic = ListOffsetsRequest.ListOffsetsTopic
     topics = [
         topic(
@@ -133,15 +133,17 @@ def _list_offsets(request: port.ListOffsets) -> Form:
         for name, found in _by_topic(request.timestamps).items()
     ]
 
-    def read(answer: Any) -> dict[Log, port.OffsetAnswer]:
+    def read(answer: Any) -> dict[TopicPartition, port.OffsetAnswer]:
         return {
-            Log(each.name, part.partition_index): port.OffsetAnswer(Code(part.error_code), part.offset)
+            TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
+                Code(part.error_code), part.offset
+            )
             for each in answer.topics
             for part in each.partitions
         }
 
     # version 5 is the first that answers OFFSET_NOT_AVAILABLE (KIP-207)
-    return Form(
+    return RequestCodec(
         ListOffsetsRequest,
         5,
         7,
@@ -150,7 +152,7 @@ def _list_offsets(request: port.ListOffsets) -> Form:
     )
 
 
-def _fetch(request: port.Fetch) -> Form:
+def _fetch(request: port.Fetch) -> RequestCodec:
     topic = FetchRequest.FetchTopic
     ids = request.ids
     topics = [
@@ -173,11 +175,11 @@ def _fetch(request: port.Fetch) -> Form:
     ]
     names = {id: name for name, id in ids.items()} if ids else {}
 
-    def read(answer: Any) -> dict[Log, port.Fetched]:
+    def read(answer: Any) -> dict[TopicPartition, port.Fetched]:
         if answer.error_code:
             return {log: port.Fetched(Code(answer.error_code), -1, -1, -1) for log in request.offsets}
         return {
-            Log(names[each.topic_id] if ids else each.topic, part.partition_index): port.Fetched(
+            TopicPartition(names[each.topic_id] if ids else each.topic, part.partition_index): port.Fetched(
                 Code(part.error_code),
                 part.high_watermark,
                 part.last_stable_offset,
@@ -203,10 +205,10 @@ def _fetch(request: port.Fetch) -> Form:
         "forgotten_topics_data": [],
         "rack_id": "",
     }
-    return Form(FetchRequest, 13 if ids else 12, 13 if ids else 12, fields, read)
+    return RequestCodec(FetchRequest, 13 if ids else 12, 13 if ids else 12, fields, read)
 
 
-def _produce(request: port.Produce) -> Form:
+def _produce(request: port.Produce) -> RequestCodec:
     topic = ProduceRequest.TopicProduceData
     topics = [
         topic(
@@ -218,9 +220,9 @@ def _produce(request: port.Produce) -> Form:
         for name, found in _by_topic(request.batches).items()
     ]
 
-    def read(answer: Any) -> dict[Log, port.Produced]:
+    def read(answer: Any) -> dict[TopicPartition, port.Produced]:
         return {
-            Log(each.name, part.index): port.Produced(
+            TopicPartition(each.name, part.index): port.Produced(
                 Code(part.error_code), part.base_offset, part.error_message
             )
             for each in answer.responses
@@ -234,10 +236,10 @@ def _produce(request: port.Produce) -> Form:
         "topic_data": topics,
     }
     low, high = (12, 12) if request.implicit else (9, 11)
-    return Form(ProduceRequest, low, high, fields, read)
+    return RequestCodec(ProduceRequest, low, high, fields, read)
 
 
-def _delete_records(request: port.DeleteRecords) -> Form:
+def _delete_records(request: port.DeleteRecords) -> RequestCodec:
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     topics = [
         topic(
@@ -250,34 +252,38 @@ def _delete_records(request: port.DeleteRecords) -> Form:
         for name, found in _by_topic(request.before).items()
     ]
 
-    def read(answer: Any) -> dict[Log, port.OffsetAnswer]:
+    def read(answer: Any) -> dict[TopicPartition, port.OffsetAnswer]:
         return {
-            Log(each.name, part.partition_index): port.OffsetAnswer(Code(part.error_code), part.low_watermark)
+            TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
+                Code(part.error_code), part.low_watermark
+            )
             for each in answer.topics
             for part in each.partitions
         }
 
-    return Form(DeleteRecordsRequest, 1, 2, {"topics": topics, "timeout_ms": request.timeout_ms}, read)
+    return RequestCodec(
+        DeleteRecordsRequest, 1, 2, {"topics": topics, "timeout_ms": request.timeout_ms}, read
+    )
 
 
 # -- transactions --------------------------------------------------------------------------------------------
 
 
-def _init_producer(request: port.InitProducer) -> Form:
+def _init_producer(request: port.InitProducer) -> RequestCodec:
     fields = {
         "transactional_id": request.transactional_id,
         "transaction_timeout_ms": request.transaction_ms,
         "producer_id": -1,
         "producer_epoch": -1,
     }
-    return Form(InitProducerIdRequest, 3, 5, fields, _read_producer)
+    return RequestCodec(InitProducerIdRequest, 3, 5, fields, _read_producer)
 
 
 def _read_producer(answer: Any) -> port.ProducerAnswer:
     return port.ProducerAnswer(Code(answer.error_code), Producer(answer.producer_id, answer.producer_epoch))
 
 
-def _add_partitions(request: port.AddPartitions) -> Form:
+def _add_partitions(request: port.AddPartitions) -> RequestCodec:
     topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
     fields = {
         "v3_and_below_transactional_id": request.transactional_id,
@@ -288,17 +294,17 @@ def _add_partitions(request: port.AddPartitions) -> Form:
         ],
     }
 
-    def read(answer: Any) -> dict[Log, Code]:
+    def read(answer: Any) -> dict[TopicPartition, Code]:
         return {
-            Log(each.name, part.partition_index): Code(part.partition_error_code)
+            TopicPartition(each.name, part.partition_index): Code(part.partition_error_code)
             for each in answer.results_by_topic_v3_and_below
             for part in each.results_by_partition
         }
 
-    return Form(AddPartitionsToTxnRequest, 3, 3, fields, read)  # later versions are for brokers
+    return RequestCodec(AddPartitionsToTxnRequest, 3, 3, fields, read)  # later versions are for brokers
 
 
-def _end_transaction(request: port.EndTransaction) -> Form:
+def _end_transaction(request: port.EndTransaction) -> RequestCodec:
     fields = {
         "transactional_id": request.transactional_id,
         "producer_id": request.producer.id,
@@ -306,8 +312,8 @@ def _end_transaction(request: port.EndTransaction) -> Form:
         "committed": request.commit,
     }
     if request.bump:
-        return Form(EndTxnRequest, 5, 5, fields, _read_producer)
-    return Form(
+        return RequestCodec(EndTxnRequest, 5, 5, fields, _read_producer)
+    return RequestCodec(
         EndTxnRequest,
         3,
         4,
@@ -316,14 +322,18 @@ def _end_transaction(request: port.EndTransaction) -> Form:
     )
 
 
-def _describe_transaction(request: port.DescribeTransaction) -> Form:
+def _describe_transaction(request: port.DescribeTransaction) -> RequestCodec:
     def read(answer: Any) -> port.TransactionAnswer:
         (found,) = answer.transaction_states
-        logs = frozenset(Log(each.topic, number) for each in found.topics for number in each.partitions)
+        logs = frozenset(
+            TopicPartition(each.topic, number) for each in found.topics for number in each.partitions
+        )
         producer = Producer(found.producer_id, found.producer_epoch)
         return port.TransactionAnswer(Code(found.error_code), found.transaction_state, producer, logs)
 
-    return Form(DescribeTransactionsRequest, 0, 0, {"transactional_ids": [request.transactional_id]}, read)
+    return RequestCodec(
+        DescribeTransactionsRequest, 0, 0, {"transactional_ids": [request.transactional_id]}, read
+    )
 
 
 # -- topics and groups ---------------------------------------------------------------------------------------
@@ -334,7 +344,7 @@ def _outcome(found: Iterable[Any]) -> port.Outcome:
     return port.Outcome(Code(one.error_code), one.error_message)
 
 
-def _create_topic(request: port.CreateTopic) -> Form:
+def _create_topic(request: port.CreateTopic) -> RequestCodec:
     topic = CreateTopicsRequest.CreatableTopic
     made = topic(
         name=request.name,
@@ -346,23 +356,23 @@ def _create_topic(request: port.CreateTopic) -> Form:
         ],
     )
     fields = {"topics": [made], "timeout_ms": request.timeout_ms, "validate_only": False}
-    return Form(CreateTopicsRequest, 5, 7, fields, lambda answer: _outcome(answer.topics))
+    return RequestCodec(CreateTopicsRequest, 5, 7, fields, lambda answer: _outcome(answer.topics))
 
 
-def _delete_topic(request: port.DeleteTopic) -> Form:
+def _delete_topic(request: port.DeleteTopic) -> RequestCodec:
     fields = {"topic_names": [request.name], "timeout_ms": request.timeout_ms}
-    return Form(DeleteTopicsRequest, 5, 5, fields, lambda answer: _outcome(answer.responses))
+    return RequestCodec(DeleteTopicsRequest, 5, 5, fields, lambda answer: _outcome(answer.responses))
 
 
-def _grow_topic(request: port.GrowTopic) -> Form:
+def _grow_topic(request: port.GrowTopic) -> RequestCodec:
     topic = CreatePartitionsRequest.CreatePartitionsTopic(
         name=request.name, count=request.partitions, assignments=None
     )
     fields = {"topics": [topic], "timeout_ms": request.timeout_ms, "validate_only": False}
-    return Form(CreatePartitionsRequest, 2, 3, fields, lambda answer: _outcome(answer.results))
+    return RequestCodec(CreatePartitionsRequest, 2, 3, fields, lambda answer: _outcome(answer.results))
 
 
-def _describe_topic(request: port.DescribeTopic) -> Form:
+def _describe_topic(request: port.DescribeTopic) -> RequestCodec:
     keys = None if request.keys is None else list(request.keys)
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=_TOPIC, resource_name=request.name, configuration_keys=keys
@@ -375,14 +385,14 @@ def _describe_topic(request: port.DescribeTopic) -> Form:
         )
 
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
-    return Form(DescribeConfigsRequest, 2, 4, fields, read)
+    return RequestCodec(DescribeConfigsRequest, 2, 4, fields, read)
 
 
-def _log_sizes(request: port.LogSizes) -> Form:
+def _log_sizes(request: port.LogSizes) -> RequestCodec:
     topic = DescribeLogDirsRequest.DescribableLogDirTopic
     topics = [topic(topic=name, partitions=numbers) for name, numbers in _partitions(request.logs).items()]
 
-    def read(answer: Any) -> dict[Log, port.SizeAnswer]:
+    def read(answer: Any) -> dict[TopicPartition, port.SizeAnswer]:
         # without the permission the answer has no directories; version 2 has no error code for that
         refused = Code(answer.error_code) if answer.results else Code.CLUSTER_AUTHORIZATION_FAILED
         if refused:
@@ -395,15 +405,15 @@ def _log_sizes(request: port.LogSizes) -> Form:
             for each in directory.topics:
                 for part in each.partitions:
                     if not part.is_future_key:
-                        found[Log(each.name, part.partition_index)] = port.SizeAnswer(
+                        found[TopicPartition(each.name, part.partition_index)] = port.SizeAnswer(
                             Code.NONE, part.partition_size
                         )
         return found
 
-    return Form(DescribeLogDirsRequest, 2, 4, {"topics": topics}, read)
+    return RequestCodec(DescribeLogDirsRequest, 2, 4, {"topics": topics}, read)
 
 
-def _commit_offsets(request: port.CommitOffsets) -> Form:
+def _commit_offsets(request: port.CommitOffsets) -> RequestCodec:
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
 
     def committed(number: int, offset: int) -> Any:
@@ -416,9 +426,9 @@ def _commit_offsets(request: port.CommitOffsets) -> Form:
         for name, found in _by_topic(request.offsets).items()
     ]
 
-    def read(answer: Any) -> dict[Log, Code]:
+    def read(answer: Any) -> dict[TopicPartition, Code]:
         return {
-            Log(each.name, part.partition_index): Code(part.error_code)
+            TopicPartition(each.name, part.partition_index): Code(part.error_code)
             for each in answer.topics
             for part in each.partitions
         }
@@ -430,33 +440,33 @@ def _commit_offsets(request: port.CommitOffsets) -> Form:
         "group_instance_id": None,
         "topics": topics,
     }
-    return Form(OffsetCommitRequest, 8, 9, fields, read)
+    return RequestCodec(OffsetCommitRequest, 8, 9, fields, read)
 
 
-def _group_offsets(request: port.GroupOffsets) -> Form:
+def _group_offsets(request: port.GroupOffsets) -> RequestCodec:
     topic = OffsetFetchRequest.OffsetFetchRequestTopic
     topics = [
         topic(name=name, partition_indexes=numbers) for name, numbers in _partitions(request.logs).items()
     ]
 
-    def read(answer: Any) -> dict[Log, port.OffsetAnswer]:
+    def read(answer: Any) -> dict[TopicPartition, port.OffsetAnswer]:
         if answer.error_code:
             return {log: port.OffsetAnswer(Code(answer.error_code), -1) for log in request.logs}
         return {
-            Log(each.name, part.partition_index): port.OffsetAnswer(
+            TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
                 Code(part.error_code), part.committed_offset
             )
             for each in answer.topics
             for part in each.partitions
         }
 
-    return Form(
+    return RequestCodec(
         OffsetFetchRequest, 7, 7, {"group_id": request.group, "topics": topics, "require_stable": False}, read
     )
 
 
-_FORMS: dict[type[port.Request[Any]], Callable[[Any], Form]] = {
-    port.Features: _features,
+_FORMS: dict[type[port.Request[Any]], Callable[[Any], RequestCodec]] = {
+    port.ApiVersions: _features,
     port.Metadata: _metadata,
     port.FindCoordinator: _find_coordinator,
     port.ListOffsets: _list_offsets,

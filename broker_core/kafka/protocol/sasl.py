@@ -12,7 +12,7 @@ from typing import Any
 
 from broker_core import errors
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.frame import Form
+from broker_core.kafka.protocol.frame import RequestCodec
 from broker_core.kafka.protocol.library import (
     AbstractTokenProvider,
     LibraryError,
@@ -101,14 +101,14 @@ class Challenge:
     lifetime_ms: int
 
 
-def handshake(mechanism: str) -> Form:
+def handshake(mechanism: str) -> RequestCodec:
     def read(answer: Any) -> tuple[Code, list[str]]:
         return Code(answer.error_code), list(answer.mechanisms)
 
-    return Form(SaslHandshakeRequest, 1, 1, {"mechanism": mechanism}, read)
+    return RequestCodec(SaslHandshakeRequest, 1, 1, {"mechanism": mechanism}, read)
 
 
-def authenticate(data: bytes) -> Form:
+def authenticate(data: bytes) -> RequestCodec:
     def read(answer: Any) -> Challenge:
         return Challenge(
             Code(answer.error_code),
@@ -117,4 +117,4 @@ def authenticate(data: bytes) -> Form:
             answer.session_lifetime_ms,
         )
 
-    return Form(SaslAuthenticateRequest, 1, 2, {"auth_bytes": data}, read)
+    return RequestCodec(SaslAuthenticateRequest, 1, 2, {"auth_bytes": data}, read)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from broker_core.engine import AttemptInfo
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
 from broker_core.kafka.sink.staging import APP, BATCH, QUERY, ROWS, TOKEN
 from broker_core.kafka.topics import entry
 
@@ -32,7 +32,7 @@ def attempts(client: Client, topic: str, decided: Collection[str]) -> list[Attem
 
     A part that was sent again counts twice.
     """
-    logs = [Log(topic, number) for number in client.topic(topic).partitions]
+    logs = [TopicPartition(topic, number) for number in client.topic(topic).partitions]
     begins = client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED)
     ends = client.offsets(dict.fromkeys(logs, LATEST), Isolation.READ_UNCOMMITTED)
     found: dict[str, _Attempt] = {}

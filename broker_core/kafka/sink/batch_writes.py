@@ -17,7 +17,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.names import write_id
 from broker_core.kafka.sink.decide import OnUnroutable, end_quietly, require_routable, rounds, timeout_ms
 from broker_core.kafka.sink.producer_epoch import EPOCH_PER_TRANSACTION, ProducerEpoch
-from broker_core.kafka.sink.receipt import Named, parse, require
+from broker_core.kafka.sink.receipt import NamedBranch, parse, require
 
 COMMITTED, ENDING, OPEN = "CompleteCommit", ("PrepareCommit", "PrepareAbort"), "Ongoing"
 
@@ -69,10 +69,10 @@ def _settled(client: Client, token: str) -> bool:
     return found.state == COMMITTED
 
 
-def _publish(client: Client, token: str, named: Sequence[Named]) -> None:
-    owner = ProducerEpoch(client, write_id(token))
-    owner.fence(timeout_ms(named))
-    transaction = owner.begin()
+def _publish(client: Client, token: str, named: Sequence[NamedBranch]) -> None:
+    epoch = ProducerEpoch(client, write_id(token))
+    epoch.fence(timeout_ms(named))
+    transaction = epoch.begin()
     try:
         transaction.join([log for each in named for log in each.receipt.logs])
         for batches in rounds(client, named):

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from broker_core import errors
 from broker_core.broker.state.records import LedgerRecord
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import Log
-from broker_core.kafka.sink.receipt import Place
+from broker_core.kafka.protocol.port import TopicPartition
+from broker_core.kafka.sink.receipt import BranchPlace
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,16 @@ class Cleaner:
         self._topic = topic
         self._every_bytes = every_bytes
         self._bytes = every_bytes  # decided and not cleaned; so a driver begins with cleaning
-        self._ends: dict[Log, int] = {}  # below: no winner of a later batch
+        self._ends: dict[TopicPartition, int] = {}  # below: no winner of a later batch
         self._may = False  # delete, as far as is known
 
     def require_right(self) -> None:
         """Raises AccessRefused where this user may not free staged rows: they would fill the disks."""
         if not self._may:
-            self._client.delete_records({Log(self._topic, 0): 0})  # nothing stands there
+            self._client.delete_records({TopicPartition(self._topic, 0): 0})  # nothing stands there
             self._may = True
 
-    def decided(self, won: Iterable[Place], unapplied: Iterable[LedgerRecord], size_bytes: int) -> None:
+    def decided(self, won: Iterable[BranchPlace], unapplied: Iterable[LedgerRecord], size_bytes: int) -> None:
         """After a decision: its winners are published, or in ``unapplied``, which are all that are not
         applied.
         """
@@ -54,7 +54,7 @@ class Cleaner:
         if self._bytes >= self._every_bytes:
             self.clean(unapplied)
 
-    def _note(self, places: Iterable[Place]) -> None:
+    def _note(self, places: Iterable[BranchPlace]) -> None:
         for place in places:
             if place.log.topic == self._topic and place.spans:
                 end = place.spans[-1].last + 1
@@ -82,6 +82,6 @@ class Cleaner:
         self._bytes = 0
 
 
-def places_of(record: LedgerRecord) -> list[Place]:
+def places_of(record: LedgerRecord) -> list[BranchPlace]:
     """Returns where the rows stand that are applied later, without those an operator has skipped."""
-    return [Place.parse(name) for _, target, name, _ in record.branches if "skipped" not in target]
+    return [BranchPlace.parse(name) for _, target, name, _ in record.branches if "skipped" not in target]

@@ -21,14 +21,14 @@ from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened,
 from broker_core.failpoint import here
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import Facts
-from broker_core.kafka.protocol.port import Isolation, Log
+from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.sink import staged_branches
 from broker_core.kafka.sink.cleanup import Cleaner
 from broker_core.kafka.sink.decisions import Changes, Decisions
 from broker_core.kafka.sink.fenced_app import FencedApp
-from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ReadyBatch, Transaction
-from broker_core.kafka.sink.receipt import Named, missing, parse, require
+from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerTransaction, ReadyBatch
+from broker_core.kafka.sink.receipt import NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.public_entry import public
 
@@ -43,14 +43,16 @@ DELETED = "was deleted from the stage topic"
 class Decider:
     """Opens and decides the batches of one app, one after another."""
 
-    def __init__(self, client: Client, decisions: Decisions, facts: Facts, *, cleaner: Cleaner) -> None:
+    def __init__(
+        self, client: Client, decisions: Decisions, progress: AppProgress, *, cleaner: Cleaner
+    ) -> None:
         self._client = client
         self._decisions = decisions
         self._ledger = decisions.ledger
-        self._facts = facts
+        self._progress = progress
         self._cleaner = cleaner
         self._app = decisions.app_id
-        self.owned = self._owned = FencedApp(client, decisions)
+        self.fenced = self._fenced = FencedApp(client, decisions)
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(
@@ -66,7 +68,7 @@ class Decider:
                 batch_id,
                 on_new,
                 consumes=consumes,
-                claim_position=self._facts.position(),
+                claim_position=self._progress.position(),
             )
 
         def attempt() -> Opened:
@@ -75,12 +77,12 @@ class Decider:
             def ask() -> LedgerRecord | None:
                 nonlocal lineage
                 if not consumes:
-                    self._facts.refresh()
+                    self._progress.refresh()
                 found, lineage = self._decisions.trial(rule)
                 return found
 
             # 1. own the app; 2. decided? next? 3. again behind a fence, unless it is new
-            found = self._owned.judged(ask)
+            found = self._fenced.answer(ask)
             here("kafka.open.judged")
             if found is not None:
                 return Opened(found.sequence, "", self._already(found).entry)
@@ -90,7 +92,7 @@ class Decider:
             here("kafka.open.opened")
             return Opened(self._ledger.next_sequence(self._app), token)
 
-        return self._owned.patiently(attempt)
+        return self._fenced.patiently(attempt)
 
     # -- C4 --------------------------------------------------------------------------------------------------
     def commit(
@@ -117,16 +119,16 @@ class Decider:
                 ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
                 entry = self._ledger.entry(*batch)
                 if entry is not None:
-                    _require_equal(entry, ranges, self._facts.position())
+                    _require_equal(entry, ranges, self._progress.position())
                     return entry
                 self._ledger.require_next(*batch)
-                self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._facts.settled)
+                self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._progress.settled)
                 return None
 
             # 1. own the app, with an epoch whose transaction may last long enough
             lasting_ms = timeout_ms(staged)
             # 2. decided before? 3. order and ranges
-            entry = self._owned.judged(ask, lasting_ms)
+            entry = self._fenced.answer(ask, lasting_ms)
             here("kafka.decide.judged")
             if entry is not None:
                 return self._already(entry)
@@ -134,14 +136,14 @@ class Decider:
             won = require(staged, token, batch)
             if on_unroutable == "fail":
                 require_routable(won)
-            self._decisions.learn(self._facts)
+            self._decisions.learn(self._progress)
             record = self._entry(query_id, batch_id, token, won, ranges)
             _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
             try:
                 self._publish(won, changes)
             except errors.MissingBranch:
                 # the driver that overtook this one has decided the batch, and cleaned up behind it?
-                self._owned.fence(lasting_ms)
+                self._fenced.fence(lasting_ms)
                 entry = ask()
                 if entry is None:
                     raise
@@ -153,14 +155,19 @@ class Decider:
             here("kafka.decide.cleaned")
             return Committed(public(record), already=False)
 
-        return self._owned.patiently(attempt)
+        return self._fenced.patiently(attempt)
 
     def _already(self, entry: LedgerRecord) -> Committed:
         self._decisions.learn(self._refreshed())
         return Committed(public(self._ledger.by_token(entry.token) or entry), already=True)
 
     def _entry(
-        self, query_id: str, batch_id: int, token: str, won: Sequence[Named], ranges: dict[str, list[int]]
+        self,
+        query_id: str,
+        batch_id: int,
+        token: str,
+        won: Sequence[NamedBranch],
+        ranges: dict[str, list[int]],
     ) -> LedgerRecord:
         to_apply: list[list[Any]] = [
             [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
@@ -181,23 +188,23 @@ class Decider:
             # an app has a ledger of its own here, so its own count orders its commits
             commit_sequence=CommitSequence(sequence),
             branches=to_apply,
-            claim_position=self._facts.position(),
+            claim_position=self._progress.position(),
             applied=not to_apply,
             mirrored=False,
         )
 
-    def _publish(self, won: Sequence[Named], changes: Changes) -> None:
+    def _publish(self, won: Sequence[NamedBranch], changes: Changes) -> None:
         """Steps 5 to 8: one transaction of the winners and the ledger entry."""
-        decision = changes.encoded(self._owned.owner.now())
+        decision = changes.encoded(self._fenced.epoch.now())
         _require_there(self._client, [each for each in won if each.receipt.kind != "publish"])
         published = [each for each in won if each.receipt.logs]
         # 5. all logs join, where Kafka needs it
-        transaction = self._owned.owner.begin()
+        transaction = self._fenced.epoch.begin()
         try:
             transaction.join([log for each in published for log in each.receipt.logs] + [self._decisions.log])
             here("kafka.decide.joined")
             # 6. the winners
-            last: dict[Log, ReadyBatch] = {}
+            last: dict[TopicPartition, ReadyBatch] = {}
             for batches in rounds(self._client, published):
                 if last:
                     transaction.append(last)
@@ -228,7 +235,7 @@ class Decider:
 
         def attempt() -> str:
             # 1. what was recorded before, by whom ever
-            self._owned.fence(timeout_ms(named))
+            self._fenced.fence(timeout_ms(named))
             self._decisions.learn(self._refreshed())
             known = self._ledger.noted(*batch, REFUSED_ROWS)
             if known is not None:
@@ -242,14 +249,16 @@ class Decider:
             self._publish(won, changes)
             return rows
 
-        return self._owned.patiently(attempt)
+        return self._fenced.patiently(attempt)
 
     def fence(self) -> None:
         """Ends an open transaction of the app, and takes in what is decided."""
-        self._owned.patiently(self._owned.fence)
+        self._fenced.patiently(self._fenced.fence)
 
     # -- S6 --------------------------------------------------------------------------------------------------
-    def release(self, queue: str, logs: Sequence[Log], note: Callable[[Mapping[str, int]], None]) -> None:
+    def release(
+        self, queue: str, logs: Sequence[TopicPartition], note: Callable[[Mapping[str, int]], None]
+    ) -> None:
         """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed.
 
         1. behind a fence, ``note`` with where each decided range ended; 2. the ledger; 3. the claims. A
@@ -262,7 +271,7 @@ class Decider:
                 self._ledger.release(changes, str(log), last.commit_sequence if last else NO_SEQUENCE)
 
         def attempt() -> None:
-            self._owned.fence()
+            self._fenced.fence()
             note(self._decisions.consumed())
             here("kafka.release.noted")
             _, changes = self._decisions.trial(rule)
@@ -272,34 +281,34 @@ class Decider:
             raise errors.PreconditionFailed(
                 f"queue {queue!r} is not claimed by app {self._app!r}; `txmq apps` lists the claims"
             )
-        self._owned.patiently(attempt)
+        self._fenced.patiently(attempt)
         here("kafka.release.decided")
-        self._facts.release(queue)
+        self._progress.release(queue)
 
     def _written(self, changes: Changes) -> None:
-        self._owned.write(changes)
+        self._fenced.write(changes)
         self._take(changes)
 
     def _take(self, changes: Changes) -> None:
         self._decisions.take(changes)
         if changes.pruned:
-            self._facts.forget(changes.pruned)
+            self._progress.forget(changes.pruned)
 
-    def _refreshed(self) -> Facts:
-        self._facts.refresh()
-        return self._facts
+    def _refreshed(self) -> AppProgress:
+        self._progress.refresh()
+        return self._progress
 
 
-def rounds(client: Client, won: Iterable[Named]) -> Iterator[dict[Log, ReadyBatch]]:
+def rounds(client: Client, won: Iterable[NamedBranch]) -> Iterator[dict[TopicPartition, ReadyBatch]]:
     """Yields staged batches, one for each log at a time: Kafka refuses two in a request. At most a few pieces
     are in memory. Raises MissingBranch, before the last round is yielded where a branch is not whole.
     """
     chosen = list(won)
     check = staged_branches.Check(chosen)
-    held: dict[Log, ReadyBatch] = {}
+    held: dict[TopicPartition, ReadyBatch] = {}
     try:
         for piece in staged_branches.read(client, [each.receipt.place for each in chosen]):
-            waiting: dict[Log, deque[ReadyBatch]] = {}
+            waiting: dict[TopicPartition, deque[ReadyBatch]] = {}
             for record in piece:
                 check.take(record)
                 waiting.setdefault(record.log, deque()).append(ReadyBatch(record.value, record.rows))
@@ -318,7 +327,7 @@ def rounds(client: Client, won: Iterable[Named]) -> Iterator[dict[Log, ReadyBatc
         yield held
 
 
-def end_quietly(transaction: Transaction) -> None:
+def end_quietly(transaction: ProducerTransaction) -> None:
     """So that readers do not wait for the next fence; where it fails, they do."""
     try:
         transaction.abort()
@@ -338,7 +347,7 @@ def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]], claim_posi
         )
 
 
-def require_routable(won: Iterable[Named]) -> None:
+def require_routable(won: Iterable[NamedBranch]) -> None:
     count = 0
     examples: list[tuple[str, str]] = []
     for each in won:
@@ -354,14 +363,14 @@ def require_routable(won: Iterable[Named]) -> None:
         )
 
 
-def _require_there(client: Client, kept: Sequence[Named]) -> None:
+def _require_there(client: Client, kept: Sequence[NamedBranch]) -> None:
     """Raises MissingBranch where rows that are applied later were deleted, also with their topic: one that
     was made again has other rows at their offsets. A fetch from behind the rows names the topic by its id at
     that time, and its answer has the begin of the log: one request, which seldom brings rows.
     """
     there = [each for each in kept if each.receipt.records]
     ids: dict[str, uuid.UUID] = {}
-    behind: dict[Log, int] = {}
+    behind: dict[TopicPartition, int] = {}
     for branch, receipt in there:
         place, topic_id = receipt.place, receipt.topic_id
         if not place.spans or not topic_id or ids.setdefault(place.log.topic, topic_id) != topic_id:
@@ -374,7 +383,9 @@ def _require_there(client: Client, kept: Sequence[Named]) -> None:
             raise missing(branch, DELETED)
 
 
-def _begins(client: Client, behind: Mapping[Log, int], ids: Mapping[str, uuid.UUID]) -> dict[Log, int]:
+def _begins(
+    client: Client, behind: Mapping[TopicPartition, int], ids: Mapping[str, uuid.UUID]
+) -> dict[TopicPartition, int]:
     """Returns the begins of logs; none where one ends before its offset, or a topic has another id."""
     patience = client.patience()
     while True:
@@ -399,11 +410,11 @@ def _same(client: Client, ids: Mapping[str, uuid.UUID]) -> bool:
         return False
 
 
-def _bytes(won: Iterable[Named]) -> int:
+def _bytes(won: Iterable[NamedBranch]) -> int:
     return sum(each.receipt.size_bytes for each in won)
 
 
-def timeout_ms(named: Iterable[Named]) -> int:
+def timeout_ms(named: Iterable[NamedBranch]) -> int:
     """Returns how long the transaction of these branches may be open. Raises TransactionTooLarge."""
     size = _bytes(each for each in named if each.receipt.logs)
     wanted = max(TIMEOUT_MS, 3 * size // SLOWEST)

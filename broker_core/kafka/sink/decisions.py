@@ -19,8 +19,8 @@ from broker_core.broker.state.records import LedgerRecord, LineageRecord, Record
 from broker_core.broker.state.undo import Undo
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import Facts
-from broker_core.kafka.protocol.port import LATEST, Isolation, Log
+from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
 from broker_core.kafka.sink.producer_epoch import ReadyBatch
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
@@ -71,7 +71,7 @@ class Decisions:
         self._undo = Undo()
         self._records: dict[str, Record] = {}  # by key
         self._position = 0
-        self.log = Log(names.app_topic(app_id), names.DECISIONS)
+        self.log = TopicPartition(names.app_topic(app_id), names.DECISIONS)
         self.ledger = Ledger((), self._undo)
         self.app_id = app_id
 
@@ -145,10 +145,10 @@ class Decisions:
             self._records[key] = record
             self.ledger.apply(record)
 
-    def learn(self, facts: Facts) -> None:
+    def learn(self, progress: AppProgress) -> None:
         """Lets the ledger know what is applied, skipped and mirrored."""
         ledger, app_id, nowhere = self.ledger, self.app_id, Changes()
-        applied, skipped, notes = facts.applied(), facts.skipped(), facts.notes()
+        applied, skipped, notes = progress.applied(), progress.skipped(), progress.notes()
         for record in ledger.unapplied(app_id):
             if record.sequence in applied:
                 ledger.mark_applied(nowhere, app_id, record.sequence)
@@ -160,5 +160,5 @@ class Decisions:
             for branch, name, at_us, text in notes.get(record.sequence, ()):
                 with contextlib.suppress(errors.UnknownTransaction):  # all of it is skipped
                     ledger.note(nowhere, app_id, record.sequence, {branch}, name, at_us, text)
-        ledger.mark_mirrored(nowhere, app_id, facts.mirrored())
+        ledger.mark_mirrored(nowhere, app_id, progress.mirrored())
         self._undo.begin()

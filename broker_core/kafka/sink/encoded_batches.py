@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from broker_core.broker.routing.routing import Routed, row_numbers
 from broker_core.errors import TransactionTooLarge
 from broker_core.ids import QueueId
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.encode import MAX_ROWS, encode, encode_headers
 from broker_core.kafka.record.headers import of_message
@@ -33,7 +33,7 @@ RECORD_BYTES = 30  # of a record beside key, value and headers, at most
 class Batch(NamedTuple):
     """An encoded record batch for one log, with its transactional bit set."""
 
-    log: Log
+    log: TopicPartition
     rows: int
     data: bytes
 
@@ -64,7 +64,7 @@ class Publisher:
                 largest = min(queue.largest, self._staged_bytes)
                 for count, data in self._cut(queue.topic, columns, largest, now_ms):
                     number = self._next(queue) if keys is None else partition
-                    yield Batch(Log(queue.topic, number), count, data)
+                    yield Batch(TopicPartition(queue.topic, number), count, data)
         if keys is not None:
             self._turn += 1
 

@@ -27,25 +27,25 @@ class FencedApp:
     def __init__(self, client: Client, decisions: Decisions) -> None:
         self._client = client
         self._decisions = decisions
-        self.owner = ProducerEpoch(client, names.producer_of(decisions.app_id))
+        self.epoch = ProducerEpoch(client, names.producer_of(decisions.app_id))
 
     def fence(self, lasting_ms: int = TIMEOUT_MS) -> None:
         """Takes over the app, for transactions of at most ``lasting_ms``."""
-        self.owner.fence(lasting_ms)
+        self.epoch.fence(lasting_ms)
         try:
             self._decisions.replay(fenced=True)
         except BaseException:
-            self.owner.release()  # an epoch decides only with a memory that is as new
+            self.epoch.release()  # an epoch decides only with a memory that is as new
             raise
         here("kafka.owned.replayed")
 
-    def judged(
+    def answer(
         self, ask: Callable[[], LedgerRecord | None], lasting_ms: int = TIMEOUT_MS
     ) -> LedgerRecord | None:
         """Returns the answer of ``ask``: None, of a batch that is new, also from an epoch that was kept; an
         entry or an error only behind a fence of this call.
         """
-        fenced = not self.owner.holds or self.owner.timeout_ms < lasting_ms
+        fenced = not self.epoch.is_held or self.epoch.timeout_ms < lasting_ms
         if fenced:
             self.fence(lasting_ms)
         try:
@@ -68,15 +68,15 @@ class FencedApp:
             try:
                 return attempt()
             except (errors.ConnectionFailed, errors.TransactionState) as error:
-                self.owner.release()
+                self.epoch.release()
                 patience.wait(error)
 
     def write(self, changes: Changes) -> None:
         """Writes decisions that publish nothing."""
         log = self._decisions.log
-        transaction = self.owner.begin()
+        transaction = self.epoch.begin()
         transaction.join([log])
-        transaction.append({log: changes.encoded(self.owner.now())})
+        transaction.append({log: changes.encoded(self.epoch.now())})
         here("kafka.owned.entered")
         transaction.commit()
         here("kafka.owned.committed")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from broker_core.errors import ConnectionFailed, QueueNotFound, TxmqError
 from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import Log, Producer
+from broker_core.kafka.protocol.port import Producer, TopicPartition
 from broker_core.kafka.record.encode import stamp
 from broker_core.kafka.topics.entry import now_ms
 
@@ -41,7 +41,7 @@ class ProducerEpoch:
         self._producer: Producer | None = None
 
     @property
-    def holds(self) -> bool:
+    def is_held(self) -> bool:
         """Whether it has an epoch that is not used. It may have been overtaken meanwhile."""
         return self._producer is not None
 
@@ -62,35 +62,35 @@ class ProducerEpoch:
     def release(self) -> None:
         self._producer = None
 
-    def begin(self) -> Transaction:
+    def begin(self) -> ProducerTransaction:
         """Begins the one transaction of the epoch that is held."""
         producer, self._producer = self._producer, None
         assert producer is not None, "fence first"
-        return Transaction(self, producer)
+        return ProducerTransaction(self, producer)
 
-    def go_on(self, producer: Producer) -> None:
+    def renew(self, producer: Producer) -> None:
         """Takes the epoch that a commit answered."""
         self._producer = producer
 
 
-class Transaction:
+class ProducerTransaction:
     """Record batches in any number of logs, which become visible together."""
 
-    def __init__(self, owner: ProducerEpoch, producer: Producer) -> None:
-        self._owner = owner
+    def __init__(self, epoch: ProducerEpoch, producer: Producer) -> None:
+        self._epoch = epoch
         self._producer = producer
-        self._implicit = owner.renews
-        self._sequences: Counter[Log] = Counter()  # the next one of each log
+        self._implicit = epoch.renews
+        self._sequences: Counter[TopicPartition] = Counter()  # the next one of each log
         # the logs of each request that is under way, and the call that waits for its answer
-        self._sent: list[tuple[Set[Log], Callable[[], object]]] = []
+        self._sent: list[tuple[Set[TopicPartition], Callable[[], object]]] = []
 
-    def join(self, logs: Iterable[Log]) -> None:
+    def join(self, logs: Iterable[TopicPartition]) -> None:
         """Lets all logs join before the first batch, where Kafka needs it (transaction.version 1)."""
         if self._implicit:
             return
         joining = sorted(set(logs))
         try:
-            self._owner.client.add_partitions(self._owner.id, self._producer, joining)
+            self._epoch.client.add_partitions(self._epoch.id, self._producer, joining)
         except QueueNotFound as error:
             topics = ", ".join(sorted({log.topic for log in joining}))
             raise QueueNotFound(
@@ -98,12 +98,12 @@ class Transaction:
                 "create it again, and let Spark run the batch again",
             ) from None
 
-    def append(self, batches: Mapping[Log, ReadyBatch]) -> None:
+    def append(self, batches: Mapping[TopicPartition, ReadyBatch]) -> None:
         """Sends one batch to each log, stamped with producer, sequence and the time of now. The next one of a
         log waits until it is appended, and raises what that raises.
         """
-        now = self._owner.now()
-        lanes: dict[str, dict[Log, bytearray | memoryview]] = {}
+        now = self._epoch.now()
+        lanes: dict[str, dict[TopicPartition, bytearray | memoryview]] = {}
         for log, (batch, _) in batches.items():
             # what was fetched for this transaction alone is stamped where it is
             data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
@@ -117,20 +117,20 @@ class Transaction:
             )
         for lane, stamped in lanes.items():
             self.wait(stamped)  # in their order: Kafka counts sequences
-            appended = self._owner.client.producing(
-                stamped, transactional_id=self._owner.id, implicit=self._implicit, lane=lane
+            appended = self._epoch.client.producing(
+                stamped, transactional_id=self._epoch.id, implicit=self._implicit, lane=lane
             )
             self._sent.append((stamped.keys(), appended))
         for log, (_, rows) in batches.items():
             self._sequences[log] += rows
 
-    def _lane(self, log: Log) -> str:
+    def _lane(self, log: TopicPartition) -> str:
         """A node reads no request while it appends the one before it on the same connection, so logs take
         turns in several. Their first batches go together: with them the logs join the transaction.
         """
         return f"published {log.partition % LANES}" if self._sequences[log] else ""
 
-    def wait(self, logs: Collection[Log] | None = None) -> None:
+    def wait(self, logs: Collection[TopicPartition] | None = None) -> None:
         """Waits until everything that was sent to one of these logs is appended; None: to any."""
         for each in [each for each in self._sent if logs is None or not each[0].isdisjoint(logs)]:
             self._sent.remove(each)
@@ -141,7 +141,7 @@ class Transaction:
         self.wait()
         following = self._end(commit=True)
         if self._implicit:
-            self._owner.go_on(following)
+            self._epoch.renew(following)
 
     def abort(self) -> None:
         """Aborts, so that readers of the logs need not wait for the next fence. Raises as ``commit``, and
@@ -157,6 +157,6 @@ class Transaction:
         self._end(commit=False)
 
     def _end(self, *, commit: bool) -> Producer:
-        return self._owner.client.end_transaction(
-            self._owner.id, self._producer, commit=commit, bump=self._implicit
+        return self._epoch.client.end_transaction(
+            self._epoch.id, self._producer, commit=commit, bump=self._implicit
         )

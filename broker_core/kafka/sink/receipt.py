@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.errors import LineageConflict, MissingBranch, OptionError
 from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 
 _PLACE = re.compile(r"([^@]+)@([^@:]+):((?:\d+-\d+)?(?:,\d+-\d+)*)")
 
@@ -29,11 +29,11 @@ class Span(NamedTuple):
     last: int
 
 
-class Place(NamedTuple):
+class BranchPlace(NamedTuple):
     """Where a branch stands. As text it is ``uuid@_txmq.stage.app/3:17-19,24-24``."""
 
     branch: str
-    log: Log
+    log: TopicPartition
     spans: tuple[Span, ...]
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Place(NamedTuple):
         return f"{self.branch}@{self.log}:{spans}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> BranchPlace:
         """Raises OptionError."""
         found = _PLACE.fullmatch(text)
         if found is None:
@@ -61,13 +61,13 @@ class Receipt:
     identity: tuple[str, str, int]  # app, query, batch
     kind: BranchKind
     target: Mapping[str, Any]
-    place: Place
+    place: BranchPlace
     records: int
     size_bytes: int
     reached: int = 0
     unroutable: int = 0
     examples: tuple[tuple[str, str], ...] = ()
-    logs: tuple[Log, ...] = ()
+    logs: tuple[TopicPartition, ...] = ()
     topic_id: uuid.UUID | None = None
 
     def text(self) -> str:
@@ -85,7 +85,7 @@ class Receipt:
                 raise ValueError(values["kind"])
             values |= {
                 "identity": tuple(values["identity"]),
-                "place": Place.parse(values["place"]),
+                "place": BranchPlace.parse(values["place"]),
                 "examples": tuple((exchange, key) for exchange, key in values["examples"]),
                 "logs": tuple(parse_log(log) for log in values["logs"]),
                 "topic_id": uuid.UUID(str(found)) if (found := values.get("topic_id")) else None,
@@ -97,14 +97,14 @@ class Receipt:
             ) from None
 
 
-class Named(NamedTuple):
+class NamedBranch(NamedTuple):
     """A branch that a commit names, with its receipt."""
 
     branch: StagedBranch
     receipt: Receipt
 
 
-def parse(branches: Iterable[StagedBranch]) -> list[Named]:
+def parse(branches: Iterable[StagedBranch]) -> list[NamedBranch]:
     """Returns the branches that have rows. Raises OptionError, MissingBranch for one without a receipt or
     that is named twice, also an empty one.
     """
@@ -118,13 +118,15 @@ def parse(branches: Iterable[StagedBranch]) -> list[Named]:
             )
         seen.add(branch.branch)
         if branch.receipt:
-            found.append(Named(branch, Receipt.parse(branch.receipt)))
+            found.append(NamedBranch(branch, Receipt.parse(branch.receipt)))
         elif branch.rows:  # an empty task stages nothing
             raise missing(branch, f"has no receipt for its {branch.rows} rows")
     return found
 
 
-def require(staged: Sequence[Named], token: str, identity: tuple[str, str, int] | None) -> Sequence[Named]:
+def require(
+    staged: Sequence[NamedBranch], token: str, identity: tuple[str, str, int] | None
+) -> Sequence[NamedBranch]:
     """Returns ``staged``. ``identity`` None: of a batch write.
 
     Raises MissingBranch for a branch that was staged under another token, LineageConflict for one of another

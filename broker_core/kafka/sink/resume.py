@@ -11,25 +11,27 @@ from collections.abc import Sequence
 
 from broker_core.engine import LedgerEntry
 from broker_core.failpoint import here
-from broker_core.kafka.journal.app_progress import Facts
+from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.sink.decisions import Decisions
 from broker_core.kafka.sink.fenced_app import FencedApp
 from broker_core.micro_batch.resume import take_entries
 
 
-def resume(owned: FencedApp, decisions: Decisions, facts: Facts, entries: Sequence[LedgerEntry]) -> bool:
+def resume(
+    fenced: FencedApp, decisions: Decisions, progress: AppProgress, entries: Sequence[LedgerEntry]
+) -> bool:
     """Returns whether the app has decided just these. Raises QueueNotFound, LineageConflict."""
 
     def attempt() -> bool:
-        owned.fence()
+        fenced.fence()
         if (last := decisions.ledger.last(decisions.app_id)) is not None:
             return last.token == entries[-1].token
-        facts.resume(entries)
+        progress.resume(entries)
         here("kafka.resume.ends")
         _, changes = decisions.trial(lambda sink: take_entries(decisions.ledger, sink, entries))
-        owned.write(changes)
+        fenced.write(changes)
         decisions.take(changes)
         here("kafka.resume.entries")
         return True
 
-    return owned.patiently(attempt)
+    return fenced.patiently(attempt)

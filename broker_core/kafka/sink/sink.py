@@ -28,16 +28,16 @@ from broker_core.engine import (
 )
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import Facts
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.sink import attempts, batch_writes, staged_branches
 from broker_core.kafka.sink.cleanup import EVERY_BYTES, Cleaner
 from broker_core.kafka.sink.decide import Decider, OnUnroutable
 from broker_core.kafka.sink.decisions import Decisions
-from broker_core.kafka.sink.receipt import Place
+from broker_core.kafka.sink.receipt import BranchPlace
 from broker_core.kafka.sink.resume import resume
-from broker_core.kafka.sink.staging import Staging
+from broker_core.kafka.sink.staging import KafkaStaging
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.routing import ClusterTopology
 from broker_core.micro_batch.claims.releases import require_idle
@@ -49,13 +49,13 @@ from broker_core.micro_batch.resume import newest_of_each_log
 class _App:
     """The state of one app in this process."""
 
-    def __init__(self, client: Client, app_id: str, facts: Facts, clean_every_bytes: int) -> None:
+    def __init__(self, client: Client, app_id: str, progress: AppProgress, clean_every_bytes: int) -> None:
         self.app_id = app_id
         self.lock = threading.Lock()
-        self.facts = facts
+        self.progress = progress
         self.decisions = Decisions(client, app_id)
         self.cleaner = Cleaner(client, names.stage_topic(app_id), clean_every_bytes)
-        self.decider = Decider(client, self.decisions, facts, cleaner=self.cleaner)
+        self.decider = Decider(client, self.decisions, progress, cleaner=self.cleaner)
 
     @property
     def ledger(self) -> Ledger:
@@ -64,8 +64,8 @@ class _App:
     def refreshed(self) -> Ledger:
         """Returns the ledger as it is now, without waiting for an open transaction."""
         self.decisions.replay()
-        self.facts.refresh()
-        self.decisions.learn(self.facts)
+        self.progress.refresh()
+        self.decisions.learn(self.progress)
         return self.ledger
 
     def note(self, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
@@ -74,19 +74,22 @@ class _App:
             lambda changes: ledger.note(changes, self.app_id, sequence, set(branches), name, at_us, text)
         )
         if fresh:
-            self.facts.note(sequence, fresh, name, text)
-            self.decisions.learn(self.facts)
+            self.progress.note(sequence, fresh, name, text)
+            self.decisions.learn(self.progress)
 
-    def release(self, queue: str, logs: Sequence[Log], *, force: bool, by: str) -> None:
-        facts, unapplied = self.facts, [record.sequence for record in self.refreshed().unapplied(self.app_id)]
-        claimed = facts.undecided(queue, self.decisions.consumed())
-        interrupted = queue in facts.queues() and require_idle(
+    def release(self, queue: str, logs: Sequence[TopicPartition], *, force: bool, by: str) -> None:
+        progress, unapplied = (
+            self.progress,
+            [record.sequence for record in self.refreshed().unapplied(self.app_id)],
+        )
+        claimed = progress.undecided(queue, self.decisions.consumed())
+        interrupted = queue in progress.queues() and require_idle(
             self.app_id, queue, claimed, unapplied, force=force, what="offsets"
         )
         self.decider.release(
             queue,
             logs,
-            lambda consumed: facts.note_release(queue, consumed, by=by, interrupted=interrupted),
+            lambda consumed: progress.note_release(queue, consumed, by=by, interrupted=interrupted),
         )
 
 
@@ -94,19 +97,19 @@ class KafkaSink:
     def __init__(
         self,
         client: Client,
-        facts: Callable[[str], Facts],
+        progress: Callable[[str], AppProgress],
         *,
         codec: Codec = Codec.NONE,
         clean_every_bytes: int = EVERY_BYTES,
     ) -> None:
-        """``facts`` of an app, by its id."""
+        """``progress`` of an app, by its id."""
         self._client = client
-        self._facts = facts
+        self._progress = progress
         self._clean_every_bytes = clean_every_bytes
         self._lock = threading.Lock()
         self._apps: dict[str, _App] = {}
         self.topology = ClusterTopology(client)
-        self._staging = Staging(client, self.topology, codec)
+        self._staging = KafkaStaging(client, self.topology, codec)
 
     def _app(self, app_id: str) -> _App:
         """Returns the app, its topics made where there are none."""
@@ -116,7 +119,7 @@ class KafkaSink:
             with self._lock:
                 known = self._apps.get(app_id)
                 if known is None:
-                    known = _App(self._client, app_id, self._facts(app_id), self._clean_every_bytes)
+                    known = _App(self._client, app_id, self._progress(app_id), self._clean_every_bytes)
                     self._apps[app_id] = known
         return known
 
@@ -223,7 +226,7 @@ class KafkaSink:
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
-            for place in map(Place.parse, branches):
+            for place in map(BranchPlace.parse, branches):
                 expected = sum(last - first + 1 for first, last in place.spans)
                 for piece in staged_branches.read(self._client, [place]):
                     yield from staged_branches.rows_of(
@@ -243,8 +246,8 @@ class KafkaSink:
         with app.lock:
             waiting = {record.sequence: record for record in app.refreshed().unapplied(app_id)}
             if sequence in waiting:
-                app.facts.mark_applied(sequence)
-                app.decisions.learn(app.facts)
+                app.progress.mark_applied(sequence)
+                app.decisions.learn(app.progress)
                 app.cleaner.applied(waiting[sequence], app.ledger.unapplied(app_id))
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
@@ -255,8 +258,8 @@ class KafkaSink:
                 lambda changes: ledger.skip(changes, app_id, sequence, set(branches), to)
             )
             if fresh:
-                app.facts.skip(sequence, fresh, to)
-                app.decisions.learn(app.facts)
+                app.progress.skip(sequence, fresh, to)
+                app.decisions.learn(app.progress)
 
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
         with (app := self._app(app_id)).lock:
@@ -293,8 +296,8 @@ class KafkaSink:
         with app.lock:
             waiting = app.refreshed().unmirrored(app_id, 1)
             if waiting and waiting[0].sequence <= sequence:
-                app.facts.mark_mirrored(sequence)
-                app.decisions.learn(app.facts)
+                app.progress.mark_mirrored(sequence)
+                app.decisions.learn(app.progress)
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         app = self._found(app_id)
@@ -308,7 +311,7 @@ class KafkaSink:
         kept = newest_of_each_log(app_id, entries)
         app = self._app(app_id)
         with app.lock:
-            return resume(app.decider.owned, app.decisions, app.facts, kept)
+            return resume(app.decider.fenced, app.decisions, app.progress, kept)
 
     # -- operators -------------------------------------------------------------------------------------------
     def app(self, app_id: str) -> AppInfo | None:
@@ -317,18 +320,18 @@ class KafkaSink:
         if app is None:
             return None
         with app.lock:
-            ledger, facts = app.refreshed(), app.facts
+            ledger, progress = app.refreshed(), app.progress
             last = ledger.last(app_id)
-            if last is None and not facts.queues():
+            if last is None and not progress.queues():
                 return None
             unapplied, unmirrored = ledger.waiting(app_id)
             return AppInfo(
                 app_id=app_id,
-                queues=facts.queues(),
+                queues=progress.queues(),
                 sequence=last.sequence if last else 0,
                 query_id=last.query_id if last else "",
                 batch_id=last.batch_id if last else -1,
-                lag=facts.lag(app.decisions.consumed()),
+                lag=progress.lag(app.decisions.consumed()),
                 unapplied=unapplied,
                 unmirrored=unmirrored,
             )
@@ -363,7 +366,7 @@ class KafkaSink:
             raise errors.PreconditionFailed(
                 f"queue {queue!r} is not claimed by any app {app_id!r}; `txmq apps` lists the claims"
             )
-        logs = [Log(queue, number) for number in self._client.topic(queue).partitions]
+        logs = [TopicPartition(queue, number) for number in self._client.topic(queue).partitions]
         with app.lock:
             app.release(queue, logs, force=force, by=by)
 

@@ -18,12 +18,12 @@ from broker_core import errors
 from broker_core.arrow.outside import read_stream
 from broker_core.arrow.parts import branch_checksum, signed
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import Isolation, Log
+from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.compression import inflate
 from broker_core.kafka.record.decode import LIMIT
 from broker_core.kafka.record.decode_reference import header_pairs, records
 from broker_core.kafka.record.record_batch import Head, read_head
-from broker_core.kafka.sink.receipt import Named, Place, Span, missing
+from broker_core.kafka.sink.receipt import BranchPlace, NamedBranch, Span, missing
 from broker_core.kafka.sink.staging import NUMBER, PARTITION, ROWS, TOKEN, TOPIC
 
 PIECE_BYTES = 4 << 20  # of one fetch
@@ -40,18 +40,18 @@ class StagedRecord(NamedTuple):
         return int(self.headers[ROWS])
 
     @property
-    def log(self) -> Log:
+    def log(self) -> TopicPartition:
         """Where it is published."""
-        return Log(self.headers[TOPIC], int(self.headers[PARTITION]))
+        return TopicPartition(self.headers[TOPIC], int(self.headers[PARTITION]))
 
 
-def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]]:
+def read(client: Client, places: Iterable[BranchPlace]) -> Iterator[list[StagedRecord]]:
     """Yields the records of the places in pieces; those of one place in their order.
 
     Records of other branches between them are left out. Raises DataLoss where some were deleted,
     QueueNotFound.
     """
-    wanted: dict[Log, list[Span]] = {}
+    wanted: dict[TopicPartition, list[Span]] = {}
     for place in places:
         wanted.setdefault(place.log, []).extend(place.spans)
     for spans in wanted.values():
@@ -86,7 +86,7 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
                 patience.renew()
 
 
-def _fetched(client: Client, positions: Mapping[Log, int]) -> dict[Log, memoryview]:
+def _fetched(client: Client, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, memoryview]:
     answers = client.fetching(
         positions, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES, lane=LANE
     )()
@@ -100,7 +100,7 @@ def _heads(data: memoryview, log: str) -> Iterator[Head]:
         at = head.stop
 
 
-def _within(head: Head, data: memoryview, spans: list[Span], log: Log) -> Iterator[StagedRecord]:
+def _within(head: Head, data: memoryview, spans: list[Span], log: TopicPartition) -> Iterator[StagedRecord]:
     """Yields the records of a batch that lie in the spans, and takes those off that end in it. Few and large,
     so one at a time is the fast way.
     """
@@ -120,7 +120,7 @@ def _within(head: Head, data: memoryview, spans: list[Span], log: Log) -> Iterat
 class Check:
     """Whether what was read of the named branches is what their tasks staged."""
 
-    def __init__(self, named: Iterable[Named]) -> None:
+    def __init__(self, named: Iterable[NamedBranch]) -> None:
         self._open = {each.branch.branch: each for each in named if each.receipt.records}
         self._seen: dict[str, list[int]] = {branch: [] for branch in self._open}
 
@@ -139,7 +139,7 @@ class Check:
         if len(seen) == named.receipt.records:
             self._close(named)
 
-    def _close(self, named: Named) -> None:
+    def _close(self, named: NamedBranch) -> None:
         name = named.branch.branch
         if branch_checksum(self._seen[name]) != named.branch.checksum:
             raise missing(named.branch, "is not what was staged: its checksum differs")

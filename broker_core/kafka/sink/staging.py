@@ -26,11 +26,11 @@ from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
 from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.encode import encode_headers, encode_large
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES, Publisher
-from broker_core.kafka.sink.receipt import Place, Receipt, Span, joined, of
+from broker_core.kafka.sink.receipt import BranchPlace, Receipt, Span, joined, of
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
 from broker_core.kafka.topics.routing import ClusterTopology
@@ -47,7 +47,7 @@ TOPIC, PARTITION, ROWS, NUMBER = "topic", "partition", "rows", "number"
 class _Value(NamedTuple):
     """The value of a staged record. ``log`` None: rows that are applied later."""
 
-    log: Log | None
+    log: TopicPartition | None
     rows: int
     data: bytes
 
@@ -67,7 +67,7 @@ class _Stage(NamedTuple):
     asked: float
 
 
-class Staging:
+class KafkaStaging:
     """``codec`` compresses what is published."""
 
     def __init__(self, client: Client, topology: ClusterTopology, codec: Codec = Codec.NONE) -> None:
@@ -97,7 +97,7 @@ class Staging:
         ExchangeNotFound, AccessRefused.
         """
         stage = self._stage(stage_app(header))
-        log = Log(stage.name, header.partition % stage.partitions)
+        log = TopicPartition(stage.name, header.partition % stage.partitions)
         branch = _Branch(self._client, header, log, stage.id, lambda: self._made_again(stage_app(header)))
         publishes = header.kind == "publish"
         values = self._published(branch, rows, stage) if publishes else _kept(header, rows, stage)
@@ -138,7 +138,7 @@ class _Branch:
         self,
         client: Client,
         header: BranchHeader,
-        log: Log,
+        log: TopicPartition,
         topic_id: uuid.UUID,
         made_again: Callable[[], uuid.UUID],
     ) -> None:
@@ -157,9 +157,11 @@ class _Branch:
         self._waiting_bytes = 0
         self._checksums: list[int] = []
         self._spans: list[Span] = []
-        self._logs: set[Log] = set()
+        self._logs: set[TopicPartition] = set()
         self._size_bytes = 0
-        self._sent: tuple[int, Callable[[], Mapping[Log, int]]] | None = None  # records, and their offset
+        self._sent: tuple[int, Callable[[], Mapping[TopicPartition, int]]] | None = (
+            None  # records, and their offset
+        )
 
     def add(self, value: _Value) -> None:
         size = len(value.data) + _HEADERS
@@ -194,23 +196,23 @@ class _Branch:
         self._settle()  # in their order: the records of a branch have numbers
         self._sent = count, self._appending(batch)
 
-    def _appending(self, batch: bytes) -> Callable[[], Mapping[Log, int]]:
+    def _appending(self, batch: bytes) -> Callable[[], Mapping[TopicPartition, int]]:
         """Sends a batch. Returns the call that waits until it is appended.
 
         It is sent again where the answer is lost: the copy that is not acknowledged is named by nothing. And
         where the topic is gone, but only the first of a branch: the others would follow in another topic.
         """
 
-        def send() -> Callable[[], Mapping[Log, int]]:
+        def send() -> Callable[[], Mapping[TopicPartition, int]]:
             return self._client.producing({self._log: batch}, repeat=True)
 
-        def again() -> Callable[[], Mapping[Log, int]]:
+        def again() -> Callable[[], Mapping[TopicPartition, int]]:
             self._topic_id = self._made_again()
             if self._spans:
                 raise self._deleted()
             return send()
 
-        def wait() -> Mapping[Log, int]:
+        def wait() -> Mapping[TopicPartition, int]:
             try:
                 return answer()
             except QueueNotFound:
@@ -256,7 +258,7 @@ class _Branch:
             identity=of(header),
             kind=header.kind,
             target={} if header.kind == "publish" else header.target,
-            place=Place(header.branch, self._log, joined(self._spans)),
+            place=BranchPlace(header.branch, self._log, joined(self._spans)),
             records=len(self._checksums),
             size_bytes=self._size_bytes,
             reached=self.rows - self.unroutable if header.kind == "publish" else 0,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from broker_core.engine import Limit, Origin
 from broker_core.kafka.journal.history import PositionRecord
 from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.source.partitions import Partitions
 from broker_core.micro_batch.claims.logs import Claimed
 from broker_core.micro_batch.sink import RecordSink
@@ -29,7 +29,7 @@ class PartitionLogs:
         partitions: Partitions,
         app_id: str,
         positions: Mapping[str, PositionRecord],
-        ends: Mapping[Log, int],
+        ends: Mapping[TopicPartition, int],
     ) -> None:
         self._partitions = partitions
         self._app_id = app_id
@@ -120,13 +120,13 @@ class PartitionLogs:
 
     def _known(self, log: str) -> int | None:
         queue = parse_log(log).topic
-        told = self._acked.get(queue, {}).get(log)
-        return self.goes_on(log, self._app_id) if told is None else told
+        acked = self._acked.get(queue, {}).get(log)
+        return self.goes_on(log, self._app_id) if acked is None else acked
 
     def _set(self, log: str, offset: int) -> None:
         self._acked.setdefault(parse_log(log).topic, {})[log] = offset
 
-    def _known_ends(self, logs: Iterable[Log]) -> Mapping[Log, int]:
+    def _known_ends(self, logs: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """A partition that came after the question is asked for now."""
         missing = [log for log in logs if log not in self._ends]
         if missing:

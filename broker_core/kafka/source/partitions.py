@@ -16,7 +16,7 @@ from broker_core import errors
 from broker_core.engine import Origin
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.history import PositionRecord
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.topics import topics
 
@@ -30,7 +30,9 @@ class Partitions:
         self._client = client
         self._now = now
         self._checked: dict[str, UUID] = {}  # queues whose settings lose no rows
-        self._weights: dict[Log, tuple[float, float]] = {}  # bytes per offset, and when it was measured
+        self._weights: dict[
+            TopicPartition, tuple[float, float]
+        ] = {}  # bytes per offset, and when it was measured
 
     def topic_id(self, queue: str) -> UUID:
         """Returns the id of the queue's topic. Raises QueueNotFound, PreconditionFailed."""
@@ -40,15 +42,15 @@ class Partitions:
             self._checked[queue] = found
         return found
 
-    def of(self, queue: str) -> list[Log]:
+    def of(self, queue: str) -> list[TopicPartition]:
         """Returns the logs of a queue, in order. Raises QueueNotFound, PreconditionFailed."""
         self.topic_id(queue)
-        return [Log(queue, number) for number in sorted(self._client.topic(queue).partitions)]
+        return [TopicPartition(queue, number) for number in sorted(self._client.topic(queue).partitions)]
 
-    def begins(self, logs: Iterable[Log]) -> dict[Log, int]:
+    def begins(self, logs: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self._client.offsets(dict.fromkeys(logs, EARLIEST))
 
-    def ends(self, logs: Iterable[Log]) -> dict[Log, int]:
+    def ends(self, logs: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self._client.offsets(dict.fromkeys(logs, LATEST))
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
@@ -75,7 +77,7 @@ class Partitions:
             vector[str(log)] = at
         return vector
 
-    def weights(self, logs: Iterable[Log]) -> dict[Log, float]:
+    def weights(self, logs: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """Returns about how many bytes an offset of each log takes on the disk. Raises AccessRefused."""
         logs = list(logs)
         old = [log for log in logs if self._now() - self._weights.get(log, (0.0, -SIZES_S))[1] >= SIZES_S]
@@ -85,7 +87,9 @@ class Partitions:
                 self._weights[log] = sizes[log] / max(1, ends[log] - begins[log]), self._now()
         return {log: self._weights[log][0] for log in logs}
 
-    def committed_ms(self, positions: Mapping[Log, int], ends: Mapping[Log, int]) -> list[int]:
+    def committed_ms(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> list[int]:
         """Returns the timestamp of the first row of each log from its position on, where there is one."""
         found: list[int] = []
         waiting = {log: at for log, at in positions.items() if at < ends[log]}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from broker_core import errors
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Fetched, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Fetched, TopicPartition
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.record_batch import HEAD
 from broker_core.kafka.source.partitions import topic_lost
@@ -34,7 +34,7 @@ _LAST_DELTA_AT = 23
 
 
 class Slice(NamedTuple):
-    log: Log
+    log: TopicPartition
     start: int
     end: int
 
@@ -58,7 +58,7 @@ class PartitionReader:
         self._ids = ids
         self._fails = fail_on_data_loss
         self._pool = ThreadPoolExecutor(1, "txmq-read")
-        self._ahead: tuple[Log, int, Future[_Answer]] | None = None
+        self._ahead: tuple[TopicPartition, int, Future[_Answer]] | None = None
         if self._slices:
             self._send(self._slices[0].log, self._slices[0].start)
 
@@ -102,16 +102,16 @@ class PartitionReader:
 
     # -- fetching --------------------------------------------------------------------------------------------
 
-    def _send(self, log: Log, position: int) -> None:
+    def _send(self, log: TopicPartition, position: int) -> None:
         self._ahead = log, position, self._pool.submit(self._fetch, log, position)
 
-    def _answer(self, log: Log, position: int) -> _Answer:
+    def _answer(self, log: TopicPartition, position: int) -> _Answer:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (log, position):
             return ahead[2].result()
         return self._fetch(log, position)
 
-    def _fetch(self, log: Log, position: int) -> _Answer:
+    def _fetch(self, log: TopicPartition, position: int) -> _Answer:
         patience = self._client.patience()
         while True:
             try:
@@ -128,7 +128,7 @@ class PartitionReader:
                 self._require_same(log.topic)
                 patience.wait(gone)  # a node that does not know the topic yet
 
-    def _behind_the_loss(self, log: Log, position: int, lost: errors.DataLoss) -> int | None:
+    def _behind_the_loss(self, log: TopicPartition, position: int, lost: errors.DataLoss) -> int | None:
         """Returns where to go on; None: nowhere. Raises DataLoss where that must not be skipped."""
         begin = self._client.offsets({log: EARLIEST})[log]
         end = self._client.offsets({log: LATEST})[log]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.decode import Records
 from broker_core.kafka.record.decode_reference import header_pairs
 from broker_core.kafka.record.headers import to_message
@@ -21,7 +21,7 @@ _NO_TIMESTAMP = -1
 _MAX_MS = (2**63 - 1) // 1000  # that fit into microseconds
 
 
-def rows_of(records: Records, log: Log) -> pa.RecordBatch:
+def rows_of(records: Records, log: TopicPartition) -> pa.RecordBatch:
     size = len(records)
     exchanges, properties = _messages(records.headers, size)
     columns = {

@@ -34,7 +34,7 @@ from broker_core.kafka.journal.history import PositionRecord, Proposal
 from broker_core.kafka.journal.journal import Journal
 from broker_core.kafka.lost import unknown_start
 from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.source.partition_logs import PartitionLogs
 from broker_core.kafka.source.partitions import Partitions, require_same_topics
 from broker_core.kafka.source.reader import PartitionReader, Slice
@@ -99,11 +99,11 @@ class Source:
                 return False
             self._await_more(now, min(left_s, WAIT_SLICE_S) if self._are_led_by_several(logs) else left_s)
 
-    def _await_more(self, ends: Mapping[Log, int], timeout_s: float) -> None:
+    def _await_more(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> None:
         with contextlib.suppress(errors.DataLoss, errors.QueueNotFound):  # asked again, by the ends
             self._client.fetch(ends, max_bytes=1, max_wait_ms=max(1, int(timeout_s * 1000)), lane=WAIT_LANE)
 
-    def _are_led_by_several(self, logs: Iterable[Log]) -> bool:
+    def _are_led_by_several(self, logs: Iterable[TopicPartition]) -> bool:
         leaders = {self._client.topic(log.topic).partitions[log.partition].leader for log in logs}
         return len(leaders) > 1
 
@@ -146,7 +146,7 @@ class Source:
                     acks=acks,
                 )
             except errors.LineageConflict:
-                if START in start.values() or claims.position(app_id) or claims.told(app_id, start):
+                if START in start.values() or claims.position(app_id) or claims.release_text(app_id, start):
                     raise
                 raise unknown_start(app_id, start) from None
             asked.record(proposal)
@@ -250,12 +250,12 @@ class Source:
 
     # -- help ------------------------------------------------------------------------------------------------
 
-    def _logs(self, queues: Iterable[str]) -> list[Log]:
+    def _logs(self, queues: Iterable[str]) -> list[TopicPartition]:
         return [log for queue in queues for log in self._partitions.of(queue)]
 
-    def _counted(self, spans: Mapping[Log, tuple[int, int]]) -> dict[str, Available]:
+    def _counted(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[str, Available]:
         try:
-            weights: Mapping[Log, float] = self._partitions.weights(spans)
+            weights: Mapping[TopicPartition, float] = self._partitions.weights(spans)
         except errors.AccessRefused:  # DescribeLogDirs needs an ACL of the cluster; sizes only balance tasks
             weights = dict.fromkeys(spans, 0.0)
         return {
@@ -279,8 +279,8 @@ class Source:
         for queue in sorted(queues):
             if queue not in journal.positions:
                 logs = {str(log) for log in self._partitions.of(queue)}
-                if told := journal.look(lambda claims: claims.told(app_id, logs)):  # noqa: B023
-                    raise errors.LineageConflict(told)
+                if release_text := journal.look(lambda claims: claims.release_text(app_id, logs)):  # noqa: B023
+                    raise errors.LineageConflict(release_text)
                 raise errors.LineageConflict(
                     f"a batch reads queue {queue!r}, of which its app has claimed nothing",
                     "use the checkpoint that belongs to the app",
@@ -301,6 +301,6 @@ class Source:
                 target=self._commit_offsets, args=arguments, name="txmq-lag", daemon=True
             ).start()
 
-    def _commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
+    def _commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         with contextlib.suppress(errors.TxmqError):
             self._client.commit_offsets(group, offsets)

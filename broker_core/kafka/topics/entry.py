@@ -24,7 +24,7 @@ from broker_core import errors
 from broker_core.address import VHOST
 from broker_core.broker.state.records import RECORDS, Record
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import Isolation, Log
+from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
@@ -175,7 +175,7 @@ def batch(entries: Sequence[Entry], timestamp: int, *, transactional: bool = Fal
 
 def replay(
     client: Client,
-    log: Log,
+    log: TopicPartition,
     position: int,
     end: int,
     *,

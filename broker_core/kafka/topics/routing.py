@@ -29,7 +29,7 @@ from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.ids import QueueId
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import LATEST, Log
+from broker_core.kafka.protocol.port import LATEST, TopicPartition
 from broker_core.kafka.topics import entry, topics
 from broker_core.kafka.topics.entry import now_ms
 
@@ -47,7 +47,7 @@ class Target(NamedTuple):
 class ClusterTopology:
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._log = Log(names.TOPOLOGY, 0)
+        self._log = TopicPartition(names.TOPOLOGY, 0)
         self._position = 0
         self._records: dict[str, Record] = {}  # by key
         self._rules = _rules(())

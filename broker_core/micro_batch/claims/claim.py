@@ -56,7 +56,7 @@ class Claims:
         self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
         self.origins = Origins(self._undo, vhost)
         self.releases = Releases(self._undo, vhost)
-        self.reads = Reads(self._undo, vhost, self.told)
+        self.reads = Reads(self._undo, vhost, self.release_text)
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
 
@@ -145,14 +145,14 @@ class Claims:
                 found[log] = max(found.get(log, 0), int(claim.ranges[log][1]))
         return found
 
-    def told(self, app_id: str, logs: Collection[str]) -> str:
+    def release_text(self, app_id: str, logs: Collection[str]) -> str:
         """Returns what an operator has done to these logs of an app, and the way on; "" for nothing."""
-        return self.releases.told(app_id, logs, followed=bool(self.ends(app_id, logs)))
+        return self.releases.release_text(app_id, logs, followed=bool(self.ends(app_id, logs)))
 
     def _refuse_released(self, app_id: str, logs: Collection[str]) -> None:
         """Raises LineageConflict where one of them was released: no claim of before is known any more."""
-        if told := self.told(app_id, logs):
-            raise LineageConflict(told)
+        if release_text := self.release_text(app_id, logs):
+            raise LineageConflict(release_text)
 
     # -- S2 --------------------------------------------------------------------------------------------------
     def claim(
@@ -344,7 +344,7 @@ class Claims:
         for read in self.reads.of_batch(query_id, batch_id):
             if not counts(read.app_id):
                 continue
-            require_not_released(read, self.told)
+            require_not_released(read, self.release_text)
             self.by_ranges(read.app_id, {log: (first, last) for log, (first, last) in read.ranges.items()})
             if read.ranges.keys() & ranges.keys():
                 raise other_ranges(read, ranges)

@@ -19,17 +19,19 @@ from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.sink import RecordSink
 
-Told = Callable[[str, Collection[str]], str]
+ReleaseText = Callable[[str, Collection[str]], str]
 
 RELEASED = [-1, -1]  # the range of a read whose queue was released since then: no claim has it
 
 
 class Reads:
-    def __init__(self, undo: Undo, vhost: str = VHOST, told: Told = lambda _app_id, _logs: "") -> None:
-        """``told``: what happened to released logs of an app (``releases.py``)."""
+    def __init__(
+        self, undo: Undo, vhost: str = VHOST, release_text: ReleaseText = lambda _app_id, _logs: ""
+    ) -> None:
+        """``release_text``: what happened to released logs of an app (``releases.py``)."""
         self._undo = undo
         self._vhost = vhost
-        self._told = told
+        self._release_text = release_text
         # (query, batch) -> (app, ranges) -> read
         self._by_batch: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}
         self._by_logs: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, logs) -> oldest first
@@ -88,7 +90,7 @@ class Reads:
         for read in self.of_batch(query_id, batch_id):
             if read.app_id != app_id or not read.ranges.keys() & wanted.keys():
                 continue
-            require_not_released(read, self._told)
+            require_not_released(read, self._release_text)
             if read.ranges != wanted:
                 raise other_ranges(read, wanted)
             found = True
@@ -147,7 +149,7 @@ class Reads:
                 sink.put(voided)
 
 
-def require_not_released(read: ReadRecord, told: Told) -> None:
+def require_not_released(read: ReadRecord, release_text: ReleaseText) -> None:
     """Raises LineageConflict for a released read: a new queue of that name may reuse the numbers."""
     gone = [log for log, found in read.ranges.items() if found == RELEASED]
     if gone:
@@ -155,7 +157,7 @@ def require_not_released(read: ReadRecord, told: Told) -> None:
             f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was "
             "released, and cannot be read or decided any more: "
             + (
-                told(read.app_id, gone)
+                release_text(read.app_id, gone)
                 or f"it was taken from app {read.app_id!r}. Start once more with a new checkpoint and "
                 "onNewCheckpoint=resume"
             )

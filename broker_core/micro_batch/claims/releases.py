@@ -61,7 +61,7 @@ class Releases:
         """Returns the releases of an app, oldest first."""
         return sorted(self._notes.get(app_id, {}).values(), key=lambda note: note.released_at)
 
-    def told(self, app_id: str, logs: Collection[str], *, followed: bool = False) -> str:
+    def release_text(self, app_id: str, logs: Collection[str], *, followed: bool = False) -> str:
         """Returns what happened to these logs of an app, and the way on; "" if they were not released.
         ``followed``: the app has gone on since then.
         """

@@ -140,9 +140,9 @@ class Accounts:
                 for exchange, each in topics.items()
             ]
             trusted = [name for name in {*users.given, DEFAULT_USER} if users.trusts(name)]
-            hosts = list(state.hosts.by_name)
+            vhosts = list(state.virtual_hosts.by_name)
             listed += [
-                PermissionInfo(name, vhost, "", ".*", ".*", ".*") for name in trusted for vhost in hosts
+                PermissionInfo(name, vhost, "", ".*", ".*", ".*") for name in trusted for vhost in vhosts
             ]
         return sorted(listed, key=lambda each: (each.user, each.vhost, each.exchange))
 
@@ -206,7 +206,7 @@ class Accounts:
         with self._broker.look as state:
             found = definitions_module.write(state, __version__)
         if self._audit is not None:
-            self._audit.say("admin.export_definitions", "", "", door="process")
+            self._audit.record("admin.export_definitions", "", "", door="process")
         return found
 
     def import_definitions(
@@ -228,18 +228,18 @@ class Accounts:
         except _Checked as only:
             return only.done
         if self._audit is not None:
-            self._audit.say("admin.import_definitions", "", "", door="process")
-        for told in self.changed:
-            told()
+            self._audit.record("admin.import_definitions", "", "", door="process")
+        for notify in self.changed:
+            notify()
         return imported
 
     def _change(self, change_users: Changes, word: str, **what: Any) -> None:
         def work(state: BrokerState, change: Change, _now: int) -> None:
-            state.hosts.require(what.get("vhost", VHOST))
+            state.virtual_hosts.require(what.get("vhost", VHOST))
             change_users(state, change)
 
         self._broker.run(work)
         if self._audit is not None:
-            self._audit.say(f"admin.{word}", "", "", door="process", **what)
-        for told in self.changed:
-            told()
+            self._audit.record(f"admin.{word}", "", "", door="process", **what)
+        for notify in self.changed:
+            notify()

@@ -57,19 +57,19 @@ class Audit:
         self._repeats = Repeats()
         self._timer: threading.Timer | None = None
 
-    def say(self, event: str, user: str, address: str, **what: object) -> bool:
+    def record(self, event: str, user: str, address: str, **what: object) -> bool:
         """``user`` "": the owner of the data directory. ``address`` "": this process. Returns whether a line
         was written, and not only counted.
         """
-        told = {"event": event, "user": user, "address": address, **what}
+        fields = {"event": event, "user": user, "address": address, **what}
         with self._lock:
             now = time.monotonic()
             if self._repeats.due(now):
                 self._write_counted()
-            if not self._repeats.writes(told, now):
+            if not self._repeats.writes(fields, now):
                 self._count_later()
                 return False
-            self._write_line(told)
+            self._write_line(fields)
             return True
 
     def _count_later(self) -> None:
@@ -91,12 +91,12 @@ class Audit:
             seconds = round(time.monotonic() - since)
             self._write_line({**line, "more": count, "seconds": seconds})
 
-    def _write_line(self, told: dict[str, object]) -> None:
+    def _write_line(self, fields: dict[str, object]) -> None:
         if self._path is None:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        most = REFUSAL_BYTES if is_refusal(told) else FIELD_BYTES
-        line = json.dumps({"time": now, **{name: cut(value, most) for name, value in told.items()}}) + "\n"
+        most = REFUSAL_BYTES if is_refusal(fields) else FIELD_BYTES
+        line = json.dumps({"time": now, **{name: cut(value, most) for name, value in fields.items()}}) + "\n"
         try:
             self._write(self._path, line.encode(errors="backslashreplace"))
             self._failing = False

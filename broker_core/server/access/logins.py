@@ -81,7 +81,7 @@ class Logins:
                 found = answer.result()
             finally:
                 self._waiting.release()
-            self.audit.say("login", user, address, door="flight", answer="accepted")
+            self.audit.record("login", user, address, door="flight", answer="accepted")
         if proof_of is not None and kept is not None:
             with self._lock:
                 remember(self._proved, proof_of, kept)

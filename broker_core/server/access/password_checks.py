@@ -67,7 +67,7 @@ class PasswordChecks:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.refusals = 0  # about: of any thread
-        self._told = (0, 0.0)  # refused without a check since the last line in the log, and when that was
+        self._reported = (0, 0.0)  # refused without a check since the last line in the log, and when that was
 
     def ask(self, user: str, password: str, address: str) -> Future[Identity]:
         """The caller, at once or later. Raises LoginRefused at once, or puts it into the answer."""
@@ -204,28 +204,30 @@ class PasswordChecks:
 
     def refused(self, user: str, address: str, why: str) -> None:
         self.refusals += 1
-        if self._audit.say("login", user, address, answer="refused", why=why):
+        if self._audit.record("login", user, address, answer="refused", why=why):
             logger.warning("login of %r from %s is refused: %s", user, address, why)
 
     def _unchecked(self, logins: list[Login]) -> None:
         self.refusals += len(logins)
         for login in logins:
-            self._audit.say("login", login.user, login.address, answer="refused", why="not checked: too many")
-            self._tell(login)
+            self._audit.record(
+                "login", login.user, login.address, answer="refused", why="not checked: too many"
+            )
+            self._report(login)
             for answer in login.answers:
                 answer.set_exception(LoginRefused(*TOO_MANY))
 
-    def _tell(self, login: Login) -> None:
+    def _report(self, login: Login) -> None:
         now = time.monotonic()
         with self._work:
-            told, told_at = self._told
-            told += 1
-            tells = now - told_at > TOLD_S
-            self._told = (0, now) if tells else (told, told_at)
+            reported, reported_at = self._reported
+            reported += 1
+            tells = now - reported_at > TOLD_S
+            self._reported = (0, now) if tells else (reported, reported_at)
         if tells:
             logger.warning(
                 "%d logins are refused without a check, because too many have failed; the last of %r from %s",
-                told,
+                reported,
                 login.user,
                 login.address,
             )

@@ -12,8 +12,8 @@ from broker_core.admin import VhostInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.virtual_hosts import LIMITS, NO_LIMIT
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.audit import Audit
 
 
@@ -25,7 +25,7 @@ class Vhosts:
     def __init__(
         self,
         broker: LocalBroker,
-        engines: HostEngines,
+        engines: VhostEngines,
         changed: list[Callable[[], None]] | None = None,
         audit: Audit | None = None,
     ) -> None:
@@ -47,9 +47,9 @@ class Vhosts:
                     sum(not queue.replies for queue in topology.queues.values()),
                     self.connections(name),
                     sum(queue.messages for queue in topology.queues.values()),
-                    *(_shown(getattr(state.hosts.limits(name), limit)) for limit in LIMITS),
+                    *(_shown(getattr(state.virtual_hosts.limits(name), limit)) for limit in LIMITS),
                 )
-                for name, topology in state.hosts.by_name.items()
+                for name, topology in state.virtual_hosts.by_name.items()
             ]
         return sorted(found, key=lambda each: each.name)
 
@@ -64,8 +64,8 @@ class Vhosts:
         limits = [
             NO_LIMIT if limit is None else limit for limit in (max_queues, max_connections, max_messages)
         ]
-        self._broker.run(lambda state, change, _now: state.hosts.add(change, name, *limits))
-        self._say("add_vhost", name=name, **dict(zip(LIMITS, limits, strict=True)))
+        self._broker.run(lambda state, change, _now: state.virtual_hosts.add(change, name, *limits))
+        self._record("add_vhost", name=name, **dict(zip(LIMITS, limits, strict=True)))
 
     def limit_vhost(
         self,
@@ -77,8 +77,8 @@ class Vhosts:
         """Changes the limits that are given; -1: none. What is over a new limit stays. Raises OptionError."""
         given = {"max_queues": max_queues, "max_connections": max_connections, "max_messages": max_messages}
         limits = {limit: value for limit, value in given.items() if value is not None}
-        self._broker.run(lambda state, change, _now: state.hosts.limit(change, name, limits))
-        self._say("limit_vhost", name=name, **limits)
+        self._broker.run(lambda state, change, _now: state.virtual_hosts.limit(change, name, limits))
+        self._record("limit_vhost", name=name, **limits)
 
     def delete_vhost(self, name: str) -> None:
         """Deletes it with its queues, exchanges, permissions and apps, rolls back what is prepared there, and
@@ -86,23 +86,23 @@ class Vhosts:
         """
 
         def work(state: BrokerState, change: Change, now: int) -> None:
-            state.hosts.require_deletable(name)
-            state.prepared.forget_host(change, name, now)
+            state.virtual_hosts.require_deletable(name)
+            state.prepared.forget_vhost(change, name, now)
             self._engines.forget(change, name)
-            state.users.forget_host(change, name)
-            state.hosts.delete(change, name)
+            state.users.forget_vhost(change, name)
+            state.virtual_hosts.delete(change, name)
 
         self._broker.run(work)
         self._broker.upkeep.end_queues()
-        self._say("delete_vhost", name=name)
+        self._record("delete_vhost", name=name)
         self._engines.deleted(name)
-        for told in self._changed:
-            told()
+        for notify in self._changed:
+            notify()
         self._broker.notify_consumers()
 
-    def _say(self, word: str, **what: object) -> None:
+    def _record(self, word: str, **what: object) -> None:
         if self._audit is not None:
-            self._audit.say(f"admin.{word}", "", "", door="process", **what)
+            self._audit.record(f"admin.{word}", "", "", door="process", **what)
 
 
 def _shown(limit: int) -> int | None:

@@ -27,12 +27,12 @@ TOPOLOGY: dict[type[m.Method], tuple[str, ...]] = {
 def carried_out(audit: Audit, connection: ClientConnection, method: m.Method) -> None:
     fields = TOPOLOGY.get(type(method))
     if fields is not None and not getattr(method, "passive", False):
-        _say(audit, connection, method.NAME, **{name: getattr(method, name) for name in fields})
+        _record(audit, connection, method.NAME, **{name: getattr(method, name) for name in fields})
 
 
 def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str, of: str | None) -> None:
     """``of``: whose it was."""
-    _say(audit, connection, f"transaction.{verb}", xid=xid, of=of)
+    _record(audit, connection, f"transaction.{verb}", xid=xid, of=of)
 
 
 def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:
@@ -46,11 +46,11 @@ def refused(
     audit: Audit, connection: ClientConnection, asked: str, why: str, vhost: str | None = None
 ) -> None:
     """``vhost``: that it asked for and did not enter."""
-    _say(audit, connection, "refused", vhost, asked=asked, why=why)
+    _record(audit, connection, "refused", vhost, asked=asked, why=why)
 
 
-def _say(
+def _record(
     audit: Audit, connection: ClientConnection, event: str, vhost: str | None = None, **what: object
 ) -> None:
     where = {"door": "amqp", "vhost": connection.seen.vhost if vhost is None else vhost}
-    audit.say(event, connection.user, connection.address, **where, **what)
+    audit.record(event, connection.user, connection.address, **where, **what)

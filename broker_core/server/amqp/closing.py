@@ -1,6 +1,6 @@
 """Closes a connection, or one channel of it, for an operator.
 
-Not here: the ids (``holder.py``), and how a connection or a channel ends (``connection.py``).
+Not here: the ids (``channel_holder.py``), and how a connection or a channel ends (``connection.py``).
 """
 
 from __future__ import annotations

@@ -35,14 +35,14 @@ from broker_core.checks import assert_never
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited, handshake
-from broker_core.server.amqp.commands.basic import publish_alike
+from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
-from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles, certified
 
 logger = logging.getLogger("txmq.amqp")
@@ -62,7 +62,7 @@ class Listener(Server, Protocol):
     tls: TlsFiles | None
 
     @property
-    def entrance(self) -> Entrance: ...
+    def unauthenticated(self) -> UnauthenticatedLimit: ...
 
     def connections_to(self, vhost: str) -> int: ...
 
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             try:
                 session = sessions.get(event.channel)
                 if type(event) is Publishes:
-                    if session is None or not publish_alike(session, event):
+                    if session is None or not publish_many(session, event):
                         self._carry_out(self.protocol.separate(event))
                 elif session is not None:
                     session.handle(event)
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
                 self._failed(number, text, late=False)
             case CloseRequested():
                 self._read_on()
-                self.sessions.close_all("its connection was closed", self._say_close_ok)
+                self.sessions.close_all("its connection was closed", self._send_close_ok)
             case _:
                 assert_never(event)
 
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
             text, None, lambda each: late or each.number == number or each.channel.transactional
         )
 
-    def _say_close_ok(self) -> None:
+    def _send_close_ok(self) -> None:
         self.protocol.finish(time.monotonic())
         self.flush()
 

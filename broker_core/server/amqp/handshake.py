@@ -24,7 +24,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection
-from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.quotas import Quotas
 
 CAPABILITIES = {
@@ -70,14 +70,17 @@ def _start(options: AmqpOptions, mechanisms: list[str]) -> ConnectionStart:
     return ConnectionStart(0, 9, properties, " ".join(mechanisms).encode(), b"en_US")
 
 
-class Entrant(ClientConnection, Protocol):
+class UnauthenticatedConnection(ClientConnection, Protocol):
     """A connection whose client logs in."""
 
     def logged_in(self, user: str) -> None: ...
 
 
 def log_in(
-    connection: Entrant, method: ConnectionStartOk, logins: Logins, certified: str | None = None
+    connection: UnauthenticatedConnection,
+    method: ConnectionStartOk,
+    logins: Logins,
+    certified: str | None = None,
 ) -> None:
     """Calls ``connection.logged_in``, at once or later; the connection is paused meanwhile. A refusal closes
     it. ``certified``: the name in the client's certificate, "" if it has none, None if none was asked for.
@@ -126,8 +129,8 @@ def log_in(
     answer.add_done_callback(tell)
 
 
-def _accept(connection: Entrant, user: str, logins: Logins) -> None:
-    logins.audit.say("login", user, connection.address, door="amqp", answer="accepted")
+def _accept(connection: UnauthenticatedConnection, user: str, logins: Logins) -> None:
+    logins.audit.record("login", user, connection.address, door="amqp", answer="accepted")
     connection.logged_in(user)
 
 
@@ -138,7 +141,7 @@ def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
     )
 
 
-class Host(Protocol):
+class AdmittingServer(Protocol):
     """The server that a connection enters. ``connections_to``: how many have entered a virtual host."""
 
     broker: LocalBroker
@@ -146,30 +149,30 @@ class Host(Protocol):
     quotas: Quotas
 
     @property
-    def entrance(self) -> Entrance: ...
+    def unauthenticated(self) -> UnauthenticatedLimit: ...
 
     def connections_to(self, vhost: str) -> int: ...
 
 
-def enter(connection: ClientConnection, host: Host, vhost: str) -> None:
+def enter(connection: ClientConnection, server: AdmittingServer, vhost: str) -> None:
     """Sets what the connection sees and may do.
 
     Raises NotAllowed, with RabbitMQ's texts: there is no such virtual host, it has too many connections, the
     user has no permission there or is at a limit.
     """
-    user, state = connection.user, host.broker.state
+    user, state = connection.user, server.broker.state
     rights = Rights(state.users, user, vhost)
     try:
         seen = state.of(vhost)
-        limit = state.hosts.limits(vhost).max_connections
+        limit = state.virtual_hosts.limits(vhost).max_connections
         refused = f"access to vhost '{vhost}' refused for user '{user}'"
-        if 0 <= limit <= host.connections_to(vhost):
+        if 0 <= limit <= server.connections_to(vhost):
             raise NotAllowed(f"{refused}: connection limit ({limit}) is reached")
         if not rights.enters:
             raise NotAllowed(refused)
-        host.quotas.connections.enter(connection, user)
+        server.quotas.connections.enter(connection, user)
     except NotAllowed as error:
-        audited.refused(host.logins.audit, connection, "connection.open", error.summary, vhost)
+        audited.refused(server.logins.audit, connection, "connection.open", error.summary, vhost)
         raise
     connection.seen, connection.rights = seen, rights
-    host.entrance.leave(connection)  # who is refused stays there until its socket is closed
+    server.unauthenticated.leave(connection)  # who is refused stays there until its socket is closed

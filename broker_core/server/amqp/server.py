@@ -33,8 +33,8 @@ from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.shown import connection_info
 from broker_core.server.commit_queue import CommitQueue
-from broker_core.server.listen.entrance import Entrance
 from broker_core.server.listen.listeners import Listeners
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.loop import new_loop
 from broker_core.server.quotas import Quotas, sockets
 from broker_core.server.tls import TlsFiles
@@ -75,8 +75,8 @@ class AmqpServer:
         self.tls = tls
         self.quotas = quotas or Quotas()
         # of the half of the files that ``Quotas`` leaves, one half is for the store
-        entrance = Entrance(min(self.options.max_unauthenticated, max(sockets() // 2, 1)))
-        self.listeners = Listeners(listeners, tls_listeners, tls, entrance)
+        unauthenticated = UnauthenticatedLimit(min(self.options.max_unauthenticated, max(sockets() // 2, 1)))
+        self.listeners = Listeners(listeners, tls_listeners, tls, unauthenticated)
         self.connections: dict[Connection, float] = {}  # when each was opened, since the epoch
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
@@ -129,8 +129,8 @@ class AmqpServer:
         return self.listeners.addresses
 
     @property
-    def entrance(self) -> Entrance:
-        return self.listeners.entrance
+    def unauthenticated(self) -> UnauthenticatedLimit:
+        return self.listeners.unauthenticated
 
     def idle_s(self) -> float:
         """Seconds since the last connection ended; 0 while there is one."""
@@ -193,7 +193,7 @@ class AmqpServer:
     # -- called by connections --------------------------------------------------------------------------
     def opened(self, connection: Connection) -> None:
         self.connections[connection] = time.time()
-        self.entrance.enter(connection, lambda: connection.abort("too many have not logged in"))
+        self.unauthenticated.enter(connection, lambda: connection.abort("too many have not logged in"))
         self._idle_since = None
         self._empty.clear()
         if self.alarm:
@@ -201,7 +201,7 @@ class AmqpServer:
 
     def closed(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
-        self.entrance.leave(connection)
+        self.unauthenticated.leave(connection)
         self.quotas.connections.leave(connection)
         if not self.connections:
             self._idle_since = time.monotonic()

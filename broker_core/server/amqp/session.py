@@ -37,9 +37,9 @@ from broker_core.errors import (
 from broker_core.message.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.backlog import Backlog
-from broker_core.server.amqp.holder import holder
+from broker_core.server.amqp.channel_holder import channel_holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
-from broker_core.server.amqp.tick_commit import Gathered
+from broker_core.server.amqp.tick_commit import TickCommit
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 
@@ -98,13 +98,13 @@ class Session:
         self.rights = connection.rights
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
-        server.broker.held.add(self.channel, holder(connection, number, server.broker.clock()))
+        server.broker.held.add(self.channel, channel_holder(connection, number, server.broker.clock()))
         self.timed = server.broker.limits.open_s is not None
-        self.gathered = Gathered(self)
+        self.tick_commit = TickCommit(self)
         self.last_queue = ""
         self.replies = ""
         self.ordinary = b""  # properties of the last publish that needed nothing but its queues
-        self.named = transaction_exchange.Named()
+        self.named = transaction_exchange.NamedTransaction()
         self._backlog = Backlog()
         self._commands = server.commands
         self._loop = server.loop
@@ -163,9 +163,9 @@ class Session:
     def fail(self, error: BaseException, method: m.Method | None) -> None:
         self.connection.fail(self.number, as_amqp(error), method, late=True)
 
-    def wait_for_gathered(self, command: Command) -> bool:
+    def wait_for_tick_commit(self, command: Command) -> bool:
         """Whether ``command`` has to wait until what was gathered is durable; it is carried out then."""
-        if self.gathered.durable:
+        if self.tick_commit.durable:
             return False
         self.put_back(command)
         self.move(Move.wait)
@@ -319,7 +319,7 @@ class Session:
         self.move(Move.end)
         self._backlog.clear()
         self.stop_deliveries()
-        self.gathered.hand_over()
+        self.tick_commit.hand_over()
         self.connection.resume(self)
         channel = self.channel
 

@@ -85,7 +85,7 @@ class Sessions:
             for session in self.by_number.values():
                 for consumer in session.channel.consumers.values():
                     consumer.writable = True
-                    state.agenda.wake(consumer.queue)
+                    state.pending_checks.wake(consumer.queue)
         server.commits.wake()
 
     def lost(self) -> None:

@@ -1,6 +1,6 @@
 """The connections of AMQP, for an operator.
 
-Not here: who holds their channels (``holder.py``), closing one (``closing.py``).
+Not here: who holds their channels (``channel_holder.py``), closing one (``closing.py``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from broker_core.amqp.v0_9_1.encoder import encode_ack, encode_nack
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
-from broker_core.broker.commit import Committed
+from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
@@ -31,10 +31,10 @@ from broker_core.server.commit_queue import CommitQueue
 REJECTS = 512  # in one commit, if a client rejects very many
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable: then the client is not read
 
-Answer = Callable[[Committed | None, BaseException | None], None]
+Answer = Callable[[CommitResult | None, BaseException | None], None]
 
 
-class Gatherer(Protocol):
+class TickCommitSession(Protocol):
     """The session whose publishes and acks are gathered. ``durable``: called when all of them are durable."""
 
     connection: ClientConnection
@@ -54,7 +54,7 @@ class Gatherer(Protocol):
     def give_back(self, message: Message) -> None: ...
 
 
-class Gathered:
+class TickCommit:
     """``waits``: ``hand_over`` will be called at the end of the tick.
 
     ``published``: the number of the last publish, for confirms.
@@ -62,7 +62,7 @@ class Gathered:
 
     __slots__ = ("_in_flight", "_session", "published", "waits")
 
-    def __init__(self, session: Gatherer) -> None:
+    def __init__(self, session: TickCommitSession) -> None:
         self._session = session
         self.waits = False
         self._in_flight = 0  # commits that are not durable
@@ -105,7 +105,7 @@ class Gathered:
         between. The first has all publishes.
         """
 
-        def committed(committed: Committed | None, error: BaseException | None) -> None:
+        def committed(committed: CommitResult | None, error: BaseException | None) -> None:
             answer(committed, error)
             del pieces[0]
             if committed is None:
@@ -130,7 +130,7 @@ class Gathered:
         piece: Transaction,
         before: int,
         publishes: int,
-        committed: Committed | None,
+        committed: CommitResult | None,
         error: BaseException | None,
     ) -> None:
         session = self._session
@@ -169,5 +169,5 @@ class Gathered:
             write(encode_ack(number, before + last, multiple=last > 1))
 
 
-def commit(transaction: Transaction, state: BrokerState, change: Change, now: int) -> Committed:
+def commit(transaction: Transaction, state: BrokerState, change: Change, now: int) -> CommitResult:
     return state.transactions.commit(change, transaction, now)

@@ -43,7 +43,7 @@ _VERBS: dict[str, Name | Decision] = {
 }
 
 
-class Named(NamedTuple):
+class NamedTransaction(NamedTuple):
     """The name of the open transaction of a channel: of its commit, or of its prepare."""
 
     token: str = ""
@@ -52,7 +52,7 @@ class Named(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.token or self.prepare)
 
-    def with_name(self, verb: Name, xid: str) -> Named:
+    def with_name(self, verb: Name, xid: str) -> NamedTransaction:
         """Raises PreconditionFailed if it has a name already."""
         if self:
             raise PreconditionFailed(
@@ -60,9 +60,9 @@ class Named(NamedTuple):
             )
         match verb:
             case "token":
-                named = Named(token=xid)
+                named = NamedTransaction(token=xid)
             case "prepare":
-                named = Named(prepare=xid)
+                named = NamedTransaction(prepare=xid)
             case _:
                 assert_never(verb)
         return named

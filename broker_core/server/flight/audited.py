@@ -58,12 +58,12 @@ def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, Any
     if names is None or given.get("passive"):
         return
     what = {("of" if name == "user" else name): given[name] for name in names if name in given}
-    audit.say(call, caller.identity.user, caller.address, door="flight", **_where(caller, call), **what)
+    audit.record(call, caller.identity.user, caller.address, door="flight", **_where(caller, call), **what)
 
 
 def refused(audit: Audit, caller: Caller, call: str, error: TxmqError) -> None:
     what = {"door": "flight", "vhost": caller.state.vhost, "asked": call, "why": error.summary}
-    audit.say("refused", caller.identity.user, caller.address, **what)
+    audit.record("refused", caller.identity.user, caller.address, **what)
 
 
 def _where(caller: Caller, call: str) -> dict[str, str]:

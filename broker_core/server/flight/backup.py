@@ -27,7 +27,7 @@ from broker_core.errors import DataLoss, OptionError, ResourceShortage
 from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
-from broker_core.server.flight.permits import Permits
+from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.streams import Stream
 from broker_core.store.catalog import CATALOG_COPY, QUERIES
 from broker_core.store.directory import segment_path
@@ -37,7 +37,9 @@ from broker_core.store.sums import sums_path
 PIECE_BYTES = 1024 * 1024
 
 
-def opened(broker: LocalBroker, permits: Permits, caller: Caller, stopping: threading.Event) -> Stream:
+def opened(
+    broker: LocalBroker, call_permissions: CallPermissions, caller: Caller, stopping: threading.Event
+) -> Stream:
     """Raises AccessRefused, OptionError."""
 
     def permitted() -> None:
@@ -47,7 +49,7 @@ def opened(broker: LocalBroker, permits: Permits, caller: Caller, stopping: thre
     with broker.open_store() as store:
         if not isinstance(store, DurableStore):
             raise OptionError("this broker is in memory, and has no data directory to copy")
-    permits.carried_out(caller, "get.backup", {})
+    call_permissions.carried_out(caller, "get.backup", {})
     return Stream(contract.BACKUP_SCHEMA, _pieces(broker, stopping), permitted)
 
 

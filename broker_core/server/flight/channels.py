@@ -22,11 +22,11 @@ from broker_core import checks, errors
 from broker_core.broker.access.own_id import name_in
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
-from broker_core.node.holders import Holder
+from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
-from broker_core.server.flight import permits
-from broker_core.server.flight.permits import Permits
+from broker_core.server.flight import call_permissions
+from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.quotas import Quota
 from broker_core.server.threads import started_thread
 
@@ -60,11 +60,11 @@ class _Held:
         self.ended = False
 
 
-class Channels:
-    def __init__(self, broker: LocalBroker, permits: Permits, quota: Quota) -> None:
+class FlightChannels:
+    def __init__(self, broker: LocalBroker, call_permissions: CallPermissions, quota: Quota) -> None:
         self._broker = broker
         self._quota = quota
-        self._permits = permits
+        self._call_permissions = call_permissions
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, float] = OrderedDict()  # ids, and when their channels ended
         self._lock = threading.Lock()
@@ -131,9 +131,9 @@ class Channels:
             held.channel.call = (own, number)
             try:
                 arguments = _arguments(word, call.arguments)
-                self._permits.check(permits.CHANNEL, word, caller, arguments)
+                self._call_permissions.check(call_permissions.CHANNEL, word, caller, arguments)
                 held.answer = _said(held.channel, word, arguments)
-                self._permits.carried_out(caller, f"channel.{word}", arguments)
+                self._call_permissions.carried_out(caller, f"channel.{word}", arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 held.error = error
         held.used_at = time.monotonic()
@@ -162,7 +162,7 @@ class Channels:
 
     def _channel(self, channel_id: str, caller: Caller, now: int) -> LocalChannel:
         user, vhost = caller.identity.user, caller.state.vhost
-        holder = Holder(channel_id, "flight", user, caller.address, "", vhost, now)
+        holder = ChannelHolder(channel_id, "flight", user, caller.address, "", vhost, now)
         return self._broker.channel(vhost=vhost, user=user, rights=caller.rights, holder=holder)
 
     def close_one(self, channel_id: str) -> bool:

@@ -1,7 +1,7 @@
 """The connections of a port of this process, as the kernel knows them, and how one is ended whose socket
 belongs to a library.
 
-Linux alone: sock_diag(7). Not here: which connection is ended, and why (``entrance.py``).
+Linux alone: sock_diag(7). Not here: which connection is ended, and why (``connection_limit.py``).
 """
 
 from __future__ import annotations

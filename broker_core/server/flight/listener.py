@@ -19,7 +19,7 @@ import pyarrow.flight
 
 from broker_core.address import bracketed
 from broker_core.errors import ConnectionFailed
-from broker_core.server.flight.entrance import FlightEntrance
+from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.login import MIDDLEWARE, ReadHeader
 from broker_core.server.tls import TlsFiles
 
@@ -35,7 +35,7 @@ REPORT_S = 5.0
 class Service(Protocol):
     """Answers calls, in many threads. ``context``: of pyarrow."""
 
-    entrance: FlightEntrance
+    connection_limit: FlightConnectionLimit
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]: ...
 
@@ -59,7 +59,7 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
         scheme = "grpc" if tls is None else "grpc+tls"
         super().__init__(
             f"{scheme}://{bracketed(host)}:{port}",
-            middleware={MIDDLEWARE: ReadHeader(service.entrance)},
+            middleware={MIDDLEWARE: ReadHeader(service.connection_limit)},
             **arguments,
         )
 

@@ -15,7 +15,7 @@ from broker_core.address import VHOST
 from broker_core.errors import LoginRefused, RemoteProtocolError
 from broker_core.flight import authorization
 from broker_core.server.access.identity import Authenticator, Identity
-from broker_core.server.flight.entrance import FlightEntrance
+from broker_core.server.flight.connection_limit import FlightConnectionLimit
 
 MIDDLEWARE = "authorization"  # the name under which a server has ``ReadHeader``
 _PEER = re.compile(r"^(?:ipv4|ipv6):(.*?)(?::\d+)?$")
@@ -24,16 +24,18 @@ _PEER = re.compile(r"^(?:ipv4|ipv6):(.*?)(?::\d+)?$")
 class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
     """Keeps the header of each call: only the call itself knows the address of its client."""
 
-    def __init__(self, entrance: FlightEntrance) -> None:
+    def __init__(self, connection_limit: FlightConnectionLimit) -> None:
         super().__init__()
-        self._entrance = entrance
+        self._connection_limit = connection_limit
 
     def start_call(self, _info: Any, headers: dict[str, list[str]]) -> Header:
         """Before the call has sent anything else. Refuses it if too many have not."""
         made = Header(
-            self._entrance, headers.get(authorization.HEADER, []), headers.get(authorization.VHOST_HEADER, [])
+            self._connection_limit,
+            headers.get(authorization.HEADER, []),
+            headers.get(authorization.VHOST_HEADER, []),
         )
-        if not self._entrance.begin(made):
+        if not self._connection_limit.begin(made):
             raise pyarrow.flight.FlightUnavailableError(
                 "too many calls have sent nothing but headers; try again"
             )
@@ -43,17 +45,17 @@ class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc] 
 class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
     """The ``authorization`` headers of one call, and those that name its virtual host."""
 
-    def __init__(self, entrance: FlightEntrance, values: list[str], vhosts: list[str]) -> None:
+    def __init__(self, connection_limit: FlightConnectionLimit, values: list[str], vhosts: list[str]) -> None:
         super().__init__()
-        self._entrance = entrance
+        self._connection_limit = connection_limit
         self.values = values
         self.vhosts = vhosts
 
     def begun(self) -> None:
-        self._entrance.begun(self)
+        self._connection_limit.begun(self)
 
     def call_completed(self, _error: Exception | None) -> None:
-        self._entrance.begun(self)
+        self._connection_limit.begun(self)
 
 
 def identity(context: Any, authenticator: Authenticator, address: str) -> Identity:

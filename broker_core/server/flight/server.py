@@ -23,20 +23,20 @@ from broker_core.address import VHOST
 from broker_core.engine import Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, backup, permits, streams, transactions
+from broker_core.server.flight import audited, backup, call_permissions, streams, transactions
+from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.calls import Calls
-from broker_core.server.flight.channels import Channels
-from broker_core.server.flight.entrance import FlightEntrance
+from broker_core.server.flight.channels import FlightChannels
+from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import asked_vhost, identity, peer_address
-from broker_core.server.flight.permits import Permits
-from broker_core.server.flight.staging import Staging
+from broker_core.server.flight.staging import FlightStaging
 from broker_core.server.flight.transactions import Transactions
 from broker_core.server.quotas import Quotas
 from broker_core.server.status import StatusReader
@@ -50,14 +50,14 @@ class FlightServer:
 
     def __init__(
         self,
-        engines: HostEngines,
+        engines: VhostEngines,
         broker: LocalBroker,
         hello: contract.Hello,
         logins: Logins,
         accounts: Accounts,
         vhosts: Vhosts,
         quotas: Quotas | None = None,
-        entrance: FlightEntrance | None = None,
+        connection_limit: FlightConnectionLimit | None = None,
         listens: Callable[[], list[str]] = list,
     ) -> None:
         self.failed = threading.Event()
@@ -67,17 +67,17 @@ class FlightServer:
         self._broker = broker
         self._hello = hello
         self._logins = logins
-        self._permits = Permits(engines, broker, logins.audit)
+        self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
         self._calls = Calls(quotas.calls, quotas.alarm)
-        self._staging = Staging(self._engine, self._permits, self._calls, quotas.part_bytes)
-        self._channels = Channels(broker, self._permits, quotas.channels)
+        self._staging = FlightStaging(self._engine, self._call_permissions, self._calls, quotas.part_bytes)
+        self._channels = FlightChannels(broker, self._call_permissions, quotas.channels)
         accounts.changed.append(self._channels.end_deleted)
         if quotas.alarm is not None:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
         status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
-            **{word: getattr(broker, word) for word in permits.LISTS},
+            **{word: getattr(broker, word) for word in call_permissions.LISTS},
             "status": status.now,
             "close": broker.held.close,
             "call_took_place": self._call_took_place,
@@ -87,8 +87,8 @@ class FlightServer:
         }
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
-        self.entrance = entrance or FlightEntrance(logins.gone)
-        self.entrance.watch(lambda: [each.port for each in self._listeners])
+        self.connection_limit = connection_limit or FlightConnectionLimit(logins.gone)
+        self.connection_limit.watch(lambda: [each.port for each in self._listeners])
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Returns the port. Raises ConnectionFailed."""
@@ -110,7 +110,7 @@ class FlightServer:
         """End all channels, then the server; calls in progress get GRACE_S."""
         self._stopping.set()
         self._channels.close()
-        self.entrance.stop()
+        self.connection_limit.stop()
         close_all(self._listeners, GRACE_S)
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class FlightServer:
     def _caller(self, context: Any, name: str) -> Caller:
         """Raises LoginRefused, NotAllowed (no such virtual host; a client says hello before that)."""
         address = peer_address(context.peer())
-        with self.entrance.login(context.peer()):
+        with self.connection_limit.login(context.peer()):
             who = identity(context, self._logins, address)
         vhost = VHOST if name == "hello" else asked_vhost(context)
         return Caller(who, self._logins.rights(who, vhost), address, self._broker.state.of(vhost))
@@ -138,7 +138,7 @@ class FlightServer:
     def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[Any]:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
-            self._permits.check(permits.ENGINE, word, caller, arguments)
+            self._call_permissions.check(call_permissions.ENGINE, word, caller, arguments)
             if word == "release" and caller.identity.user:
                 arguments["by"] = caller.identity.user  # whatever the caller says
             engine = self._engine(caller)
@@ -146,7 +146,7 @@ class FlightServer:
             if word == "wait":
                 function = partial(_wait, engine, self._stopping, caller)
             answer = contract.encode(function(**arguments))
-            self._permits.carried_out(caller, f"engine.{word}", arguments)
+            self._call_permissions.carried_out(caller, f"engine.{word}", arguments)
             return [answer]
         if kind == "channel":
             call = contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
@@ -161,13 +161,13 @@ class FlightServer:
             file: contract.FileHeader = contract.decode_checked(contract.FileHeader, body, "adopt")
             return [contract.encode(self._staging.file(caller, file))]
         if word == "hello":
-            told = self._hello if caller.enters_somewhere else contract.Hello(self._hello.version, "", "", 0)
-            return [contract.encode(told)]
+            hello = self._hello if caller.enters_somewhere else contract.Hello(self._hello.version, "", "", 0)
+            return [contract.encode(hello)]
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[Any]:
-        self._permits.read(caller, ticket)
+        self._call_permissions.read(caller, ticket)
         return streams.small(self._engine(caller), ticket)
 
     def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> Any:
@@ -177,18 +177,18 @@ class FlightServer:
             )
         function = self._words[word]
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
-        self._permits.check(permits.ADMIN, word, caller, arguments)
+        self._call_permissions.check(call_permissions.ADMIN, word, caller, arguments)
         if word in transactions.WORDS:
             named = Transactions(self._broker, caller)
             answer = getattr(named, word)(**arguments)
             arguments["of"] = named.decided_for
         else:
-            if word in permits.LISTS:
+            if word in call_permissions.LISTS:
                 arguments["vhost"] = caller.state.vhost
             if word == "call_took_place":
                 arguments["channel"] = self._channels.own(caller, arguments["channel"])
             answer = function(**arguments)
-        self._permits.carried_out(caller, f"admin.{word}", arguments)
+        self._call_permissions.carried_out(caller, f"admin.{word}", arguments)
         return answer
 
     def _give_up(self) -> bool:
@@ -210,9 +210,9 @@ class FlightServer:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             epoch = self._broker.state.users.epoch
             if request.backup:
-                found = backup.opened(self._broker, self._permits, caller, self._stopping)
+                found = backup.opened(self._broker, self._call_permissions, caller, self._stopping)
             else:
-                found = streams.opened(self._engine(caller), self._permits, caller, request)
+                found = streams.opened(self._engine(caller), self._call_permissions, caller, request)
             return pyarrow.flight.GeneratorStream(found.schema, self._stream(found, caller, epoch))
 
     def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[pa.RecordBatch]:

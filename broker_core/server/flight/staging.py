@@ -18,32 +18,36 @@ from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.access.caller import Caller
+from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.calls import Calls
-from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quota
 
 
-class Staging:
+class FlightStaging:
     """``engine`` of a caller."""
 
     def __init__(
-        self, engine: Callable[[Caller], EmbeddedEngine], permits: Permits, calls: Calls, part_bytes: Quota
+        self,
+        engine: Callable[[Caller], EmbeddedEngine],
+        call_permissions: CallPermissions,
+        calls: Calls,
+        part_bytes: Quota,
     ) -> None:
         self._engine = engine
-        self._permits = permits
+        self._call_permissions = call_permissions
         self._calls = calls
         self._part_bytes = part_bytes
 
     def sent(self, caller: Caller, body: pa.Buffer) -> contract.PartReceipt:
         """Reads the rows once they are permitted, and there is room for what they state."""
         part, rows = contract.decode_part(body)
-        self._permits.stage(caller, part.header)
+        self._call_permissions.stage(caller, part.header)
         return self._part(caller, part, rows)
 
     def stream(self, caller: Caller, command: bytes, reader: Any, writer: Any) -> None:
         """Stages the parts of a branch as they come, and writes a receipt for each."""
         header: BranchHeader = contract.decode_checked(BranchHeader, command, "put")
-        self._permits.stage(caller, header)  # before Arrow reads a row
+        self._call_permissions.stage(caller, header)  # before Arrow reads a row
         for sent in _parts(reader):
             self._calls.require_room()
             part, rows = contract.decode_numbered(sent)
@@ -53,7 +57,7 @@ class Staging:
 
     def file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
         """Stages the parts in a file of the writer."""
-        self._permits.stage(caller, given.header, given.file.size_bytes)
+        self._call_permissions.stage(caller, given.header, given.file.size_bytes)
         failpoint.here("server.stage.file")
         staged = self._engine(caller).stage_file(given.header, given.part, given.file)
         return [
@@ -64,7 +68,7 @@ class Staging:
     def _part(self, caller: Caller, part: contract.PartHeader, rows: pa.Buffer) -> contract.PartReceipt:
         with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
             batch = contract.decode_batch(rows)
-        self._permits.stage(caller, part.header, buffer_bytes(batch))
+        self._call_permissions.stage(caller, part.header, buffer_bytes(batch))
         failpoint.here("server.stage.part")
         with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
             rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch)

@@ -17,7 +17,7 @@ from broker_core.flight import contract
 from broker_core.message.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.access.caller import Caller
-from broker_core.server.flight.permits import Permits
+from broker_core.server.flight.call_permissions import CallPermissions
 
 
 class Stream(NamedTuple):
@@ -28,10 +28,12 @@ class Stream(NamedTuple):
     permitted: Callable[[], None]
 
 
-def opened(engine: EmbeddedEngine, permits: Permits, caller: Caller, request: contract.Ticket) -> Stream:
+def opened(
+    engine: EmbeddedEngine, call_permissions: CallPermissions, caller: Caller, request: contract.Ticket
+) -> Stream:
     """Raises AccessRefused, RemoteProtocolError, and what the engine does."""
     if request.branches is not None:
-        permitted = partial(permits.read_branches, caller, request.branches)
+        permitted = partial(call_permissions.read_branches, caller, request.branches)
         permitted()
         rows = engine.read_branches(request.branches)
         first = next(rows, None)
@@ -42,7 +44,7 @@ def opened(engine: EmbeddedEngine, permits: Permits, caller: Caller, request: co
         permitted()
         return Stream(READ_SCHEMA, engine.browse(request.browse), permitted)
     if request.read is not None:
-        permitted = partial(permits.read, caller, request.read)
+        permitted = partial(call_permissions.read, caller, request.read)
         permitted()
         return Stream(READ_SCHEMA, engine.read(request.read), permitted)
     raise errors.RemoteProtocolError(

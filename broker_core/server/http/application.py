@@ -29,9 +29,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker_core.errors import TxmqError
 from broker_core.server.http import gate
-from broker_core.server.http.call import Answer, Call
+from broker_core.server.http.call import HttpAnswer, HttpCall
 from broker_core.server.http.options import HttpOptions
-from broker_core.server.http.refusal import Refusal, bad_request, not_found, refusal_of
+from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found, refusal_of
 from broker_core.server.http.route import Route
 from broker_core.server.http.served import Served
 from broker_core.server.quotas import Quota
@@ -116,13 +116,13 @@ class Application:
             with self._requests.within(caller.identity.user):
                 body = await self._body(request)
                 reason = request.headers.get("x-reason", "")
-                call = Call(self._served, caller, params, dict(request.query_params), body, reason)
+                call = HttpCall(self._served, caller, params, dict(request.query_params), body, reason)
                 if route.works:
                     found = await asyncio.get_running_loop().run_in_executor(self._beside, route.answer, call)
                 else:
                     found = route.answer(call)
                 return _response(found)
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             return self._refused(request, caller, asked, refusal)
         except TxmqError as error:
             return self._refused(request, caller, asked, refusal_of(error))
@@ -132,10 +132,10 @@ class Application:
             logger.exception("%s failed", asked)
             return _told(500, "internal_error", "the broker's log has the reason")
 
-    def _refused(self, request: Request, caller: Any, asked: str, refusal: Refusal) -> Response:
+    def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
             told = {"door": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
-            self._served.logins.audit.say("refused", caller.identity.user, caller.address, **told)
+            self._served.logins.audit.record("refused", caller.identity.user, caller.address, **told)
         response = _told(refusal.status, refusal.error, refusal.reason)
         if refusal.status == 401:
             response.headers.update(gate.CHALLENGE)
@@ -150,7 +150,7 @@ class Application:
         if not _has_body(request):
             return {}
         most = self._options.body_bytes
-        too_large = Refusal(413, "body_too_large", f"a body has at most {most} bytes")
+        too_large = HttpRefusal(413, "body_too_large", f"a body has at most {most} bytes")
         length = request.headers.get("content-length", "0")
         if len(length) > 12 or int(length) > most:
             raise too_large
@@ -165,7 +165,7 @@ class Application:
         try:
             await asyncio.wait_for(read(), self._options.body_s)
         except asyncio.TimeoutError:
-            raise Refusal(
+            raise HttpRefusal(
                 408, "timeout", f"the body was not there within {self._options.body_s:g} s"
             ) from None
         if not found:
@@ -216,7 +216,7 @@ def _check_origin(request: Request) -> None:
     if origin is None or request.method in ("GET", "HEAD", "OPTIONS"):
         return
     if urlsplit(origin).netloc != request.headers.get("host"):
-        raise Refusal(403, "forbidden", "a page of another origin asks for a change")
+        raise HttpRefusal(403, "forbidden", "a page of another origin asks for a change")
 
 
 def _not_allowed(request: Request, handlers: Handlers) -> Response:
@@ -239,14 +239,14 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _told(status: int, error: str, reason: str) -> Response:
-    return _response(Answer(status, {"error": error, "reason": reason}))
+    return _response(HttpAnswer(status, {"error": error, "reason": reason}))
 
 
 def _response(found: Any) -> Response:
     if isinstance(found, Response):
         found.headers.update(HEADERS)
         return found
-    answer = found if isinstance(found, Answer) else Answer(200, found)
+    answer = found if isinstance(found, HttpAnswer) else HttpAnswer(200, found)
     headers = {**HEADERS, **answer.headers}
     if answer.body is None:
         return Response(status_code=answer.status, headers=headers)

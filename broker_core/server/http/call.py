@@ -21,7 +21,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", dict: "object", list: 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """``body`` None: empty. Anything else is JSON."""
 
     status: int = 200
@@ -29,11 +29,11 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-CREATED, DONE = Answer(201), Answer(204)
+CREATED, DONE = HttpAnswer(201), HttpAnswer(204)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """``params``: of the path, decoded. ``body``: JSON, {} if there is none. ``reason``: that the caller
     gives for what it does.
     """
@@ -84,7 +84,7 @@ class Call:
         """A flag of the query."""
         return self.query.get(name, "").lower() == "true"
 
-    def say(self, event: str, **what: object) -> None:
+    def record(self, event: str, **what: object) -> None:
         """Into the audit log, once it is durable."""
         told = {"door": "http", **what, **({"reason": self.reason[:MAX_NAME_BYTES]} if self.reason else {})}
-        self.served.logins.audit.say(event, self.user, self.caller.address, **told)
+        self.served.logins.audit.record(event, self.user, self.caller.address, **told)

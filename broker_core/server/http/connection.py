@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from broker_core.server.http.options import HttpOptions
-from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.quotas import Quota
 
 
@@ -30,7 +30,7 @@ class Door(Protocol):
     connections: Quota
 
     @property
-    def entrance(self) -> Entrance: ...
+    def unauthenticated(self) -> UnauthenticatedLimit: ...
 
     def gone(self, connection: HttpConnection) -> None: ...
 
@@ -55,7 +55,7 @@ class HttpConnection(HttpToolsProtocol):
         if most is not None and len(self.connections) > most:
             self._refuse(503, "unavailable", f"{most} connections of HTTP are open, the limit; close some")
             return
-        self.door.entrance.enter(self, transport.abort)
+        self.door.unauthenticated.enter(self, transport.abort)
         self._limit(self.door.options.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -135,7 +135,7 @@ class HttpConnection(HttpToolsProtocol):
             self.door.connections.leave(self)
             self.door.connections.enter(self, user)
             self.user = user
-            self.door.entrance.leave(self)
+            self.door.unauthenticated.leave(self)
 
 
 def factory(door: Door) -> Any:

@@ -12,7 +12,7 @@ a route needs           and is refused to
 ``administrator``       users without the tag administrator
 ======================  ==================================================================================
 
-Permissions on names are asked by the route itself (``broker/permits.py``), as at every door.
+Permissions on names are asked by the route itself (``broker/command_permissions.py``), as at every door.
 Not here: whether a password is right (``access/logins.py``).
 Invariant: the answer about a virtual host is the same whether it is missing or forbidden, unless the caller
 may look at all of them.
@@ -32,7 +32,7 @@ from broker_core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.http.connection import HttpConnection
-from broker_core.server.http.refusal import Refusal, denied, not_found
+from broker_core.server.http.refusal import HttpRefusal, denied, not_found
 from broker_core.server.http.served import Served
 
 Need = Literal["nobody", "management", "vhost", "monitoring", "metrics", "operator", "administrator"]
@@ -45,20 +45,20 @@ def read_basic(header: str) -> tuple[str, str]:
     """User and password. Raises Refusal."""
     scheme, _, coded = header.partition(" ")
     if scheme.lower() != "basic" or len(coded) > LONGEST:
-        raise Refusal(401, "not_authorised", "Login failed")
+        raise HttpRefusal(401, "not_authorised", "Login failed")
     try:
         user, colon, password = base64.b64decode(coded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        raise Refusal(401, "not_authorised", "Login failed") from None
+        raise HttpRefusal(401, "not_authorised", "Login failed") from None
     if not colon:
-        raise Refusal(401, "not_authorised", "Login failed")
+        raise HttpRefusal(401, "not_authorised", "Login failed")
     return user, password
 
 
 async def log_in(served: Served, connection: HttpConnection, header: str) -> Caller:
     """The caller, as ``/`` sees it. Raises Refusal, NotAllowed (too many connections of the user)."""
     if not header:
-        raise Refusal(401, "not_authorised", "Login required")
+        raise HttpRefusal(401, "not_authorised", "Login required")
     user, password = read_basic(header)
     logins = served.logins
     try:
@@ -67,9 +67,9 @@ async def log_in(served: Served, connection: HttpConnection, header: str) -> Cal
         identity = await asyncio.wrap_future(answer) if checked else answer.result()
     except LoginRefused as error:
         throttled = error.summary if error.message != error.summary else "Login failed"
-        raise Refusal(401, "not_authorised", throttled) from None
+        raise HttpRefusal(401, "not_authorised", throttled) from None
     if checked:
-        logins.audit.say("login", user, connection.address, door="http", answer="accepted")
+        logins.audit.record("login", user, connection.address, door="http", answer="accepted")
     connection.logged_in(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
@@ -111,7 +111,7 @@ def within(served: Served, caller: Caller, vhost: str) -> Caller:
 
 def visible(served: Served, caller: Caller) -> list[Topology]:
     """The virtual hosts that the caller may see, by name."""
-    hosts = sorted(served.broker.state.hosts.by_name.items())
+    hosts = sorted(served.broker.state.virtual_hosts.by_name.items())
     if looks(caller):
         return [topology for _, topology in hosts]
     return [

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from broker_core import __version__
 from broker_core.broker.queue import Queue
-from broker_core.server.http.call import Call
+from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.refusal import bad_request
 from broker_core.server.http.route import Route
@@ -61,7 +61,7 @@ class _Totals:
     """Of the whole broker."""
 
     def __init__(self, served: Served) -> None:
-        hosts = list(served.broker.state.hosts.by_name.values())
+        hosts = list(served.broker.state.virtual_hosts.by_name.values())
         queues = [queue for each in hosts for queue in list(each.queues.values())]
         self.messages = sum(topology.tally.total for topology in hosts)
         self.held = sum(queue.unacknowledged for queue in queues)
@@ -82,7 +82,7 @@ class _Totals:
         self.limits = alarm.limits if alarm is not None else None
 
 
-def _ours(call: Call) -> Response:
+def _ours(call: HttpCall) -> Response:
     served, found = call.served, _Totals(call.served)
     counts = served.broker.committer.counts
     families: Families = [
@@ -140,7 +140,7 @@ def _apps(served: Served) -> Families:
     )
     took = GaugeMetricFamily("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
     found = []
-    for vhost in list(served.broker.state.hosts.by_name):
+    for vhost in list(served.broker.state.virtual_hosts.by_name):
         engine = served.engines.of(vhost)
         found += [(app.lag, vhost, app, engine) for app in engine.apps()]
     for _, vhost, app, engine in nlargest(APPS, found, key=lambda each: each[0]):
@@ -156,7 +156,7 @@ def _apps(served: Served) -> Families:
     return [lag, unapplied, unmirrored, batch, at, took]
 
 
-def _rabbitmq(call: Call) -> Response:
+def _rabbitmq(call: HttpCall) -> Response:
     """The names that RabbitMQ's own dashboards read."""
     served, found = call.served, _Totals(call.served)
     identity = GaugeMetricFamily(
@@ -205,7 +205,7 @@ _OF_QUEUE: tuple[tuple[str, str, Callable[[Queue], int]], ...] = (
 )
 
 
-def _per_object(call: Call) -> Response:
+def _per_object(call: HttpCall) -> Response:
     text = call.query.get("limit", str(OBJECTS))
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise bad_request("limit is not a number")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker_core.server.quotas import Most
+from broker_core.server.quotas import UserLimit
 
 KiB, MiB = 1024, 1024 * 1024
-CONNECTIONS, REQUESTS = Most(256, 64), Most(64, 16)
+CONNECTIONS, REQUESTS = UserLimit(256, 64), UserLimit(64, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
     """``connections`` and ``requests``: of all users, and of each; ``requests`` are those in progress."""
 
-    connections: Most = CONNECTIONS
-    requests: Most = REQUESTS
+    connections: UserLimit = CONNECTIONS
+    requests: UserLimit = REQUESTS
     head_bytes: int = 16 * KiB  # of the first line and the headers of a request
     body_bytes: int = 8 * MiB
     head_s: float = 10.0  # until the headers of a request are there

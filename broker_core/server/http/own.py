@@ -8,7 +8,7 @@ from typing import Any
 
 from broker_core.broker.decision import Decision
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.server.http.call import Call
+from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route, read
@@ -17,12 +17,12 @@ Row = dict[str, Any]
 ENTRIES = 1_000  # of a ledger, the last ones
 
 
-def _engines(call: Call) -> list[tuple[str, EmbeddedEngine]]:
+def _engines(call: HttpCall) -> list[tuple[str, EmbeddedEngine]]:
     found = [topology.vhost for topology in visible(call.served, call.caller)]
     return [(vhost, call.served.engines.of(vhost)) for vhost in found]
 
 
-def _apps(call: Call) -> list[Row]:
+def _apps(call: HttpCall) -> list[Row]:
     now_us = call.served.broker.clock()
     rows = []
     for vhost, engine in _engines(call):
@@ -41,7 +41,7 @@ def _apps(call: Call) -> list[Row]:
     return rows
 
 
-def _ledger(call: Call) -> list[Row]:
+def _ledger(call: HttpCall) -> list[Row]:
     engine = call.served.engines.of(within(call.served, call.caller, call.params["vhost"]).state.vhost)
     entries = engine.entries(call.params["app"])[-ENTRIES:]
     if not entries and engine.app(call.params["app"]) is None:
@@ -58,7 +58,7 @@ def _ledger(call: Call) -> list[Row]:
     ]
 
 
-def _prepared(call: Call) -> list[Row]:
+def _prepared(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **asdict(each)}
         for vhost, _ in _engines(call)
@@ -66,7 +66,7 @@ def _prepared(call: Call) -> list[Row]:
     ]
 
 
-def _staged(call: Call) -> list[Row]:
+def _staged(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **{name: value for name, value in asdict(each).items() if name != "token"}}
         for vhost, engine in _engines(call)
@@ -74,7 +74,7 @@ def _staged(call: Call) -> list[Row]:
     ]
 
 
-def _transactions(call: Call) -> list[Row]:
+def _transactions(call: HttpCall) -> list[Row]:
     rows = []
     for vhost, _ in _engines(call):
         for each in call.served.broker.channels(vhost):
@@ -83,7 +83,7 @@ def _transactions(call: Call) -> list[Row]:
     return rows
 
 
-def _store(call: Call) -> Row:
+def _store(call: HttpCall) -> Row:
     segments = call.served.broker.segments()
     counts = call.served.broker.committer.counts
     failure = call.served.broker.committer.failure
@@ -101,17 +101,17 @@ def _store(call: Call) -> Row:
     }
 
 
-def _alarms(call: Call) -> list[Row]:
+def _alarms(call: HttpCall) -> list[Row]:
     alarm = call.served.quotas.alarm
     shortage = alarm.now() if alarm is not None else None
     return [] if shortage is None else [{"reason": shortage.reason, "numbers": shortage.numbers}]
 
 
-def _decide(verb: Decision, call: Call) -> Row:
+def _decide(verb: Decision, call: HttpCall) -> Row:
     xid, of = call.params["xid"], call.get("of", str, "")
     actor = call.caller.actor
     done = call.served.broker.decide(verb, xid, actor, call.rights, call.vhost, of or None)
-    call.say(f"transaction.{verb}", vhost=call.vhost, xid=xid, of=of or None)
+    call.record(f"transaction.{verb}", vhost=call.vhost, xid=xid, of=of or None)
     return {"decided": verb, "dropped": done.dropped}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_core import errors
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """Ends a request. ``denied``: for a missing right, which the audit log has."""
 
     def __init__(self, status: int, error: str, reason: str, *, denied: bool = False) -> None:
@@ -17,16 +17,16 @@ class Refusal(Exception):
         return {"error": self.error, "reason": self.reason}
 
 
-def not_found() -> Refusal:
-    return Refusal(404, "Object Not Found", "Not Found")
+def not_found() -> HttpRefusal:
+    return HttpRefusal(404, "Object Not Found", "Not Found")
 
 
-def denied(reason: str) -> Refusal:
-    return Refusal(401, "not_authorised", reason, denied=True)
+def denied(reason: str) -> HttpRefusal:
+    return HttpRefusal(401, "not_authorised", reason, denied=True)
 
 
-def bad_request(reason: str) -> Refusal:
-    return Refusal(400, "bad_request", reason)
+def bad_request(reason: str) -> HttpRefusal:
+    return HttpRefusal(400, "bad_request", reason)
 
 
 _DENIED = (errors.AccessRefused, errors.NotAllowed, errors.LoginRefused)
@@ -34,12 +34,12 @@ _NOT_FOUND = (errors.QueueNotFound, errors.ExchangeNotFound, errors.UnknownTrans
 _UNAVAILABLE = (errors.Busy, errors.ResourceShortage, errors.StoreError)
 
 
-def refusal_of(error: errors.TxmqError) -> Refusal:
+def refusal_of(error: errors.TxmqError) -> HttpRefusal:
     """Statuses are RabbitMQ's, which knows no 403, 409 and 422."""
     if isinstance(error, _DENIED):
         return denied(error.message)
     if isinstance(error, _NOT_FOUND):
-        return Refusal(404, "not_found", error.message)
+        return HttpRefusal(404, "not_found", error.message)
     if isinstance(error, _UNAVAILABLE):
-        return Refusal(503, "unavailable", error.message)
+        return HttpRefusal(503, "unavailable", error.message)
     return bad_request(error.message)

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from broker_core.admin import ConnectionInfo
 from broker_core.broker.queue import Queue
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
@@ -46,7 +46,7 @@ class Served:
     """
 
     broker: LocalBroker
-    engines: HostEngines
+    engines: VhostEngines
     accounts: Accounts
     vhosts: Vhosts
     logins: Logins

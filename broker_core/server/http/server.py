@@ -23,8 +23,8 @@ from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
-from broker_core.server.listen.entrance import Entrance
 from broker_core.server.listen.listeners import Listeners
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.loop import new_loop
 from broker_core.server.quotas import Quota, http_connection, http_request
 from broker_core.server.threads import started_pool
@@ -50,9 +50,9 @@ class HttpServer:
         self.options = options = options or HttpOptions()
         self._served = served
         self.connections = Quota(options.connections, http_connection)
-        entrance = Entrance(options.max_unauthenticated)
+        unauthenticated = UnauthenticatedLimit(options.max_unauthenticated)
         plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
-        self.listeners = Listeners(plain, encrypted, tls, entrance, "HTTP")
+        self.listeners = Listeners(plain, encrypted, tls, unauthenticated, "HTTP")
         self._beside = started_pool(THREADS, "txmq-http")
         requests = Quota(options.requests, http_request)
         application = Application(served, ROUTES, options, requests, self._beside)
@@ -76,8 +76,8 @@ class HttpServer:
         self._sampling: asyncio.Task[None] | None = None
 
     @property
-    def entrance(self) -> Entrance:
-        return self.listeners.entrance
+    def unauthenticated(self) -> UnauthenticatedLimit:
+        return self.listeners.unauthenticated
 
     @property
     def urls(self) -> list[str]:
@@ -132,7 +132,9 @@ class HttpServer:
     async def _sample(self) -> None:
         while True:
             try:
-                await self._served.rates.sample(list(self._served.broker.state.hosts.by_name.values()))
+                await self._served.rates.sample(
+                    list(self._served.broker.state.virtual_hosts.by_name.values())
+                )
             except Exception as error:  # the next one may do
                 logger.error("a sample of the rates failed: %s", error)
             await asyncio.sleep(INTERVAL_S)
@@ -155,6 +157,6 @@ class HttpServer:
 
     # -- called by connections -------------------------------------------------------------------------------
     def gone(self, connection: HttpConnection) -> None:
-        self.entrance.leave(connection)
+        self.unauthenticated.leave(connection)
         self.connections.leave(connection)
         self._served.logins.gone(connection.name)

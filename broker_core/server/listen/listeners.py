@@ -1,6 +1,7 @@
 """The listening sockets of a door: plain ones, and those with TLS, whose certificates can be renewed.
 
-Not here: a connection (each door has its own), and how many may wait for their login (``entrance.py``).
+Not here: a connection (each door has its own), and how many may wait for their login
+(``unauthenticated_limit.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from broker_core.address import bracketed
 from broker_core.errors import OptionError
-from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles
 
 logger = logging.getLogger("txmq.listen")
@@ -34,7 +35,7 @@ class Listeners:
         plain: Sequence[str],
         tls: Sequence[str],
         files: TlsFiles | None,
-        entrance: Entrance,
+        unauthenticated: UnauthenticatedLimit,
         door: str = "AMQP",
     ) -> None:
         if tls and files is None:
@@ -46,7 +47,7 @@ class Listeners:
         self._plain = [(text, *parse_listener(text, door)) for text in plain]
         self._tls = [(text, *parse_listener(text, door)) for text in tls]
         self._files = files
-        self.entrance = entrance
+        self.unauthenticated = unauthenticated
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
         self._servers: list[asyncio.AbstractServer] = []
@@ -84,7 +85,7 @@ class Listeners:
                 continue
             task = loop.create_task(self._shake_hands(accepted, factory, handshake_s))
             self._handshakes.add(task)
-            self.entrance.enter(task, task.cancel)
+            self.unauthenticated.enter(task, task.cancel)
             task.add_done_callback(self._handshake_done)
 
     async def _shake_hands(self, accepted: socket.socket, factory: Factory, handshake_s: float) -> None:
@@ -104,7 +105,7 @@ class Listeners:
 
     def _handshake_done(self, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
-        self.entrance.leave(task)
+        self.unauthenticated.leave(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a handshake of TLS failed", exc_info=task.exception())
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import RunRecord
 from broker_core.store.directory import segment_path
-from broker_core.store.segment import Place
+from broker_core.store.segment import BlockPlace
 from broker_core.store.sums import NOT_READABLE
 
 SCHEMA = pa.schema(
@@ -39,7 +39,7 @@ class _Wanted:
     end: int
     queue: str
     path: Path
-    place: Place
+    place: BlockPlace
     schema: pa.Schema
 
 
@@ -55,7 +55,7 @@ class Doubtful:
         end: int,
         queue: str,
         source: Path,
-        place: Place,
+        place: BlockPlace,
         schema: pa.Schema | None,
     ) -> None:
         """Adds offsets [start, end) of a run over a damaged block."""

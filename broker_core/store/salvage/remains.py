@@ -28,7 +28,7 @@ from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import message_of_format_3, unpack
 from broker_core.store.salvage.schema_pages import put_schema
-from broker_core.store.segment import Place
+from broker_core.store.segment import BlockPlace
 
 Row = tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class Remains:
 
     meta: Meta | None = None
     segments: list[SegmentRow] = field(default_factory=list)
-    blocks: dict[BlockId, Place] = field(default_factory=dict)
+    blocks: dict[BlockId, BlockPlace] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
     # messages of inbox rows that do not match their checksum
     doubtful: list[list[InboxRow]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Reader:
             tables,
             lambda row: found.segments.append(SegmentRow(*row)),
         )
-        self._take("block", ("block_id", *Place._fields), "block_id", tables, self._block)
+        self._take("block", ("block_id", *BlockPlace._fields), "block_id", tables, self._block)
         if self._has_column("inbox", "body"):
             columns = ("id", *InboxRow._fields[2:])
             self._take(
@@ -171,7 +171,7 @@ class _Reader:
             )
 
     def _block(self, row: Row) -> None:
-        self.found.blocks[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
+        self.found.blocks[row[0]] = BlockPlace._make((*row[1:6], to_unsigned(row[6])))
 
     def _doubtful(self, row: Row) -> None:
         with contextlib.suppress(ValueError):

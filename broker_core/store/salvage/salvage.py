@@ -54,7 +54,7 @@ from broker_core.store.log import hidden_commits
 from broker_core.store.port import BlockInfo
 from broker_core.store.salvage.doubtful import Doubtful, selected
 from broker_core.store.salvage.remains import Remains, read_remains
-from broker_core.store.segment import Place, Segments, parse, read_buffer
+from broker_core.store.segment import BlockPlace, Segments, parse, read_buffer
 from broker_core.store.sums import NOT_READABLE, read_sums, whole_rows
 
 SALVAGED = "salvaged-{}"  # the name of a queue whose own record is lost
@@ -134,7 +134,7 @@ class _Salvage:
         self.report = SalvageReport(str(source), str(target))
         self.queues: dict[QueueId, str] = {}
         self.kept: dict[BlockId, int] = {}  # intact blocks: rows
-        self.lost_blocks: dict[BlockId, tuple[Place | None, str]] = {}
+        self.lost_blocks: dict[BlockId, tuple[BlockPlace | None, str]] = {}
         # which rows of lost blocks are intact
         self.partial: dict[BlockId, npt.NDArray[np.bool_]] = {}
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
@@ -172,7 +172,7 @@ class _Salvage:
                 if found is not None:
                     self.partial[block_id] = found[0]
 
-    def _partly(self, place: Place) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
+    def _partly(self, place: BlockPlace) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
         """Returns the intact rows of a damaged block."""
         if place.segment not in self.sums:
             self.sums[place.segment] = read_sums(self.source, place.segment)
@@ -187,7 +187,7 @@ class _Salvage:
         except NOT_READABLE:
             return None
 
-    def _block(self, block_id: BlockId, place: Place) -> pa.RecordBatch:
+    def _block(self, block_id: BlockId, place: BlockPlace) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
         buffer = read_buffer(path, block_id, place)
         if place.segment not in self.schemas:  # its row is lost; the file has the same schema
@@ -295,7 +295,7 @@ class _Salvage:
                     )
         return kept
 
-    def _lose(self, queue_id: QueueId, start: int, end: int, place: Place | None, why: str) -> None:
+    def _lose(self, queue_id: QueueId, start: int, end: int, place: BlockPlace | None, why: str) -> None:
         where = (
             f"{segment_path(self.source, place.segment)}, position {place.position}"
             if place
@@ -396,7 +396,7 @@ class _Salvage:
         prepare(self.target)
         (self.target / "segments").mkdir(exist_ok=True)
         segments = Segments(self.target, 1)
-        places: dict[BlockId, Place] = {}
+        places: dict[BlockId, BlockPlace] = {}
         for block_id in sorted([*self.kept, *self.partial]):
             place = self.remains.blocks[block_id]
             partly = self._partly(place) if block_id in self.partial else None
@@ -426,7 +426,7 @@ class _Salvage:
         self,
         catalog: Catalog,
         segments: Segments,
-        places: dict[BlockId, Place],
+        places: dict[BlockId, BlockPlace],
         records: Sequence[Record],
         inbox: Sequence[InboxRow],
     ) -> None:

@@ -26,7 +26,7 @@ from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.log import hidden_commits
 from broker_core.store.port import BlockInfo
-from broker_core.store.segment import END_MARK, Place, parse, read_buffer
+from broker_core.store.segment import END_MARK, BlockPlace, parse, read_buffer
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
 
 
 def _verify_block(
-    directory: Path, block_id: BlockId, place: Place, schema: pa.Schema | None, report: VerifyReport
+    directory: Path, block_id: BlockId, place: BlockPlace, schema: pa.Schema | None, report: VerifyReport
 ) -> None:
     report.blocks += 1
     report.rows += place.rows

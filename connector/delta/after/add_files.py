@@ -22,7 +22,7 @@ from broker_core import failpoint
 from connector.delta import log
 from connector.delta.after.transaction import DeltaCommitter, begun, last_version
 from connector.delta.before.staged_files import StagedFiles
-from connector.delta.commits import remembered, require_held, retried
+from connector.delta.commits import require_held, retried, was_committed
 from connector.delta.last_commit import LastCommit, LastCommits, commit_file
 from connector.delta.resolve import digest
 from connector.delta.table_files import TableFiles
@@ -56,7 +56,7 @@ class Adding:
         Raises LineageConflict as ``append`` does, NotApplied if a file is gone.
         """
         places = {have: want for each in staged for have, want in each.places.items()}
-        has_it = remembered(spark, table, once)
+        has_it = was_committed(spark, table, once)
         failpoint.here("adding.started")
         first = True
         transaction: JavaObject | None = None
@@ -122,8 +122,8 @@ class Adding:
         except OSError:  # cleaned, or stored elsewhere by a catalog that coordinates commits
             return False
         lines = text.split("\n")
-        told = next((line for line in lines if line.startswith('{"commitInfo"')), "{}")
-        if not log.is_of(log.user_metadata(json.loads(told).get("commitInfo", {})), once.batch):
+        commit_info = next((line for line in lines if line.startswith('{"commitInfo"')), "{}")
+        if not log.is_of(log.user_metadata(json.loads(commit_info).get("commitInfo", {})), once.batch):
             return False
         shape = staged[0].shape
         if digest(table.metadata, table.protocol) == shape and not any(

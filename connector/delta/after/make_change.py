@@ -22,7 +22,7 @@ from broker_core.errors import OptionError
 from connector.delta.after import same_table
 from connector.delta.before.append_rows import fitted
 from connector.delta.before.fit import Fit, Known, fit
-from connector.delta.commits import remembered, require_held, retried, save, settings
+from connector.delta.commits import require_held, retried, save, settings, was_committed
 from connector.delta.isolated import isolated
 from connector.sql import plain
 from connector.tables.commit_id import CommitId
@@ -60,7 +60,7 @@ def change(
             rows(session).createOrReplaceTempView(view)
             same_table.merge(session, wanted.sql(in_sql(table.name), view), table, once)
 
-    if remembered(spark, table, once):
+    if was_committed(spark, table, once):
         return
     failpoint.here("changing.started")
     retried(write)

@@ -66,8 +66,8 @@ def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Map
         return "the table is not on a disk that this process sees"
     if not table.protocol:
         return "the table belongs to a catalog that is not Spark's own"
-    told = json.loads(table.protocol)["protocol"]
-    unknown = sorted({*told.get("writerFeatures", ()), *told.get("readerFeatures", ())} - _FEATURES)
+    protocol = json.loads(table.protocol)["protocol"]
+    unknown = sorted({*protocol.get("writerFeatures", ()), *protocol.get("readerFeatures", ())} - _FEATURES)
     if unknown:
         return f"the table has the feature {', '.join(unknown)}"
     others = sorted(name for name in options if name.lower() not in _OPTIONS)

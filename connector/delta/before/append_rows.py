@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from broker_core.errors import OptionError
 from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
 from connector.delta.before.rehearsal import rehearse
-from connector.delta.commits import remembered, require_held, retried, save
+from connector.delta.commits import require_held, retried, save, was_committed
 from connector.sql import nullable, quoted
 from connector.stream.staging import no_rows
 from connector.tables.commit_id import CommitId
@@ -70,7 +70,7 @@ def append(
         writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
         save(spark, writer.partitionBy(*partition_by) if partition_by else writer, table, once)
 
-    if table.exists and remembered(spark, table, once):
+    if table.exists and was_committed(spark, table, once):
         return
     retried(write)
     require_held(spark, table, once)

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from broker_core.errors import OptionError
 from connector.delta.before.append_rows import AUTO_MERGE, check_append, fitted
 from connector.delta.before.fit import Fit, Known, check_columns
-from connector.delta.before.merge_values import Given, given
+from connector.delta.before.merge_values import MergeValues, merge_values
 from connector.delta.before.rehearsal import refused, rehearse
 from connector.delta.isolated import isolated
 from connector.sql import nullable
@@ -48,7 +48,7 @@ def check(
     schema: StructType,
     change: Merge | Overwrite,
     context: Mapping[str, Any] | None,
-) -> Fit | Given:
+) -> Fit | MergeValues:
     """How the rows of an overwrite are converted, or what a merge writes of them. ``context``: of the text.
     Raises OptionError.
     """
@@ -61,7 +61,7 @@ def check(
         )
     if isinstance(change, Merge):
         _tried(spark, table, context, lambda session: analyse(session, table, schema, change))
-        return given(spark, table, schema, change)
+        return merge_values(spark, table, schema, change)
     found = check_append(spark, table, schema, change.options, ())
     assert found is not None, "the table exists"
     fitting = nullable(fitted(no_rows(spark, schema), found).schema)

@@ -58,9 +58,9 @@ class Known:
     @classmethod
     def of(cls, metadata: str, location: str = "") -> Known:
         """From the JSON of the log's metadata action, and where the table is."""
-        told = json.loads(metadata)["metaData"]
-        schema = StructType.fromJson(json.loads(told["schemaString"]))
-        partitions, configuration = tuple(told.get("partitionColumns", ())), told.get("configuration", {})
+        text = json.loads(metadata)["metaData"]
+        schema = StructType.fromJson(json.loads(text["schemaString"]))
+        partitions, configuration = tuple(text.get("partitionColumns", ())), text.get("configuration", {})
         elsewhere = [configuration.get(name, other) != other for name, other in _DIRECTORIES.items()]
         limited = location.startswith(_LIMITED) and not any(elsewhere)
         return cls(schema, partitions, dict(configuration), partitions if limited else ())
@@ -160,8 +160,8 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
             )
     for name, expression in sorted(known.configuration.items()):
         if name.startswith(_CHECK):
-            told = f"table {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
-            conditions.append((expression, told))
+            text = f"table {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
+            conditions.append((expression, text))
     return Fit(columns, beside, tuple(conditions))
 
 
@@ -187,11 +187,11 @@ def _value(table: str, given: StructField, held: StructField, *, merges: bool) -
         cast = f"CAST({name} AS {kind})"
         if bits < limit:
             return cast
-        told = f"table {table!r}: column {given.name!r} has a value that does not fit into {kind}"
-        told += "; cast it, or widen the column"
+        text = f"table {table!r}: column {given.name!r} has a value that does not fit into {kind}"
+        text += "; cast it, or widen the column"
         low, high = -(1 << limit), (1 << limit) - 1
         fits = f"{name} IS NULL OR {name} BETWEEN {low}L AND {high}L"
-        return f"CASE WHEN {fits} THEN {cast} ELSE {raising(told)} END"
+        return f"CASE WHEN {fits} THEN {cast} ELSE {raising(text)} END"
     if not _same(have, want, merges=merges):
         raise OptionError(
             f"table {table!r}: column {given.name!r} is {have.simpleString()}, not {want.simpleString()}",
@@ -228,8 +228,8 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
         yield sql, f"table {table!r}: column {held.name!r} contains a null in a NOT NULL field"
     length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(held.metadata.get(_CHAR, "")))
     if length:
-        told = f"table {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
-        yield f"{name} IS NULL OR length({name}) <= {length[1]}", told
+        text = f"table {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
+        yield f"{name} IS NULL OR length({name}) <= {length[1]}", text
     if _GENERATED in held.metadata:
         expression = held.metadata[_GENERATED]
         yield (
@@ -247,9 +247,9 @@ def _directory(table: str, column: str) -> tuple[str, str]:
     name = quoted(column)
     room = _LONGEST - len(re.sub(_ESCAPED, "%00", column).encode()) - len("=")
     length = f"octet_length(regexp_replace({name}, {literal(_ESCAPED)}, '%00'))"
-    told = f"table {table!r}: partition column {column!r} has a value that cannot be the name of a directory"
-    told += f" (more than {room} bytes, of which some characters take 3, or a zero)"
-    return f"{name} IS NULL OR ({length} <= {room} AND instr({name}, char(0)) = 0)", told
+    text = f"table {table!r}: partition column {column!r} has a value that cannot be the name of a directory"
+    text += f" (more than {room} bytes, of which some characters take 3, or a zero)"
+    return f"{name} IS NULL OR ({length} <= {room} AND instr({name}, char(0)) = 0)", text
 
 
 def not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
@@ -297,14 +297,14 @@ def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
     return beside
 
 
-def raising(told: str) -> str:
+def raising(text: str) -> str:
     """SQL that fails with an OptionError."""
-    return f"raise_error({literal(str(OptionError(told)))})"
+    return f"raise_error({literal(str(OptionError(text)))})"
 
 
 def asserting(name: str, conditions: Sequence[tuple[str, str]]) -> str:
     """SQL for the column; it raises an error for the first condition that a row does not meet."""
-    cases = " ".join(f"WHEN NOT coalesce(({sql}), false) THEN {raising(told)}" for sql, told in conditions)
+    cases = " ".join(f"WHEN NOT coalesce(({sql}), false) THEN {raising(text)}" for sql, text in conditions)
     return f"CASE {cases} ELSE {quoted(name)} END" if cases else quoted(name)
 
 

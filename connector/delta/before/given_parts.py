@@ -110,11 +110,11 @@ class GivenParts:
         if not self._may_fail(part):
             return
         sql = part.sql()
-        told = f"table {self._table!r}: {what} computes {sql}"
+        text = f"table {self._table!r}: {what} computes {sql}"
         if _kind(part) == "Cast" and not self._may_fail(part.child()):
             value, wanted = part.child().sql(), part.dataType().sql()
             asked = f"{value} IS NULL OR try_cast({value} AS {wanted}) IS NOT NULL"
-            told += ", and a value cannot be cast; cast it in the query, for example with try_cast"
+            text += ", and a value cannot be cast; cast it in the query, for example with try_cast"
         else:
             try:
                 asked = evaluated(sql, self._given.select(expr(sql)).schema[0].dataType)
@@ -126,7 +126,7 @@ class GivenParts:
             self._given.select(expr(asked))
         except PySparkException:
             return
-        yield asked, told
+        yield asked, text
 
     def _may_fail(self, part: Any) -> bool:
         if any(map(self._may_fail, _children(part))):
@@ -157,8 +157,8 @@ class _Order(enum.Enum):
 
 def guarded(asked: Asked, guard: str) -> Asked:
     """What is asked, of the rows for which ``guard`` is true."""
-    sql, told = asked
-    return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), told
+    sql, text = asked
+    return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), text
 
 
 def _kind(part: Any) -> str:

@@ -48,19 +48,19 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Given:
+class MergeValues:
     """What a merge makes of its rows. ``compared``: what ``on`` compares in the place of a column of them."""
 
     written: tuple[Written, ...] = ()
     compared: Mapping[str, str] = field(default_factory=dict)
 
 
-def given(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> Given:
+def merge_values(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> MergeValues:
     """What a merge makes of rows of ``schema``, if the table may refuse it. Raises OptionError if it refuses
     every row.
     """
     if TARGET in (name.lower() for name in schema.names):
-        return Given()  # t.x is then a field of the row, or a column of the table
+        return MergeValues()  # t.x is then a field of the row, or a column of the table
     rows = no_rows(spark, schema).alias(SOURCE)
 
     def typed(sql: str) -> DataType | None:
@@ -75,7 +75,7 @@ def given(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -
     on = parts.of_on(merge.on, keeps=_keeps(spark, merge))
     first = (Written("true", on.asked),) if on.asked else ()
     casts = _Casts(table.name, known.schema, _cast_of(spark), typed, parts)
-    return Given((*first, *_written(table, known, schema, merge, casts)), on.compared)
+    return MergeValues((*first, *_written(table, known, schema, merge, casts)), on.compared)
 
 
 def _written(
@@ -161,14 +161,14 @@ class _Casts:
             if {kind.typeName(), column.dataType.typeName()} <= _INTEGERS and not nested:
                 values[column.name] = sql, kind  # the width is a condition of ``fit``
                 continue
-            told = f"table {self.table!r}: column {name!r} has a value that "
+            text = f"table {self.table!r}: column {name!r} has a value that "
             wanted = column.dataType
             fits = castable(sql, kind, wanted) if self.cast == "try_cast" else ""
             if fits and self.typed(fits) is None:
                 fits = evaluated(f"CAST({sql} AS {type_in_sql(wanted)})", wanted)
             if fits:
-                told += f"cannot be cast from {kind.simpleString()} to {wanted.simpleString()}"
-                asked.append((fits, f"{told}; cast it in the query, for example with try_cast"))
+                text += f"cannot be cast from {kind.simpleString()} to {wanted.simpleString()}"
+                asked.append((fits, f"{text}; cast it in the query, for example with try_cast"))
             cast = value(sql, kind, wanted, self.cast)
             if not nested:
                 values[column.name] = cast, wanted
@@ -254,10 +254,10 @@ def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
         )
         beside = fitted.select("*", *(expr(sql).alias(name) for name, sql in found.beside.items()))
         first, *others = kept
-        told_of_asked = [(name, told) for name, (_, told) in zip(asks, clause.asked, strict=True)]
+        texts = [(name, text) for name, (_, text) in zip(asks, clause.asked, strict=True)]
         cases = " ".join(
-            f"WHEN {_REACHED} AND NOT coalesce(({sql}), false) THEN {raising(told)}"
-            for sql, told in (*told_of_asked, *found.conditions)
+            f"WHEN {_REACHED} AND NOT coalesce(({sql}), false) THEN {raising(text)}"
+            for sql, text in (*texts, *found.conditions)
         )
         rows = beside.select(
             expr(f"CASE {cases} ELSE {first} END").alias(kept[first]),

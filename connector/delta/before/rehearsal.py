@@ -38,12 +38,12 @@ _accepted: set[str] = set()
 def refused(table: str, error: Exception, place: str = "") -> OptionError:
     """The error of what Delta does not take, with Delta's text. ``place``: where it was tried."""
     lines = [line.strip() for line in message(error).splitlines() if line.strip()]
-    told = next(
+    text = next(
         (line for line in lines if "[" in line and "]" in line), lines[0] if lines else type(error).__name__
     )
     if place:
-        told = told.replace(f"file:{place}", table).replace(place, table)
-    return OptionError(f"table {table!r}: Delta would refuse it: {told[:500]}")
+        text = text.replace(f"file:{place}", table).replace(place, table)
+    return OptionError(f"table {table!r}: Delta would refuse it: {text[:500]}")
 
 
 def rehearse(
@@ -86,9 +86,9 @@ def rehearse(
                 "operation": "REHEARSAL",
                 "operationParameters": {},
             }
-            told = json.dumps({"commitInfo": about})
+            text = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
-            (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([told, *log]) + "\n")
+            (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([text, *log]) + "\n")
         mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
         writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**{**options, **chosen})
         if partition_by:
@@ -120,5 +120,5 @@ def _key(
         and ".streaming." not in name
         and not name.endswith(_NOTES)
     }
-    told = [actions, settings, schema.json(), dict(options), list(partition_by)]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    text = [actions, settings, schema.json(), dict(options), list(partition_by)]
+    return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from broker_core.errors import OptionError
-from connector.typed.decode_udf import told
+from connector.typed.decode_udf import fault_text
 from connector.typed.registry.message_indexes import Indexes
 
 Descriptor = Any  # of google.protobuf
@@ -89,7 +89,7 @@ class Descriptors:
         except OptionError:
             raise
         except Exception as error:  # of any class, for any damage
-            raise UnsupportedSchema(f"is not a descriptor set ({told(error)})") from None
+            raise UnsupportedSchema(f"is not a descriptor set ({fault_text(error)})") from None
         for each in files.values():
             if _indexes(each, message) is not None:
                 return cls._built(each, files)
@@ -104,7 +104,7 @@ class Descriptors:
             raise
         except Exception as error:  # of any class, for any damage
             lack = f"; it imports {', '.join(missing)}, which nobody has" if missing else ""
-            reason = f"is not a schema of Protobuf ({told(error)}{lack[:_LONGEST_REASON]})"
+            reason = f"is not a schema of Protobuf ({fault_text(error)}{lack[:_LONGEST_REASON]})"
             raise UnsupportedSchema(reason) from None
         if not file.message_type:
             raise UnsupportedSchema("has no message")
@@ -162,9 +162,9 @@ def _file(name: str, text: str) -> Any:
     except OptionError:
         raise
     except (binascii.Error, ValueError) as error:
-        raise UnsupportedSchema(f"is not a schema of Protobuf ({told(error)})") from None
+        raise UnsupportedSchema(f"is not a schema of Protobuf ({fault_text(error)})") from None
     except Exception as error:  # of any class, for any damage
-        raise UnsupportedSchema(f"is not a schema of Protobuf ({told(error)})") from None
+        raise UnsupportedSchema(f"is not a schema of Protobuf ({fault_text(error)})") from None
     made.name = name
     return made
 

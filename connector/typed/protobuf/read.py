@@ -36,7 +36,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from connector.typed.decode_udf import Judgement, judged, told
+from connector.typed.decode_udf import DecodedBody, decode_each, fault_text
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, UnsupportedSchema, library
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes, read
@@ -124,7 +124,7 @@ def columns_of(descriptor: Descriptor) -> StructType:
         raise
     except Exception as error:  # of any class: a map without a key, for one
         raise UnsupportedSchema(
-            f"has the message {descriptor.full_name}, which is damaged ({told(error)})"
+            f"has the message {descriptor.full_name}, which is damaged ({fault_text(error)})"
         ) from None
     if not columns.fields:
         raise UnsupportedSchema(f"has no field in the message {descriptor.full_name}")
@@ -208,7 +208,7 @@ def fitted(
     except SchemaMismatch:
         raise
     except Exception as error:  # of any class: a map without a key, for one
-        raise SchemaMismatch(f"the message {descriptor.full_name} is damaged ({told(error)})") from None
+        raise SchemaMismatch(f"the message {descriptor.full_name} is damaged ({fault_text(error)})") from None
 
 
 def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Reading:
@@ -366,9 +366,9 @@ class _Decoder:
         self._readings: dict[tuple[int, Indexes], Callable[[bytes], Any] | str] = {}
 
     def __call__(self, bodies: pa.Array) -> pa.Array:
-        return judged(bodies, self._one, self._type)
+        return decode_each(bodies, self._one, self._type)
 
-    def _one(self, body: bytes | None) -> Judgement:
+    def _one(self, body: bytes | None) -> DecodedBody:
         if body is None or len(body) < HEADER_BYTES or body[0]:
             return None, None
         number = int.from_bytes(body[1:HEADER_BYTES], "big")
@@ -389,7 +389,7 @@ class _Decoder:
         except _Null as error:
             return None, str(error)
         except Exception as error:  # of any class, for any damage
-            return None, f"the body is not Protobuf of the schema ({told(error)})"
+            return None, f"the body is not Protobuf of the schema ({fault_text(error)})"
 
     def _reading(self, number: int, indexes: Indexes) -> Callable[[bytes], Any] | str:
         """Raises Undescribed if there is no such type."""

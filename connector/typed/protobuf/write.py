@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.errors import OptionError
-from connector.typed.decode_udf import told
+from connector.typed.decode_udf import fault_text
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.protobuf.read import (
     DOUBLE,
@@ -69,7 +69,8 @@ def encoder(
                 bodies.append(header + made[0](value))
         except Exception as error:  # of any class, for any value
             raise OptionError(
-                f"a row does not fit the schema of Protobuf ({told(error)})", "change the row, or the schema"
+                f"a row does not fit the schema of Protobuf ({fault_text(error)})",
+                "change the row, or the schema",
             ) from None
         return pa.array(bodies, pa.binary())
 

@@ -97,10 +97,10 @@ class SchemaRegistry:
             return None
         known = _schemas.setdefault((self.url, self.user), {})
         if number not in known:
-            status, told = self._call("GET", f"/schemas/ids/{number}")
-            if status == 404 and told.get("error_code") == _SCHEMA:
+            status, answer = self._call("GET", f"/schemas/ids/{number}")
+            if status == 404 and answer.get("error_code") == _SCHEMA:
                 return None
-            known[number] = self._registered(self._success(status, told))
+            known[number] = self._registered(self._success(status, answer))
         return known[number]
 
     def serialized(self, number: int) -> RegisteredSchema | None:
@@ -112,15 +112,17 @@ class SchemaRegistry:
             return plain
         known = _serialized.setdefault((self.url, self.user), {})
         if number not in known:
-            status, told = self._call("GET", f"/schemas/ids/{number}{_SERIALIZED}")
+            status, answer = self._call("GET", f"/schemas/ids/{number}{_SERIALIZED}")
             if status >= 500 and status != 501:  # Karapace, if the schema refers to others
                 listed: Any = self._call("GET", f"/schemas/ids/{number}/versions")[1].get(_LIST)
                 try:
                     path = _version(listed[0]["subject"], listed[0]["version"])
                 except (IndexError, KeyError, TypeError):
-                    raise self._strange(f"HTTP {status} {told.get('message', '')!s:.300}".rstrip()) from None
-                status, told = self._call("GET", path + _SERIALIZED)
-            known[number] = self._described(status, told)
+                    raise self._strange(
+                        f"HTTP {status} {answer.get('message', '')!s:.300}".rstrip()
+                    ) from None
+                status, answer = self._call("GET", path + _SERIALIZED)
+            known[number] = self._described(status, answer)
         return known[number]
 
     def latest(self, subject: str, kind: str) -> RegisteredSchema:
@@ -129,24 +131,24 @@ class SchemaRegistry:
 
     def latest_serialized(self, subject: str) -> tuple[int, RegisteredSchema]:
         """The newest schema of Protobuf of a subject, as of ``serialized``, and its id. Raises as that."""
-        told = self._latest(subject, "PROTOBUF")
-        number = self._id(told)
+        answer = self._latest(subject, "PROTOBUF")
+        number = self._id(answer)
         known = _serialized.setdefault((self.url, self.user), {})
         if number not in known:
-            path = _version(subject, told.get("version", "latest"))
+            path = _version(subject, answer.get("version", "latest"))
             known[number] = self._described(*self._call("GET", path + _SERIALIZED))
         return number, known[number]
 
     def _latest(self, subject: str, kind: str) -> dict[str, Any]:
-        status, told = self._call("GET", _version(subject, "latest"))
-        if status == 404 and told.get("error_code") in (_SUBJECT, _VERSION):
+        status, answer = self._call("GET", _version(subject, "latest"))
+        if status == 404 and answer.get("error_code") in (_SUBJECT, _VERSION):
             raise OptionError(
                 f"the schema registry {self.url} has no subject {subject!r}", "register its schema first"
             )
-        found = self._success(status, told).get("schemaType", "AVRO")
+        found = self._success(status, answer).get("schemaType", "AVRO")
         if isinstance(found, str) and found.upper() != kind:
             raise OptionError(f"subject {subject!r} is {found.upper()}, not {kind}", "name another one")
-        return told
+        return answer
 
     def register(self, subject: str, kind: str, text: str) -> int:
         """The id of a schema in ``subject``, which gets it as its newest version if it is new there. Raises
@@ -156,38 +158,38 @@ class SchemaRegistry:
         wanted = (subject, kind, text)
         if wanted not in known:
             path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
-            status, told = self._call("POST", path, {"schema": text, "schemaType": kind})
-            if status in (409, 422) and "error_code" in told:
+            status, answer = self._call("POST", path, {"schema": text, "schemaType": kind})
+            if status in (409, 422) and "error_code" in answer:
                 raise OptionError(
                     f"the schema registry {self.url} refuses a schema for subject {subject!r}: "
-                    f"{told.get('message', status)!s:.500}",
+                    f"{answer.get('message', status)!s:.500}",
                     "change the schema, or the compatibility of the subject",
                 )
-            known[wanted] = self._id(self._success(status, told))
+            known[wanted] = self._id(self._success(status, answer))
         return known[wanted]
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _id(self, told: Mapping[str, Any]) -> int:
-        number = told.get("id")
+    def _id(self, answer: Mapping[str, Any]) -> int:
+        number = answer.get("id")
         if not isinstance(number, int) or not 0 <= number <= _LARGEST_ID:
             raise self._strange(f"the id {number!r:.100}")
         return number
 
-    def _registered(self, told: Mapping[str, Any], form: str = "") -> RegisteredSchema:
-        text, kind = told.get("schema"), told.get("schemaType", "AVRO")
+    def _registered(self, answer: Mapping[str, Any], form: str = "") -> RegisteredSchema:
+        text, kind = answer.get("schema"), answer.get("schemaType", "AVRO")
         if not isinstance(text, str) or not isinstance(kind, str):
             raise self._strange("no schema")
         texts: dict[tuple[str, int], str] = {}
         named: list[tuple[str, str]] = []
         if kind.upper() != "PROTOBUF" or form:  # a .proto file is not read
-            self._refer(told, form, texts, named, set())
+            self._refer(answer, form, texts, named, set())
         return RegisteredSchema(kind.upper(), (*texts.values(), text), tuple(named))
 
-    def _described(self, status: int, told: dict[str, Any]) -> RegisteredSchema:
+    def _described(self, status: int, answer: dict[str, Any]) -> RegisteredSchema:
         """The answer to a request for FileDescriptorProtos."""
         try:
-            found = self._registered(told, _SERIALIZED) if status == 200 else None
+            found = self._registered(answer, _SERIALIZED) if status == 200 else None
             if found is not None:
                 for text in found.texts:
                     base64.b64decode(text, validate=True)
@@ -195,12 +197,12 @@ class SchemaRegistry:
         except ValueError:  # a .proto file
             pass
         if status in (401, 403, 429) or (status >= 500 and status != 501):
-            self._success(status, told)
+            self._success(status, answer)
         raise _only_text(self.url)
 
     def _refer(
         self,
-        told: Mapping[str, Any],
+        answer: Mapping[str, Any],
         form: str,
         texts: dict[tuple[str, int], str],
         named: list[tuple[str, str]],
@@ -208,7 +210,7 @@ class SchemaRegistry:
     ) -> None:
         """Adds what ``told`` refers to, each behind its own references."""
         try:
-            listed = _references(told.get("references") or ())
+            listed = _references(answer.get("references") or ())
         except ValueError as error:
             raise self._strange(str(error)) from None
         for wanted, name in listed:
@@ -222,15 +224,15 @@ class SchemaRegistry:
                 texts[wanted] = found["schema"]
             named.append((name, texts[wanted]))
 
-    def _success(self, status: int, told: dict[str, Any]) -> dict[str, Any]:
+    def _success(self, status: int, answer: dict[str, Any]) -> dict[str, Any]:
         if status == 200:
-            return told
+            return answer
         if status in (401, 403):
             raise LoginRefused(
                 f"the schema registry {self.url} refuses user {self.user!r} (HTTP {status})",
                 "give its user and password to SchemaRegistry",
             )
-        raise self._strange(f"HTTP {status} {told.get('message', '')!s:.300}".rstrip())
+        raise self._strange(f"HTTP {status} {answer.get('message', '')!s:.300}".rstrip())
 
     def _strange(self, what: str) -> RegistryFailed:
         return RegistryFailed(
@@ -243,7 +245,7 @@ class SchemaRegistry:
         """One call, repeated while the registry is not there or not able."""
         for wait_s in (*_WAITS_S, None):
             try:
-                status, told = self._once(method, path, body)
+                status, answer = self._once(method, path, body)
             except (OSError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)  # of an URLError
                 if isinstance(reason, ssl.SSLCertVerificationError) or wait_s is None:
@@ -254,7 +256,7 @@ class SchemaRegistry:
                     ) from None
             else:
                 if (status < 500 and status != 429) or wait_s is None:
-                    return status, told
+                    return status, answer
             time.sleep(wait_s)
         raise AssertionError("unreachable")
 
@@ -322,7 +324,7 @@ def _version(subject: str, version: int | str) -> str:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {_LIST: told}
+    return answer if isinstance(answer, dict) else {_LIST: answer}

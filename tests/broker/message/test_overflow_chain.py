@@ -70,7 +70,7 @@ def test_a_cascade_of_copies_without_end_is_cut_into_commits_of_bounded_work(
         with node.channel() as channel:
             channel.publish(b"x" * 10, "all")
         state = node.broker.state
-        while state.agenda.overfull:
+        while state.pending_checks.overfull:
             rounds += 1
             before = state.topology.queue("q0").log.next_offset
             node.broker.run(

@@ -16,7 +16,7 @@ import pytest
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
-from broker_core.node.deferred_signals import SIGNALS, shield
+from broker_core.node.deferred_signals import SIGNALS, deferred_signals
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.broker.node import interrupted
@@ -171,7 +171,7 @@ def test_every_handler_that_raises_waits_and_comes_back_in_its_place() -> None:
         inside: list[int] = []
 
         def shielded() -> None:
-            with shield, shield:
+            with deferred_signals, deferred_signals:
                 for number in SIGNALS:
                     os.kill(os.getpid(), number)
                     inside.append(number)

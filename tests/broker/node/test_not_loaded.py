@@ -1,5 +1,5 @@
-"""Blocks that are not in memory: who needs one waits for it without the lock, all others go on, and the result
-is the same.
+"""Blocks that are not in memory: who needs one waits for it without the lock, all others go on, and the
+result is the same.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def test_a_deadline_that_is_known_is_not_read_again(store: SlowDisk, broker: Loc
         publish(broker, "timed", b"2")
         broker.upkeep.expire()
     assert store.reads == before
-    assert broker.state.agenda.next_deadline > broker.clock(), "nobody looks again before"
+    assert broker.state.pending_checks.next_deadline > broker.clock(), "nobody looks again before"
 
 
 def test_a_damaged_block_gives_its_error_to_the_one_who_needs_it(

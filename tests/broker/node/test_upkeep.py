@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors, failpoint
-from broker_core.broker.routing.routing import Selection
+from broker_core.broker.routing.routing import RowSelection
 from broker_core.broker.state.change import Change
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker
@@ -156,7 +156,9 @@ def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
     def publish(_state: object, change: Change, now: int) -> None:
         queue_id = broker.state.topology.queue("q").queue_id
         change.sequence = broker.state.numbers.next_sequence()
-        broker.state.stored.enqueue_block(change, info.block_id, 1, 0, {queue_id: Selection(0, 1, b"")}, now)
+        broker.state.stored.enqueue_block(
+            change, info.block_id, 1, 0, {queue_id: RowSelection(0, 1, b"")}, now
+        )
         broker.state.blocks.unhold(change, info.block_id)
 
     broker.run(publish)

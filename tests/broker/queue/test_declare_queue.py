@@ -329,8 +329,8 @@ def test_the_consumers_of_a_deleted_queue_are_cancelled_and_handed_to_the_shell(
     state = node.broker.state
     channels = [consume(state, "q", tag) for tag in ("one", "two")]
     node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
-    assert sorted(consumer.tag for consumer in state.hosts.registry.cancelled) == ["one", "two"]
-    assert not any(consumer.active for consumer in state.hosts.registry.cancelled) and not any(
+    assert sorted(consumer.tag for consumer in state.virtual_hosts.registry.cancelled) == ["one", "two"]
+    assert not any(consumer.active for consumer in state.virtual_hosts.registry.cancelled) and not any(
         channel.consumers for channel in channels
     )
 

@@ -74,7 +74,7 @@ class Shell:
     def dispatch(self, budget: int = 4096) -> list[Got]:
         """What was sent until nothing is runnable; with a budget, until it is used up."""
         self.got = []
-        while self.state.agenda.runnable:
+        while self.state.pending_checks.runnable:
             dispatched: Dispatched = self.state.dispatch.send(self.node.clock(), budget)
             if dispatched.settles:
                 self.commit_settles(dispatched)
@@ -203,7 +203,7 @@ def test_a_consumer_whose_connection_is_full_gets_no_more_and_what_it_did_not_ge
     assert bodies(shell.dispatch()) == [b"0", b"1"]
     assert node.queue("q").unacknowledged == 2
     consumer.writable = True
-    shell.state.agenda.wake(consumer.queue)
+    shell.state.pending_checks.wake(consumer.queue)
     assert shell.dispatch() == [("c", b"%d" % number, False) for number in (2, 3, 4, 5)]
 
 
@@ -224,7 +224,7 @@ def test_a_connection_that_raises_loses_no_message_and_stops_no_other_queue(
     shell.commit_settles(dispatched)
     given = [body for _, body, _ in shell.got]
     assert {b"other %d" % number for number in range(4)} <= set(given)
-    shell.state.agenda.wake(dispatched.stuck[0][0])
+    shell.state.pending_checks.wake(dispatched.stuck[0][0])
     credit = 4 if options.get("no_ack") else 2 * len(tags)
     given += [body for _, body, _ in shell.dispatch()]
     assert sorted(body for body in given if body.startswith(b"q")) == [
@@ -244,7 +244,7 @@ def test_consumers_take_turns_also_when_dispatch_is_interrupted(
     for tag in "abc":
         shell.consume(shell.channel(), "q", tag)
     got = []
-    while shell.state.agenda.runnable:
+    while shell.state.pending_checks.runnable:
         got += [tag for tag, _, _ in shell.dispatch(budget)]
     assert "".join(got) == "abcabca"
     publish(node, "q", b"7", b"8")
@@ -390,7 +390,7 @@ def test_a_queue_that_is_deleted_cancels_its_consumers_and_the_last_one_abandons
     channel = shell.channel()
     shell.consume(channel, "q", "c")
     node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
-    assert [consumer.tag for consumer in shell.state.hosts.registry.cancelled] == ["c"]
+    assert [consumer.tag for consumer in shell.state.virtual_hosts.registry.cancelled] == ["c"]
     assert channel.consumers == {}
     node.broker.run(
         lambda state, change, _now: state.topology.declare_queue(
@@ -764,7 +764,7 @@ def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_message
     monkeypatch.setattr(shell.state.blocks, "read", damaged)
     dispatched = shell.state.dispatch.send(node.clock())
     assert [(queue.name, type(error)) for queue, error in dispatched.failed] == [("q", errors.CorruptSegment)]
-    assert [consumer.tag for consumer in shell.state.hosts.registry.cancelled] == ["c"]
+    assert [consumer.tag for consumer in shell.state.virtual_hosts.registry.cancelled] == ["c"]
     assert shell.got == [("d", b"3", False)]
     monkeypatch.setattr(shell.state.blocks, "read", read)
     shell.consume(channel, "q", "c")

@@ -228,7 +228,7 @@ class DispatchModel(RuleBasedStateMachine):
     def its_connection_is_full_or_drained(self, data: st.DataObject) -> None:
         consumer = data.draw(st.sampled_from(self.consumers))
         consumer.writable = not consumer.writable
-        self.state.agenda.wake(self.queue)
+        self.state.pending_checks.wake(self.queue)
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), prefetch=st.integers(0, 5))
@@ -245,7 +245,7 @@ class DispatchModel(RuleBasedStateMachine):
 
     @rule()
     def dispatch_all(self) -> None:
-        while self.state.agenda.runnable:
+        while self.state.pending_checks.runnable:
             self._dispatch(1000)
 
     def _dispatch(self, budget: int) -> None:
@@ -257,7 +257,7 @@ class DispatchModel(RuleBasedStateMachine):
         self.broker.run(lambda state, change, now: state.settlement.settle(change, dispatched.settles, now))
         for message in self.auto:
             message.gone, message.holder = True, None
-        if not self.single and not self.state.agenda.runnable:
+        if not self.single and not self.state.pending_checks.runnable:
             for priority in {consumer.priority for consumer in before}:
                 counts = [
                     self.taken.get(one, 0) for one in before if one.priority == priority and self._credit(one)
@@ -364,7 +364,7 @@ class DispatchModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_stays_while_somebody_may_have_it(self) -> None:
-        if self.queue is not None and not self.state.agenda.runnable and self._ready():
+        if self.queue is not None and not self.state.pending_checks.runnable and self._ready():
             asked = [self.active] if self.single and self.active else [] if self.single else self.consumers
             assert not [consumer for consumer in asked if self._credit(consumer)], "the queue is not woken"
 

@@ -193,7 +193,7 @@ def test_credit_comes_back_while_another_thread_deletes_a_queue_of_the_same_chan
     for number in range(3):
         publish(node, f"q{number}", b"2")
     state.dispatch.send(0)  # all three are out of credit now
-    wake = state.agenda.wake
+    wake = state.pending_checks.wake
 
     def wake_beside_a_deletion(queue) -> None:
         """The other thread has its turn in the middle of the loop over the channel's consumers."""
@@ -201,7 +201,7 @@ def test_credit_comes_back_while_another_thread_deletes_a_queue_of_the_same_chan
         if queue.name == "q1" and "q2" in state.topology.queues:
             state.topology.delete_queue(Change(), "q2")
 
-    state.agenda.wake = wake_beside_a_deletion  # type: ignore[method-assign]
+    state.pending_checks.wake = wake_beside_a_deletion  # type: ignore[method-assign]
     channel.settle(1, "ack", False, 0)
     assert channel.consuming == 0
     channel.take()

@@ -21,7 +21,7 @@ from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.message.x_death import Death
-from connector.reject.dead_letters import HEADER, Rejection, buried
+from connector.reject.dead_letters import HEADER, Rejection, dead_lettered
 from tests.engine.bench import APP, Bench
 
 
@@ -84,7 +84,7 @@ def test_a_rejected_message_has_the_properties_that_the_broker_gives_its_dead_le
     broker = DeadLetters("q", "rejected", "dlx", None if keeps_key else "dead", NOW_US, lambda _row: "")
     expected = Properties.decode(broker.copy(row).message.properties)
     death = Death("q", "rejected", Timestamp(NOW_US // 1_000_000), exchange, key, _expiration(properties))
-    found = Properties.decode(buried(properties, death, "why", keeps_key=keeps_key))
+    found = Properties.decode(dead_lettered(properties, death, "why", keeps_key=keeps_key))
     assert found.headers[HEADER] == "why"
     assert _without(found) == _without(expected)
 

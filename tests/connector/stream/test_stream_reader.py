@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from broker_core.engine import Limit, Origin
 from broker_core.errors import LineageConflict, ResourceLocked
-from connector.options import Address, read_options
+from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
 from connector.stream.admitted import AdmittedReader
 from tests.engine.bench import APP, Bench
@@ -39,7 +39,9 @@ class Here:
 
 def over(engine: Any, **options: str) -> AdmittedReader:
     raw = {"url": "txmq://here:1", "queue": "in", "appId": APP, **options}
-    return AdmittedReader(replace(read_options(raw, "stream read"), address=cast(Address, Here(engine))))
+    return AdmittedReader(
+        replace(read_options(raw, "stream read"), address=cast(AddressOptions, Here(engine)))
+    )
 
 
 def reader(bench: Bench, **options: str) -> AdmittedReader:
@@ -121,7 +123,8 @@ def test_two_readstreams_of_two_queues_are_read_side_by_side(bench: Bench) -> No
     assert (ask(first), ask(second)) == ({"in": 1}, {"in2": 1})
 
 
-# -- what a trigger asks of the engine -------------------------------------------------------------------------
+# -- what a trigger asks of the engine
+# -------------------------------------------------------------------------
 
 
 class Recorded:

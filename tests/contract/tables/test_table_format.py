@@ -121,7 +121,9 @@ def test_a_merge_of_all_columns_does_the_same_when_it_names_them(bench: TableBen
 
 
 def test_two_drivers_that_change_a_table_at_the_same_time_change_it_once(bench: TableBench) -> None:
-    """One overtakes the other while that reads its rows; another writer of the same session commits there too."""
+    """One overtakes the other while that reads its rows; another writer of the same session commits there
+    too.
+    """
     table, once = bench.create("lake"), None
     bench.insert(table, ("a", 10), ("b", 20))
     once = bench.once(table, 1)
@@ -253,9 +255,9 @@ class Append:
         held = [(self.part, iter([self.staged.batch()]))]
         tables.add(spark, self.bench.found(self.table), held, rows, self.once, {})
 
-    def loose(self) -> tuple[list[str], list[dict[str, Any]]]:
+    def exported_files(self) -> tuple[list[str], list[dict[str, Any]]]:
         """(missing, rows) of the files without Spark."""
-        files = self.bench.tables.loose(self.part, iter([self.staged.batch()]))
+        files = self.bench.tables.exported_files(self.part, iter([self.staged.batch()]))
         assert len(files) == 1
         return files.missing(), [row for batch in files.rows() for row in batch.to_pylist()]
 
@@ -265,7 +267,7 @@ def test_files_are_invisible_until_they_are_added_once(bench: TableBench) -> Non
     before = bench.versions(table)
     append = Append(bench, table, 1, "t1", ("a", 1), ("b", 2))
     assert append.staged.rows == 2 and bench.rows(table) == [] and bench.versions(table) == before
-    assert append.loose() == ([], [{"id": "a", "n": 1}, {"id": "b", "n": 2}])
+    assert append.exported_files() == ([], [{"id": "a", "n": 1}, {"id": "b", "n": 2}])
     append.add()
     bench.sql("DELETE FROM {table} WHERE id = 'b'", table)
     bench.tables = bench.another()
@@ -288,9 +290,9 @@ def test_files_of_attempts_that_lost_are_deleted_and_no_decided_ones(bench: Tabl
     )
     entry = LedgerEntry(APP, 1, "q", 1, "waits", {}, 0, 0, 0)
     bench.tables.sweep(waits.part.target["location"], waits.attempt, lambda: [entry])
-    assert [len(each.loose()[0]) for each in (lost, waits, next_one)] == [1, 0, 0]
+    assert [len(each.exported_files()[0]) for each in (lost, waits, next_one)] == [1, 0, 0]
     bench.tables.drop(next_one.part.target["location"], next_one.attempt)
-    assert next_one.loose()[0] and not waits.loose()[0]
+    assert next_one.exported_files()[0] and not waits.exported_files()[0]
     waits.add()
     assert bench.rows(table) == [("a", 1)]
     with pytest.raises(NotApplied, match="1 of 1 data files with 1 decided rows are gone"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.protocol.port import EARLIEST, Log
+from broker_core.kafka.protocol.port import EARLIEST, TopicPartition
 from broker_core.kafka.record.encode import encode
 from tests.contract.engine.bench import APP, QUEUES, EngineBench
 from tests.kafka.bench.fake_kafka import FakeKafka
@@ -28,7 +28,7 @@ class KafkaBench(EngineBench):
 
     def produce(self, *bodies: bytes, queue: str = "in") -> None:
         batch = encode(pa.array(bodies, pa.binary()), timestamp=self.now_ms)
-        self.client.produce({Log(queue, 0): batch})
+        self.client.produce({TopicPartition(queue, 0): batch})
 
     def crash(self) -> None:
         self.engine = KafkaEngine(URL, None, lambda settings: self.kafka.wire())
@@ -48,7 +48,7 @@ class KafkaBench(EngineBench):
         return found
 
     def deleted(self, offset: int, queue: str = "in") -> bool:
-        return self.client.offsets({Log(queue, 0): EARLIEST})[Log(queue, 0)] > offset
+        return self.client.offsets({TopicPartition(queue, 0): EARLIEST})[TopicPartition(queue, 0)] > offset
 
     def later(self) -> int:
         self.now_ms += 1000

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from broker_core import errors
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log, NodeAddress, Producer, Request, Unanswered
+from broker_core.kafka.protocol.port import NodeAddress, Producer, Request, TopicPartition, Unanswered
 from tests.kafka.bench.fake_log import FakeLog
 from tests.kafka.bench.fake_transactions import FakeTransactions
 
@@ -65,7 +65,7 @@ class FakeKafka:
         self.fault: Callable[[int, Request[Any]], str | Code | None] = lambda node, request: None
         self.topics: dict[str, FakeTopic] = {}
         self.transactions = FakeTransactions(now)
-        self.groups: dict[str, dict[Log, int]] = {}
+        self.groups: dict[str, dict[TopicPartition, int]] = {}
         self.late: list[tuple[int, Request[Any]]] = []  # in the network
         self.changed = threading.Condition(threading.RLock())
         self._moved: dict[str, int] = {}  # coordinators that are not where their key puts them
@@ -76,7 +76,7 @@ class FakeKafka:
 
     # -- what a test changes ---------------------------------------------------------------------------------
 
-    def move_leader(self, log: Log, node: int, *, ends_unknown: int = 0) -> None:
+    def move_leader(self, log: TopicPartition, node: int, *, ends_unknown: int = 0) -> None:
         """An election; -1: there is none for now."""
         with self.changed:
             found = self.log(log)
@@ -84,7 +84,7 @@ class FakeKafka:
             found.leader, found.epoch, found.ends_unknown = node, found.epoch + 1, ends_unknown
 
     @contextlib.contextmanager
-    def hidden(self, log: Log) -> Iterator[None]:
+    def hidden(self, log: TopicPartition) -> Iterator[None]:
         """A new leader that does not show in a fetch what was acknowledged before (KIP-207)."""
         found = self.log(log)
         assert found is not None
@@ -94,7 +94,7 @@ class FakeKafka:
         finally:
             found.hidden = False
 
-    def compact(self, log: Log, upto: int | None = None) -> int:
+    def compact(self, log: TopicPartition, upto: int | None = None) -> int:
         """Cleans a log below ``upto``, or all but its last batch; returns how many records are gone."""
         with self.changed:
             found = self.log(log)
@@ -116,14 +116,14 @@ class FakeKafka:
             self.transactions.complete(self._mark)
             self.changed.notify_all()
 
-    def _mark(self, log: Log, producer: Producer, commit: bool) -> None:
+    def _mark(self, log: TopicPartition, producer: Producer, commit: bool) -> None:
         found = self.log(log)
         if found is not None:
             found.end_transaction(producer, commit=commit)
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def log(self, log: Log) -> FakeLog | None:
+    def log(self, log: TopicPartition) -> FakeLog | None:
         topic = self.topics.get(log.topic)
         return topic.logs[log.partition] if topic is not None and log.partition < len(topic.logs) else None
 
@@ -147,8 +147,8 @@ class FakeKafka:
         raise NotImplementedError(type(request).__name__)
 
     @_do.register
-    def _(self, request: port.Features, node: int) -> port.FeaturesAnswer:
-        return port.FeaturesAnswer({}, {"transaction.version": self.transaction_version})
+    def _(self, request: port.ApiVersions, node: int) -> port.ApiVersionsAnswer:
+        return port.ApiVersionsAnswer({}, {"transaction.version": self.transaction_version})
 
     @_do.register
     def _(self, request: port.Metadata, node: int) -> port.MetadataAnswer:
@@ -178,15 +178,15 @@ class FakeKafka:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    def _led(self, log: Log, node: int) -> FakeLog | Code:
+    def _led(self, log: TopicPartition, node: int) -> FakeLog | Code:
         found = self.log(log)
         if found is None:
             return Code.UNKNOWN_TOPIC_OR_PARTITION
         return found if found.leader == node else Code.NOT_LEADER_OR_FOLLOWER
 
     @_do.register
-    def _(self, request: port.ListOffsets, node: int) -> dict[Log, port.OffsetAnswer]:
-        def answer(log: Log, timestamp: int) -> port.OffsetAnswer:
+    def _(self, request: port.ListOffsets, node: int) -> dict[TopicPartition, port.OffsetAnswer]:
+        def answer(log: TopicPartition, timestamp: int) -> port.OffsetAnswer:
             found = self._led(log, node)
             return (
                 port.OffsetAnswer(found, -1)
@@ -197,7 +197,7 @@ class FakeKafka:
         return {log: answer(log, timestamp) for log, timestamp in request.timestamps.items()}
 
     @_do.register
-    def _(self, request: port.Fetch, node: int) -> dict[Log, port.Fetched]:
+    def _(self, request: port.Fetch, node: int) -> dict[TopicPartition, port.Fetched]:
         room = request.max_bytes
         answers = {}
         for log, offset in request.offsets.items():
@@ -215,10 +215,10 @@ class FakeKafka:
         return answers
 
     @_do.register
-    def _(self, request: port.Produce, node: int) -> dict[Log, port.Produced]:
+    def _(self, request: port.Produce, node: int) -> dict[TopicPartition, port.Produced]:
         return {log: self._produce(request, log, bytes(data), node) for log, data in request.batches.items()}
 
-    def _produce(self, request: port.Produce, log: Log, data: bytes, node: int) -> port.Produced:
+    def _produce(self, request: port.Produce, log: TopicPartition, data: bytes, node: int) -> port.Produced:
         found = self._led(log, node)
         if isinstance(found, Code):
             return port.Produced(found, -1)
@@ -234,15 +234,15 @@ class FakeKafka:
         return port.Produced(code, -1) if code else found.produce(data, producer)
 
     @_do.register
-    def _(self, request: port.DeleteRecords, node: int) -> dict[Log, port.OffsetAnswer]:
-        def answer(log: Log, offset: int) -> port.OffsetAnswer:
+    def _(self, request: port.DeleteRecords, node: int) -> dict[TopicPartition, port.OffsetAnswer]:
+        def answer(log: TopicPartition, offset: int) -> port.OffsetAnswer:
             found = self._led(log, node)
             return port.OffsetAnswer(found, -1) if isinstance(found, Code) else found.delete_before(offset)
 
         return {log: answer(log, offset) for log, offset in request.before.items()}
 
     @_do.register
-    def _(self, request: port.LogSizes, node: int) -> dict[Log, port.SizeAnswer]:
+    def _(self, request: port.LogSizes, node: int) -> dict[TopicPartition, port.SizeAnswer]:
         found = {log: self._led(log, node) for log in request.logs}
         return {
             log: port.SizeAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION, 0)
@@ -262,7 +262,7 @@ class FakeKafka:
         return port.ProducerAnswer(*self.transactions.init(request.transactional_id, request.transaction_ms))
 
     @_do.register
-    def _(self, request: port.AddPartitions, node: int) -> dict[Log, Code]:
+    def _(self, request: port.AddPartitions, node: int) -> dict[TopicPartition, Code]:
         if self.coordinator(request.transactional_id) != node:
             return dict.fromkeys(request.logs, Code.NOT_COORDINATOR)
         unknown = {log for log in request.logs if self.log(log) is None}
@@ -312,7 +312,9 @@ class FakeKafka:
         topic, up = self.topics[name], sorted(set(self.nodes) - self.down)
         size = int(topic.configs["max.message.bytes"])
         for number in range(len(topic.logs), partitions):
-            topic.logs.append(FakeLog(Log(name, number), up[number % len(up)], max_message_bytes=size))
+            topic.logs.append(
+                FakeLog(TopicPartition(name, number), up[number % len(up)], max_message_bytes=size)
+            )
 
     @_do.register
     def _(self, request: port.DeleteTopic, node: int) -> port.Outcome:
@@ -348,7 +350,7 @@ class FakeKafka:
         )
 
     @_do.register
-    def _(self, request: port.CommitOffsets, node: int) -> dict[Log, Code]:
+    def _(self, request: port.CommitOffsets, node: int) -> dict[TopicPartition, Code]:
         if self.coordinator(request.group) != node:
             return dict.fromkeys(request.offsets, Code.NOT_COORDINATOR)
         known = {log: offset for log, offset in request.offsets.items() if self.log(log) is not None}
@@ -358,7 +360,7 @@ class FakeKafka:
         }
 
     @_do.register
-    def _(self, request: port.GroupOffsets, node: int) -> dict[Log, port.OffsetAnswer]:
+    def _(self, request: port.GroupOffsets, node: int) -> dict[TopicPartition, port.OffsetAnswer]:
         code = Code.NONE if self.coordinator(request.group) == node else Code.NOT_COORDINATOR
         committed = self.groups.get(request.group, {})
         return {log: port.OffsetAnswer(code, -1 if code else committed.get(log, -1)) for log in request.logs}
@@ -396,7 +398,7 @@ class FakeWire:
         deadline = time.monotonic() + request.max_wait_ms / 1000
         with self._kafka.changed:
             while True:
-                answers: dict[Log, port.Fetched] = self._kafka.do(node, request)
+                answers: dict[TopicPartition, port.Fetched] = self._kafka.do(node, request)
                 enough = sum(len(answer.records) for answer in answers.values()) >= request.min_bytes
                 left_s = deadline - time.monotonic()
                 if enough or any(answer.code for answer in answers.values()) or left_s <= 0:

@@ -17,10 +17,10 @@ from broker_core.kafka.protocol.port import (
     Fetch,
     Fetched,
     Isolation,
-    Log,
     OffsetAnswer,
     Produced,
     Producer,
+    TopicPartition,
 )
 from broker_core.kafka.record.compression import inflate
 from broker_core.kafka.record.decode_reference import header_pairs, records
@@ -30,7 +30,7 @@ from tests.kafka.bench.batches import Batch, Row, marker
 
 @dataclass
 class FakeLog:
-    log: Log
+    log: TopicPartition
     leader: int
     epoch: int = 0
     start: int = 0

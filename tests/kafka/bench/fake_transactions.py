@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log, Producer
+from broker_core.kafka.protocol.port import Producer, TopicPartition
 
 MAX_TIMEOUT_MS = 900_000
 MAX_EPOCH = 32_767
@@ -25,7 +25,7 @@ class FakeTransaction:
     producer: Producer
     timeout_s: float
     state: str = "Empty"
-    logs: set[Log] = field(default_factory=set)
+    logs: set[TopicPartition] = field(default_factory=set)
     began: float = 0.0
     committing: bool = False
 
@@ -79,7 +79,7 @@ class FakeTransactions:
             return Code.PRODUCER_FENCED
         return Code.CONCURRENT_TRANSACTIONS if known.ending else Code.NONE
 
-    def add(self, key: str, producer: Producer, logs: set[Log]) -> Code:
+    def add(self, key: str, producer: Producer, logs: set[TopicPartition]) -> Code:
         if refused := self._refused(key, producer):
             return refused
         known = self.all[key]
@@ -88,7 +88,7 @@ class FakeTransactions:
         known.logs |= logs
         return Code.NONE
 
-    def may_write(self, key: str, producer: Producer, log: Log) -> Code:
+    def may_write(self, key: str, producer: Producer, log: TopicPartition) -> Code:
         """Before transaction.version 2: the log must have joined (KIP-890, part 1)."""
         if refused := self._refused(key, producer):
             return refused
@@ -130,7 +130,7 @@ class FakeTransactions:
                 self._bump(known)
                 self._prepare(known, commit=False)
 
-    def complete(self, write: Callable[[Log, Producer, bool], None]) -> None:
+    def complete(self, write: Callable[[TopicPartition, Producer, bool], None]) -> None:
         """Writes the markers of all that is decided."""
         for known in self.all.values():
             if known.ending:

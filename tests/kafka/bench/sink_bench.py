@@ -18,7 +18,7 @@ from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import names
 from broker_core.kafka.cluster.backoff import Time
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, Log
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.sink.sink import KafkaSink
@@ -146,10 +146,10 @@ class Cluster:
         return [
             value
             for number in sorted(self.reader.topic(queue).partitions)
-            for value in self.read(Log(queue, number))
+            for value in self.read(TopicPartition(queue, number))
         ]
 
-    def read(self, log: Log, isolation: Isolation = Isolation.READ_COMMITTED) -> list[bytes]:
+    def read(self, log: TopicPartition, isolation: Isolation = Isolation.READ_COMMITTED) -> list[bytes]:
         position = self.reader.offsets({log: EARLIEST})[log]
         end = self.reader.offsets({log: LATEST}, isolation)[log]
         found: list[bytes] = []
@@ -162,7 +162,7 @@ class Cluster:
 
     def entries(self, app_id: str = APP) -> list[tuple[int, int]]:
         """(sequence, batch) of every ledger entry that was ever committed."""
-        log = Log(names.app_topic(app_id), names.DECISIONS)
+        log = TopicPartition(names.app_topic(app_id), names.DECISIONS)
         end = self.reader.offsets({log: LATEST})[log]
         found = [
             entry.parse(row.key or b"", row.value)

@@ -13,7 +13,7 @@ from broker_core.kafka.cluster.backoff import Time
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log, Request
+from broker_core.kafka.protocol.port import Request, TopicPartition
 from broker_core.kafka.record.encode import encode, encode_headers, stamp
 from broker_core.kafka.source.source import Source
 from tests.kafka.bench.fake_kafka import FakeKafka
@@ -45,7 +45,9 @@ class SourceBench:
 
     def send(self, partition: int, *bodies: bytes | None, queue: str = QUEUE, timestamp: int = 1) -> int:
         batch = encode(pa.array(bodies, pa.binary()), timestamp=timestamp)
-        return self.client.produce({Log(queue, partition): batch}, repeat=True)[Log(queue, partition)]
+        return self.client.produce({TopicPartition(queue, partition): batch}, repeat=True)[
+            TopicPartition(queue, partition)
+        ]
 
     def send_with(
         self, partition: int, body: bytes | None, key: bytes | None, *headers: tuple[str, bytes | None]
@@ -56,7 +58,7 @@ class SourceBench:
             keys=pa.array([key], pa.binary()),
             headers=pa.array([encode_headers(headers)], pa.binary()),
         )
-        self.client.produce({Log(QUEUE, partition): batch})
+        self.client.produce({TopicPartition(QUEUE, partition): batch})
 
     def send_in_transaction(self, partition: int, *bodies: bytes, commit: bool | None) -> None:
         """``commit`` None: it stays open."""
@@ -64,7 +66,9 @@ class SourceBench:
         producer = self.client.fence(txid)
         data = bytearray(encode(pa.array(bodies, pa.binary()), timestamp=1, transactional=True))
         stamp(data, producer_id=producer.id, epoch=producer.epoch, sequence=0, timestamp=1)
-        self.client.produce({Log(QUEUE, partition): bytes(data)}, transactional_id=txid, implicit=True)
+        self.client.produce(
+            {TopicPartition(QUEUE, partition): bytes(data)}, transactional_id=txid, implicit=True
+        )
         if commit is not None:
             self.client.end_transaction(txid, producer, commit=commit, bump=True)
 
@@ -93,7 +97,8 @@ def _is_about(request: Request[Any], topic: str) -> bool:
     return not topic or any(log.topic == topic for log in logs)
 
 
-# -- short forms of what the connector calls ---------------------------------------------------------------------
+# -- short forms of what the connector calls
+# ---------------------------------------------------------------------
 
 
 def claim(

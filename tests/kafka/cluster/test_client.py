@@ -18,7 +18,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.cluster import REFRESH_S
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import MOVED, UNCLEAR, Code
-from broker_core.kafka.protocol.port import LATEST, Isolation, Log, Producer, Request, Unanswered
+from broker_core.kafka.protocol.port import LATEST, Isolation, Producer, Request, TopicPartition, Unanswered
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.encode import encode, stamp
 from tests.kafka.bench.batches import EVERYTHING
@@ -26,7 +26,7 @@ from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED, FakeKafka
 from tests.kafka.bench.fake_log import FakeLog
 
 RECONNECT_S = 30.0
-LOG = Log("orders", 0)
+LOG = TopicPartition("orders", 0)
 
 
 class Cluster:
@@ -53,7 +53,7 @@ class Cluster:
         self.asked.append((node, request))
         return None
 
-    def log(self, log: Log = LOG) -> FakeLog:
+    def log(self, log: TopicPartition = LOG) -> FakeLog:
         found = self.kafka.log(log)
         assert found is not None
         return found
@@ -119,7 +119,7 @@ def test_a_log_without_a_leader_is_asked_for_until_it_has_one(cluster: Cluster) 
 
 
 def test_all_leaders_are_asked_before_an_answer_is_read(cluster: Cluster) -> None:
-    logs = [Log(LOG.topic, number) for number in range(3)]
+    logs = [TopicPartition(LOG.topic, number) for number in range(3)]
     assert len({cluster.log(log).leader for log in logs}) == 3
     cluster.client.topic(LOG.topic)
     order: list[str] = []
@@ -144,7 +144,7 @@ def test_all_leaders_are_asked_before_an_answer_is_read(cluster: Cluster) -> Non
 
 
 def test_only_what_was_refused_is_asked_again(cluster: Cluster) -> None:
-    logs = [Log(LOG.topic, number) for number in range(3)]
+    logs = [TopicPartition(LOG.topic, number) for number in range(3)]
     cluster.client.topic(LOG.topic)
     cluster.kafka.move_leader(logs[1], cluster.log(logs[0]).leader)
     assert cluster.client.produce({log: batch(b"x") for log in logs}, repeat=True) == dict.fromkeys(logs, 0)
@@ -167,9 +167,9 @@ def test_new_partitions_are_seen_after_a_while(cluster: Cluster) -> None:
     cluster.now += 1
     assert len(cluster.client.topic(LOG.topic).partitions) == 5
     cluster.kafka._grow(LOG.topic, 6)
-    assert cluster.client.offsets({Log(LOG.topic, 5): LATEST}) == {Log(LOG.topic, 5): 0}, (
-        "one that is asked for is seen at once"
-    )
+    assert cluster.client.offsets({TopicPartition(LOG.topic, 5): LATEST}) == {
+        TopicPartition(LOG.topic, 5): 0
+    }, "one that is asked for is seen at once"
 
 
 # -- answers that do not come --------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_questions_are_asked_again(cluster: Cluster) -> None:
         (port.ListOffsets, lambda: cluster.client.offsets({LOG: LATEST})),
         (port.Fetch, lambda: cluster.client.fetch({LOG: 0})),
         (port.Metadata, lambda: cluster.client.topics()),
-        (port.Features, lambda: cluster.client.transaction_version()),
+        (port.ApiVersions, lambda: cluster.client.transaction_version()),
         (port.DescribeTopic, lambda: cluster.client.configs(LOG.topic)),
         (port.LogSizes, lambda: cluster.client.sizes([LOG])),
         (port.DeleteRecords, lambda: cluster.client.delete_records({LOG: 1})),
@@ -260,7 +260,7 @@ def test_a_topic_is_made_and_grows_when_its_leaders_know_that_they_are(cluster: 
     for partitions, done in enumerate((cluster.client.create_topic, cluster.client.grow_topic), 1):
         cluster.failing([Code.NOT_LEADER_OR_FOLLOWER] * 3, port.ListOffsets, port.Produce)
         done("new", partitions)
-        fresh = Log("new", partitions - 1)
+        fresh = TopicPartition("new", partitions - 1)
         assert cluster.client.produce({fresh: batch(b"a")}) == {fresh: 0}
 
 
@@ -285,7 +285,9 @@ def test_a_cluster_that_is_away_fails_after_its_time(cluster: Cluster) -> None:
 def test_a_node_that_is_away_hinders_only_its_own_logs(cluster: Cluster) -> None:
     leader = cluster.log().leader
     other = next(
-        Log(LOG.topic, number) for number in range(3) if cluster.log(Log(LOG.topic, number)).leader != leader
+        TopicPartition(LOG.topic, number)
+        for number in range(3)
+        if cluster.log(TopicPartition(LOG.topic, number)).leader != leader
     )
     cluster.kafka.down.add(leader)
     assert cluster.client.produce({other: batch(b"a")}) == {other: 0}
@@ -372,7 +374,7 @@ def test_an_open_transaction_is_aborted_by_the_clock(cluster: Cluster) -> None:
 def test_whatever_fails_an_acknowledged_append_stands_once(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster()
-    logs = [Log(LOG.topic, number) for number in range(3)]
+    logs = [TopicPartition(LOG.topic, number) for number in range(3)]
 
     def fault(node: int, request: Request[Any]) -> str | None:
         match rng.randrange(12):

@@ -16,10 +16,10 @@ import pytest
 
 from broker_core import errors
 from broker_core.kafka.cluster import connection as module
-from broker_core.kafka.cluster.connection import Connection, Settings
+from broker_core.kafka.cluster.connection import NodeConnection, Settings
 from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.protocol import port
-from broker_core.kafka.protocol.port import Log, NodeAddress, Unanswered
+from broker_core.kafka.protocol.port import NodeAddress, TopicPartition, Unanswered
 from broker_core.kafka.protocol.sasl import SaslLogin
 
 GUARD_S = 120.0
@@ -135,8 +135,8 @@ PATIENT = Settings(connect_s=GUARD_S, request_s=GUARD_S)
 
 
 @contextlib.contextmanager
-def connected(node: Node, settings: Settings = PATIENT) -> Iterator[Connection]:
-    connection = Connection(node.endpoint, settings)
+def connected(node: Node, settings: Settings = PATIENT) -> Iterator[NodeConnection]:
+    connection = NodeConnection(node.endpoint, settings)
     try:
         yield connection
     finally:
@@ -202,9 +202,9 @@ def test_a_node_that_is_silent_breaks_the_connection_in_time() -> None:
     [
         (ASK, 2.0),
         (port.InitProducer("t", transaction_ms=900_000), 2.0),
-        (port.Produce({Log("orders", 0): b"batch"}), 2.0),
-        (port.DeleteRecords({Log("orders", 0): 1}), 2.0),
-        (port.Fetch({Log("orders", 0): 1}, max_wait_ms=500), 2.5),
+        (port.Produce({TopicPartition("orders", 0): b"batch"}), 2.0),
+        (port.DeleteRecords({TopicPartition("orders", 0): 1}), 2.0),
+        (port.Fetch({TopicPartition("orders", 0): 1}, max_wait_ms=500), 2.5),
     ],
 )
 def test_no_request_but_one_that_waits_for_rows_gives_a_silent_node_more_time(
@@ -259,10 +259,10 @@ def test_a_slow_network_is_no_silent_node() -> None:
 
     now = [0.0]
     with serving(script) as node:
-        connection = Connection(node.endpoint, Settings(request_s=15.0), clock=lambda: now[0])
+        connection = NodeConnection(node.endpoint, Settings(request_s=15.0), clock=lambda: now[0])
         slow: Any = Slow(connection._socket, now)
         connection._socket = slow
-        assert connection.send(port.Produce({Log("t", 0): bytes(100_000)})).answer() == {}
+        assert connection.send(port.Produce({TopicPartition("t", 0): bytes(100_000)})).answer() == {}
         assert now[0] > 200
         connection.close()
 
@@ -280,7 +280,7 @@ def test_an_answer_that_was_waited_for_late_is_not_late() -> None:
 
     now = [0.0]
     with serving(script) as node:
-        connection = Connection(node.endpoint, PATIENT, clock=lambda: now[0])
+        connection = NodeConnection(node.endpoint, PATIENT, clock=lambda: now[0])
         pending = connection.send(ASK)
         assert arrived.wait(GUARD_S)
         now[0] += 10 * GUARD_S
@@ -334,14 +334,14 @@ def test_a_request_that_no_common_version_has_is_refused() -> None:
         ):
             connection.send(port.Metadata())
         with pytest.raises(errors.KafkaError, match="does not speak Produce"):
-            connection.send(port.Produce({Log("t", 0): b""}))
+            connection.send(port.Produce({TopicPartition("t", 0): b""}))
 
 
 def test_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = NodeAddress(*taken.getsockname())
     with pytest.raises(errors.ConnectionFailed, match=f"cannot connect to {endpoint}"):
-        Connection(endpoint, PATIENT)
+        NodeConnection(endpoint, PATIENT)
 
 
 def test_a_large_request_waits_until_earlier_answers_are_taken() -> None:
@@ -361,7 +361,7 @@ def test_a_large_request_waits_until_earlier_answers_are_taken() -> None:
 
     with serving(script) as node, connected(node) as connection:
         first = connection.send(ASK)
-        second = connection.send(port.Produce({Log("t", 0): bytes(large)}))
+        second = connection.send(port.Produce({TopicPartition("t", 0): bytes(large)}))
         assert second.answer() == {}
         assert first.answer().node == NodeAddress("somewhere", 9092)
 
@@ -376,7 +376,7 @@ def test_closing_wakes_the_one_that_waits() -> None:
         peer.until_closed()
 
     with serving(script) as node:
-        connection = Connection(node.endpoint, PATIENT)
+        connection = NodeConnection(node.endpoint, PATIENT)
         failures: list[BaseException] = []
 
         def wait() -> None:
@@ -513,7 +513,7 @@ def test_a_login_happens_before_anything_else_and_again_in_time() -> None:
     now = [0.0]
     with serving(script) as node:
         settings = Settings(login=SaslLogin("PLAIN", "alice", "secret"), connect_s=GUARD_S, request_s=GUARD_S)
-        connection = Connection(node.endpoint, settings, clock=lambda: now[0])
+        connection = NodeConnection(node.endpoint, settings, clock=lambda: now[0])
         connection.send(ASK).answer()
         now[0] = 8.4
         waiting = connection.send(ASK)
@@ -533,7 +533,7 @@ def test_a_mechanism_that_the_node_lacks_is_named() -> None:
 
     with serving(script) as node:
         with pytest.raises(errors.AccessRefused, match="does not take the mechanism PLAIN, but GSSAPI"):
-            Connection(node.endpoint, Settings(login=SaslLogin("PLAIN", "alice", "secret")))
+            NodeConnection(node.endpoint, Settings(login=SaslLogin("PLAIN", "alice", "secret")))
 
 
 def test_a_node_that_does_not_know_the_password_is_refused() -> None:
@@ -552,7 +552,7 @@ def test_a_node_that_does_not_know_the_password_is_refused() -> None:
 
     with serving(script) as node:
         with pytest.raises(errors.AccessRefused, match="does not prove that it knows the password") as caught:
-            Connection(node.endpoint, Settings(login=SaslLogin("SCRAM-SHA-256", "alice", "secret")))
+            NodeConnection(node.endpoint, Settings(login=SaslLogin("SCRAM-SHA-256", "alice", "secret")))
         assert "secret" not in repr(caught.value) + str(caught.value.__context__)
 
 

@@ -13,13 +13,13 @@ from broker_core.kafka.cluster import acls
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log, Producer
-from broker_core.kafka.protocol.request_codecs import form_of
+from broker_core.kafka.protocol.port import Producer, TopicPartition
+from broker_core.kafka.protocol.request_codecs import codec_of
 from broker_core.kafka.sink.decisions import Decisions
 from tests.kafka.bench.fake_kafka import FakeKafka
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster
 
-LOG = Log("orders", 1)
+LOG = TopicPartition("orders", 1)
 NOBODY = Producer(-1, -1)
 
 
@@ -116,7 +116,7 @@ def test_every_refusal_of_a_client_names_its_topic() -> None:
 @pytest.mark.parametrize("error_code", [Code.CLUSTER_AUTHORIZATION_FAILED, Code.NONE], ids=["v3", "v2"])
 def test_sizes_that_are_refused_are_told_by_an_answer_without_directories(error_code: Code) -> None:
     answer = SimpleNamespace(error_code=int(error_code), results=[])
-    found = form_of(port.LogSizes((LOG,))).read(answer)
+    found = codec_of(port.LogSizes((LOG,))).read(answer)
     assert found == {LOG: port.SizeAnswer(Code.CLUSTER_AUTHORIZATION_FAILED, 0)}
 
 

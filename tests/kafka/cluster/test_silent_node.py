@@ -22,7 +22,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import REQUEST_S, Settings
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol import port
-from broker_core.kafka.protocol.port import LATEST, Log, Request, Unanswered
+from broker_core.kafka.protocol.port import LATEST, Request, TopicPartition, Unanswered
 from broker_core.kafka.record.encode import encode
 from tests.kafka.bench.fake_kafka import LOST, FakeKafka
 from tests.kafka.bench.source_bench import APP
@@ -94,7 +94,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, leader: int, at: int) -> Silence:
 def lead_everything(kafka: FakeKafka, node: int) -> None:
     for name, topic in kafka.topics.items():
         for log in topic.logs:
-            kafka.move_leader(Log(name, log.log.partition), node)
+            kafka.move_leader(TopicPartition(name, log.log.partition), node)
     kafka.move_coordinator(names.producer_of(APP), node)
 
 
@@ -112,7 +112,7 @@ def test_a_silent_node_is_not_asked_again_where_another_one_knows() -> None:
     kafka = FakeKafka()
     silence = Silence(kafka, NEVER)
     client = Client(kafka.wire(), list(kafka.nodes.values()), time=silence.time)
-    log = Log("orders", 0)
+    log = TopicPartition("orders", 0)
     client.create_topic("orders", 3)
     client.offsets({log: LATEST})
     leader = kafka.log(log)

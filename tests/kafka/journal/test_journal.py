@@ -14,13 +14,13 @@ from broker_core.kafka import names
 from broker_core.kafka.journal import history, journal
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.micro_batch.claims import claim as claims_module
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim
 
 TOPIC = names.app_topic(APP)
-JOURNAL = Log(TOPIC, names.JOURNAL)
+JOURNAL = TopicPartition(TOPIC, names.JOURNAL)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_claim_is_one_whatever_happens_to_its_requests(
     bench.send(0, b"d")
 
     def moved() -> None:
-        for log in (JOURNAL, Log(QUEUE, 0)):
+        for log in (JOURNAL, TopicPartition(QUEUE, 0)):
             found = bench.kafka.log(log)
             assert found is not None
             bench.kafka.move_leader(log, found.leader % 3 + 1, ends_unknown=2)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.kafka.protocol import port
-from broker_core.kafka.protocol.frame import Message
-from broker_core.kafka.protocol.port import Log, NodeAddress, Producer
-from broker_core.kafka.protocol.request_codecs import form_of
+from broker_core.kafka.protocol.frame import VersionedRequest
+from broker_core.kafka.protocol.port import NodeAddress, Producer, TopicPartition
+from broker_core.kafka.protocol.request_codecs import codec_of
 
 NODE = NodeAddress("node", 9092)
-LOG = Log("orders", 3)
+LOG = TopicPartition("orders", 3)
 PRODUCER = Producer(2**40, 7)
 REQUESTS: list[port.Request[Any]] = [
-    port.Features(),
+    port.ApiVersions(),
     port.Metadata(None),
     port.Metadata(("orders",)),
     port.FindCoordinator("id"),
@@ -51,37 +51,37 @@ def test_every_request_of_the_port_has_a_form() -> None:
     } - {port.Request}
     assert {type(request) for request in REQUESTS} == kinds
     for request in REQUESTS:
-        form = form_of(request)
-        frame = Message(form, None, NODE).encode(77)
+        codec = codec_of(request)
+        frame = VersionedRequest(codec, None, NODE).encode(77)
         length, key, version, correlation = struct.unpack_from(">ihhi", frame)
         assert (length, key, correlation) == (
             len(frame) - 4,
-            form.key,
+            codec.key,
             77,
-        ) and form.low <= version <= form.high
+        ) and codec.low <= version <= codec.high
 
 
 def test_the_highest_common_version_is_taken() -> None:
-    form = form_of(port.Metadata(("orders",)))
+    codec = codec_of(port.Metadata(("orders",)))
     for theirs, version in (((0, 10), 10), ((0, 11), 11), ((12, 20), 12)):
-        frame = Message(form, {form.key: theirs}, NODE).encode(1)
+        frame = VersionedRequest(codec, {codec.key: theirs}, NODE).encode(1)
         assert struct.unpack_from(">h", frame, 6) == (version,)
     for theirs in ((0, 9), (13, 20)):
         with pytest.raises(errors.KafkaError, match="node:9092 does not speak Metadata of version 10 to 12"):
-            Message(form, {form.key: theirs}, NODE)
+            VersionedRequest(codec, {codec.key: theirs}, NODE)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(REQUESTS), st.binary(max_size=120))
 def test_any_bytes_are_an_answer_or_one_error(request: port.Request[Any], body: bytes) -> None:
-    message = Message(form_of(request), None, NODE)
+    message = VersionedRequest(codec_of(request), None, NODE)
     try:
         message.decode(memoryview(struct.pack(">i", 5) + body), 5)
     except errors.RemoteProtocolError as error:
         text = str(error)
     except errors.KafkaError as error:  # ApiVersions with an error code
         text = str(error)
-        assert isinstance(request, port.Features)
+        assert isinstance(request, port.ApiVersions)
     else:
         return
     assert "\n" not in text

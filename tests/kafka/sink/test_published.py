@@ -18,7 +18,7 @@ from broker_core.arrow.parts import normalise
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader
-from broker_core.kafka.protocol.port import Log, Produce, Request
+from broker_core.kafka.protocol.port import Produce, Request, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
@@ -85,7 +85,7 @@ def test_rows_of_the_default_exchange_have_no_key_and_each_part_has_a_partition(
         for _ in range(4)
         for batch in publisher.batches(part, topology.route(part), topology.target, NOW_MS)
     ]
-    assert [batch.log for batch in found] == [Log("orders", number) for number in (2, 0, 1, 2)]
+    assert [batch.log for batch in found] == [TopicPartition("orders", number) for number in (2, 0, 1, 2)]
     assert read(found[0]) == [(None, b"a", "", b""), (None, b"b", "", b"")]
     head = read_head(memoryview(found[0].data), 0, "orders/0")
     assert head is not None and head.attributes & TRANSACTIONAL
@@ -117,7 +117,7 @@ def test_rows_of_a_named_exchange_have_the_routing_key_and_its_partition() -> No
     found = {key: batch.log for batch in batches for key, *_ in read(batch)}
     assert len({batch.log for batch in batches}) == len(batches) > 3
     for key, log in found.items():
-        assert key is not None and log == Log("orders", (murmur2(key) & 0x7FFFFFFF) % 7)
+        assert key is not None and log == TopicPartition("orders", (murmur2(key) & 0x7FFFFFFF) % 7)
     assert sorted(body for batch in batches for _, body, *_ in read(batch)) == sorted(
         body for _, _, body, _ in messages
     )
@@ -358,4 +358,4 @@ def test_a_queue_that_is_created_later_is_found() -> None:
     assert encoded(topology, [("", "new", b"x", b"")]) == ([], 1)
     cluster.reader.create_topic("new", 1)
     (batch,), lost = encoded(topology, [("", "new", b"x", b"")])
-    assert batch.log == Log("new", 0) and lost == 0
+    assert batch.log == TopicPartition("new", 0) and lost == 0

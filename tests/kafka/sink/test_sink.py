@@ -13,7 +13,7 @@ from broker_core import errors, failpoint
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka import names
 from broker_core.kafka.protocol import port
-from broker_core.kafka.protocol.port import EARLIEST, Isolation, Log, Request
+from broker_core.kafka.protocol.port import EARLIEST, Isolation, Request, TopicPartition
 from broker_core.kafka.sink import decide, decisions
 from broker_core.kafka.sink.receipt import Receipt
 from broker_core.kafka.topics import topics
@@ -382,7 +382,7 @@ def test_c4_transaction_version_1_fences_for_every_batch_and_lets_all_logs_join_
     joined = watched(cluster, port.AddPartitions)
     driver.run(2, [b"a", b"b"])
     (request,) = joined
-    assert Log(names.app_topic(APP), names.DECISIONS) in request.logs and len(request.logs) >= 2
+    assert TopicPartition(names.app_topic(APP), names.DECISIONS) in request.logs and len(request.logs) >= 2
 
 
 def test_c4_the_transaction_of_a_large_batch_may_last_longer(
@@ -453,7 +453,7 @@ def test_c4_many_pieces_are_published_in_the_order_of_each_task(
     driver.commit(0, token, branches)
     assert sorted(cluster.bodies()) == sorted(body for each in bodies for body in each)
     for number in cluster.reader.topic("orders").partitions:
-        found = cluster.read(Log("orders", number))
+        found = cluster.read(TopicPartition("orders", number))
         for task in range(9):
             mine = [body for body in found if body.startswith(b"%d:" % task)]
             assert mine and mine == sorted(mine)
@@ -574,8 +574,8 @@ def test_garbage_and_published_rows_are_deleted_with_the_decision(cluster: Clust
             driver.stage(token, [b"speculative"], batch=number, partition=task)
         named = [driver.stage(token, [b"row"], batch=number, partition=task) for task in range(6)]
         driver.commit(number, token, named)
-    begins = cluster.reader.offsets({Log(STAGE, number): EARLIEST for number in range(6)})
-    assert begins == {Log(STAGE, number): 8 for number in range(6)}
+    begins = cluster.reader.offsets({TopicPartition(STAGE, number): EARLIEST for number in range(6)})
+    assert begins == {TopicPartition(STAGE, number): 8 for number in range(6)}
 
 
 def test_the_stage_topic_is_cleaned_now_and_then_and_a_failure_is_left_to_the_next_time(
@@ -757,8 +757,8 @@ def test_nothing_of_an_undecided_batch_is_read_by_anyone(cluster: Cluster) -> No
     driver = cluster.driver()
     token = driver.open(0).token
     driver.stage(token, [b"row"])
-    assert cluster.read(Log("orders", 0), Isolation.READ_UNCOMMITTED) == []
-    assert cluster.read(Log("orders", 1), Isolation.READ_UNCOMMITTED) == []
+    assert cluster.read(TopicPartition("orders", 0), Isolation.READ_UNCOMMITTED) == []
+    assert cluster.read(TopicPartition("orders", 1), Isolation.READ_UNCOMMITTED) == []
 
 
 def test_a_clock_ahead_of_kafkas_is_named(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from broker_core.kafka.cluster.backoff import Time
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Log, Produce, Request
+from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Produce, Request, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.sink import encoded_batches as published
 from broker_core.kafka.sink import staged_branches, staging
@@ -153,7 +153,7 @@ def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
         opened = driver.open(0)
         branch = driver.stage(opened.token, bodies)
         driver.commit(0, opened.token, [branch])
-        logs = [cluster.read(Log("orders", partition)) for partition in range(2)]
+        logs = [cluster.read(TopicPartition("orders", partition)) for partition in range(2)]
         assert sorted(itertools.chain(*logs)) == bodies
         assert all(found == sorted(found) for found in logs)
         if count() < number:
@@ -164,14 +164,14 @@ def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
 def test_c4_a_transaction_is_not_ended_while_one_of_its_batches_may_still_come(
     version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One log refuses its batch, that of another one is late. Before Kafka 3.6 it would open a transaction that
-    nobody ends, so a fence is what ends this one.
+    """One log refuses its batch, that of another one is late. Before Kafka 3.6 it would open a transaction
+    that nobody ends, so a fence is what ends this one.
     """
     small_batches(monkeypatch)
     cluster = Cluster(version)
     driver = cluster.driver()
     driver.run(0, [b"before"])
-    seen, ended = Counter[Log](), []
+    seen, ended = Counter[TopicPartition](), []
     faults: list[str | Code] = [LATE, Code.MESSAGE_TOO_LARGE]
 
     def fault(node: int, request: Request[Any]) -> str | Code | None:
@@ -281,8 +281,9 @@ def overtake(cluster: Cluster, other: Driver, ahead: int) -> None:
 
 
 def test_a_transaction_whose_end_kafka_has_lost_is_one_error_that_names_it(version: int) -> None:
-    """A node that was killed and comes back may take logs that have no leader yet for deleted ones: it ends the
-    transaction without its markers (Kafka 4.3.1). Nothing is decided before somebody has ended it in the logs.
+    """A node that was killed and comes back may take logs that have no leader yet for deleted ones: it ends
+    the transaction without its markers (Kafka 4.3.1). Nothing is decided before somebody has ended it in the
+    logs.
     """
 
     def kill(node: int, request: Request[Any]) -> None:
@@ -298,7 +299,7 @@ def test_a_transaction_whose_end_kafka_has_lost_is_one_error_that_names_it(versi
     without_faults(cluster)
     known = cluster.kafka.transactions.all[f"txmq.{APP}"]
     known.state, known.logs = "CompleteCommit", set()
-    log = Log(names.app_topic(APP), names.DECISIONS)
+    log = TopicPartition(names.app_topic(APP), names.DECISIONS)
     stable = cluster.reader.offsets({log: LATEST})[log]
     driver = cluster.driver(reconnect_s=0.05)
     for ask in (lambda: driver.open(1), lambda: driver.commit(1, "", []), lambda: driver.sink.consumed(APP)):
@@ -309,7 +310,9 @@ def test_a_transaction_whose_end_kafka_has_lost_is_one_error_that_names_it(versi
 
 
 def refuse(driver: Driver) -> None:
-    """Publishes what a table has refused of the first batch, as ``txmq skip --rows --queue`` lets a driver do."""
+    """Publishes what a table has refused of the first batch, as ``txmq skip --rows --queue`` lets a driver
+    do.
+    """
     entry = driver.sink.unapplied(APP)[0]
     token = uuid.uuid4().hex
     header = BranchHeader(token, f"{token}-0", "publish", {"exchange": "", "routing_key": "refused"})
@@ -373,7 +376,7 @@ def test_the_coordinator_and_every_leader_move_before_any_request_of_a_kind(
             for name, topic in cluster.kafka.topics.items():
                 for log in topic.logs:
                     cluster.kafka.move_leader(
-                        Log(name, log.log.partition), 1 + (moves + log.log.partition) % 3
+                        TopicPartition(name, log.log.partition), 1 + (moves + log.log.partition) % 3
                     )
 
     cluster.kafka.fault = move

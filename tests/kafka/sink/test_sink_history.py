@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from broker_core.broker.state.records import LedgerRecord
 from broker_core.engine import StagedBranch
 from broker_core.errors import TransactionState, TxmqError
-from broker_core.kafka.protocol.port import EndTransaction, Log, Request
+from broker_core.kafka.protocol.port import EndTransaction, Request, TopicPartition
 from broker_core.kafka.sink import producer_epoch as owner_module
 from broker_core.kafka.sink.fenced_app import FencedApp
-from broker_core.kafka.sink.producer_epoch import ProducerEpoch, Transaction
+from broker_core.kafka.sink.producer_epoch import ProducerEpoch, ProducerTransaction
 from tests.kafka.bench.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, Cluster, Driver
 
@@ -77,7 +77,7 @@ class World:
                 self.processes[who] = Process(self.cluster.driver())
         elif kind == "move":
             kafka.move_coordinator(f"txmq.{APP}", 1 + number % 3)
-            kafka.move_leader(Log("orders", number % 2), 1 + who % 3)
+            kafka.move_leader(TopicPartition("orders", number % 2), 1 + who % 3)
         elif kind == "age":
             for known in kafka.transactions.all.values():
                 known.began -= 100
@@ -186,33 +186,33 @@ def test_every_history_publishes_each_row_once_and_refuses_no_driver(version: in
 def believe_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever memory says is answered from an epoch that was kept."""
 
-    def judged(
+    def answer(
         self: FencedApp, ask: Callable[[], LedgerRecord | None], lasting_ms: int = owner_module.TIMEOUT_MS
     ) -> LedgerRecord | None:
-        if not self.owner.holds:
+        if not self.epoch.is_held:
             self.fence(lasting_ms)
         return ask()
 
-    monkeypatch.setattr(FencedApp, "judged", judged)
+    monkeypatch.setattr(FencedApp, "answer", answer)
 
 
 def use_epochs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch serves every transaction, also after a lost answer, until it is fenced."""
     begin = ProducerEpoch.begin
 
-    def kept(self: ProducerEpoch) -> Transaction:
+    def kept(self: ProducerEpoch) -> ProducerTransaction:
         producer = self._producer
         assert producer is not None
         transaction = begin(self)
-        self.go_on(producer)
+        self.renew(producer)
         return transaction
 
     def until_fenced(call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(self: Transaction, *args: Any, **options: Any) -> Any:
+        def called(self: ProducerTransaction, *args: Any, **options: Any) -> Any:
             try:
                 return call(self, *args, **options)
             except TransactionState:
-                self._owner._producer = None
+                self._epoch._producer = None
                 raise
 
         return called
@@ -220,12 +220,12 @@ def use_epochs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerEpoch, "begin", kept)
     monkeypatch.setattr(ProducerEpoch, "release", lambda self: None)
     for name in ("join", "append", "_end"):
-        monkeypatch.setattr(Transaction, name, until_fenced(getattr(Transaction, name)))
+        monkeypatch.setattr(ProducerTransaction, name, until_fenced(getattr(ProducerTransaction, name)))
 
 
 def judge_without_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence is not followed by a replay."""
-    monkeypatch.setattr(FencedApp, "fence", lambda self, lasting_ms=60_000: self.owner.fence(lasting_ms))
+    monkeypatch.setattr(FencedApp, "fence", lambda self, lasting_ms=60_000: self.epoch.fence(lasting_ms))
 
 
 def delete_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,9 @@ def test_a_rule_that_is_switched_off_is_found(
 
 
 def overtaken(version: int) -> None:
-    """The other driver decides two batches; then this one, whose epoch was kept, goes on with the next one."""
+    """The other driver decides two batches; then this one, whose epoch was kept, goes on with the next
+    one.
+    """
     world = World(version, 0)
     for who in (0, 1, 1, 0):
         for _ in range(3):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from broker_core import errors
 from broker_core.engine import BranchHeader
 from broker_core.kafka import names
-from broker_core.kafka.protocol.port import LATEST, Isolation, Log
-from broker_core.kafka.sink.receipt import Place, Receipt, Span, joined
+from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
+from broker_core.kafka.sink.receipt import BranchPlace, Receipt, Span, joined
 from broker_core.kafka.topics import topics
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
@@ -77,7 +77,7 @@ def test_tasks_that_share_a_partition_of_the_stage_topic_are_read_apart() -> Non
     driver.commit(0, token, list(branches.values()))
     ((to_apply,),) = (entry.to_apply for entry in driver.sink.unapplied(APP))
     for name in to_apply.branches:
-        task = Place.parse(name).branch[1:].encode()
+        task = BranchPlace.parse(name).branch[1:].encode()
         found = [body for batch in driver.sink.read_branches([name]) for body in batch["body"].to_pylist()]
         assert [body[: len(task) + 3] for body in found] == [
             b"%s:%d:" % (task, piece) for piece in range(4) for _ in range(3)
@@ -89,7 +89,7 @@ def test_a_task_without_rows_stages_nothing() -> None:
     for kind in ("append", "publish"):
         branch = cluster.driver().sink.stage(header(kind=kind), [rows().slice(0, 0)])
         assert (branch.rows, branch.checksum, branch.receipt) == (0, 0, "")
-    log = Log(names.stage_topic(APP), 0)
+    log = TopicPartition(names.stage_topic(APP), 0)
     assert cluster.reader.offsets({log: LATEST}, Isolation.READ_UNCOMMITTED) == {log: 0}
 
 
@@ -124,8 +124,8 @@ def test_a_place_is_read_as_it_was_written(branch: object, gaps: list[tuple[int,
     for gap, length in gaps:
         found.append(Span(offset + gap, offset + gap + length))
         offset = found[-1].last + 1
-    place = Place(str(branch), Log("_txmq.stage.app", 3), joined(found))
-    assert Place.parse(str(place)) == place
+    place = BranchPlace(str(branch), TopicPartition("_txmq.stage.app", 3), joined(found))
+    assert BranchPlace.parse(str(place)) == place
     offsets = [each for span in found for each in range(span.first, span.last + 1)]
     assert [each for span in place.spans for each in range(span.first, span.last + 1)] == offsets
 
@@ -133,7 +133,7 @@ def test_a_place_is_read_as_it_was_written(branch: object, gaps: list[tuple[int,
 @pytest.mark.parametrize("text", ["", "b", "b@3:1-2", "b@x/3:1", "b@x/3:1-2;3-4", "b@/3:1-2"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(errors.OptionError):
-        Place.parse(text)
+        BranchPlace.parse(text)
     with pytest.raises((errors.OptionError, errors.MissingBranch)):
         list(Cluster().driver().sink.read_branches([text]))
 
@@ -202,6 +202,6 @@ def test_copies_go_to_more_topics_and_bcc_is_in_none_of_them() -> None:
     assert sorted(cluster.bodies("paid")) == [b"blind", b"copied"]
     for topic in ("orders", "paid"):
         for number in cluster.reader.topic(topic).partitions:
-            log = Log(topic, number)
+            log = TopicPartition(topic, number)
             fetched = cluster.reader.fetch({log: 0}, isolation=Isolation.READ_COMMITTED)[log]
             assert b"BCC" not in bytes(fetched.records)

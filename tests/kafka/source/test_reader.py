@@ -14,7 +14,7 @@ from broker_core import errors
 from broker_core.engine import START, ReadTicket
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode, encode_headers
 from broker_core.kafka.record.headers import of_message
 from broker_core.kafka.source import reader
@@ -85,7 +85,7 @@ def test_slices_are_read_in_their_order(bench: SourceBench) -> None:
 def test_browse_reads_up_to_what_is_stable_and_claims_nothing(bench: SourceBench) -> None:
     bench.send(0, b"a", b"b")
     bench.send_in_transaction(0, b"open", commit=None)
-    bench.client.delete_records({Log(QUEUE, 0): 1})
+    bench.client.delete_records({TopicPartition(QUEUE, 0): 1})
     found = [
         row
         for rows in bench.source().browse([("orders/0", 0, 99), ("orders/1", 0, 5)])
@@ -156,9 +156,9 @@ def test_every_row_comes_once_whatever_happens_to_a_fetch(
     ranges = claimed(source)
 
     def moved() -> None:
-        log = bench.kafka.log(Log(QUEUE, 0))
+        log = bench.kafka.log(TopicPartition(QUEUE, 0))
         assert log is not None
-        bench.kafka.move_leader(Log(QUEUE, 0), log.leader % 3 + 1)
+        bench.kafka.move_leader(TopicPartition(QUEUE, 0), log.leader % 3 + 1)
 
     bench.failing([None] * at + [moved if fault == "moved" else fault] * 2, port.Fetch, topic=QUEUE)
     assert read(source, ranges) == bodies
@@ -168,12 +168,12 @@ def test_a_leader_that_does_not_come_back_is_an_error(bench: SourceBench) -> Non
     bench.send(0, b"a")
     source = bench.source()
     ranges = claimed(source)
-    bench.kafka.move_leader(Log(QUEUE, 0), -1)
+    bench.kafka.move_leader(TopicPartition(QUEUE, 0), -1)
     with pytest.raises(errors.TxmqError, match=r"LEADER_NOT_AVAILABLE|no leader"):
         read(source, ranges)
-    bench.kafka.move_leader(Log(QUEUE, 0), 1)
+    bench.kafka.move_leader(TopicPartition(QUEUE, 0), 1)
     with (
-        bench.kafka.hidden(Log(QUEUE, 0)),
+        bench.kafka.hidden(TopicPartition(QUEUE, 0)),
         pytest.raises(errors.ConnectionFailed, match="does not show offset 0"),
     ):
         read(source, ranges, query="again")
@@ -185,11 +185,11 @@ def test_rows_below_the_retention_are_data_loss_or_skipped(bench: SourceBench) -
     bench.send(1, b"d")
     source = bench.source()
     ranges = claimed(source)
-    bench.client.delete_records({Log(QUEUE, 0): 1})
+    bench.client.delete_records({TopicPartition(QUEUE, 0): 1})
     with pytest.raises(errors.DataLoss, match="offset 0 of orders/0 is lost: Kafka has 1 to 3"):
         read(source, ranges)
     assert read(source, ranges, query="skip", fail=False) == [b"b", b"c", b"d"]
-    bench.client.delete_records({Log(QUEUE, 0): 3})
+    bench.client.delete_records({TopicPartition(QUEUE, 0): 3})
     assert read(source, ranges, query="all", fail=False) == [b"d"]
     assert claim(source, {"orders/0": 3, "orders/1": 1}) == {"orders/0": 3, "orders/1": 1}
 
@@ -320,7 +320,7 @@ def test_a_stream_of_large_and_small_batches_is_read_whole(
             timestamp=1,
             headers=pa.array([encode_headers([("n", b"%d" % number)])] * len(bodies), pa.binary()),
         )
-        bench.client.produce({Log(QUEUE, number % 2): batch})
+        bench.client.produce({TopicPartition(QUEUE, number % 2): batch})
         expected += [(number % 2, body) for body in bodies]
     source = bench.source()
     found = read_rows(source, claimed(source))

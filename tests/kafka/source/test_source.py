@@ -12,7 +12,7 @@ from broker_core.engine import START, Limit, Origin
 from broker_core.kafka import names
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.source.source import Source
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, now_ms, read
 
@@ -116,7 +116,7 @@ def test_s1_where_a_stream_starts(bench: SourceBench, origin: Origin, begin: tup
         bench.send(0, b"x", timestamp=timestamp)
     for timestamp in (1, 2):
         bench.send(1, b"x", timestamp=timestamp)
-    bench.client.delete_records({Log(QUEUE, 0): 1})
+    bench.client.delete_records({TopicPartition(QUEUE, 0): 1})
     vector = dict(zip(("orders/0", "orders/1"), begin))
     source = bench.source()
     assert source.offsets([QUEUE], origin) == vector
@@ -141,7 +141,7 @@ def test_s1_offsets_that_a_log_does_not_have_are_refused(
     bench: SourceBench, offsets: Mapping[str, int], text: str
 ) -> None:
     bench.send(0, b"a", b"b")
-    bench.client.delete_records({Log(QUEUE, 0): 1})
+    bench.client.delete_records({TopicPartition(QUEUE, 0): 1})
     for ask in (
         lambda: claim(bench.source(), origin=Origin(offsets=offsets)),
         lambda: bench.source().offsets([QUEUE], Origin(offsets=offsets)),
@@ -245,7 +245,10 @@ def test_s5_an_ack_is_durable_and_shown_as_the_offsets_of_a_group(bench: SourceB
     for thread in threading.enumerate():
         if thread.name == "txmq-lag":
             thread.join(60)
-    assert bench.kafka.groups[names.producer_of(APP)] == {Log(QUEUE, 0): 1, Log(QUEUE, 1): 0}
+    assert bench.kafka.groups[names.producer_of(APP)] == {
+        TopicPartition(QUEUE, 0): 1,
+        TopicPartition(QUEUE, 1): 0,
+    }
     with pytest.raises(errors.LineageConflict):
         source.ack(APP, {"orders/0": 7, "orders/1": 0})
 
@@ -320,7 +323,7 @@ def test_logs_are_named_by_queue_and_partition(bench: SourceBench) -> None:
 
 def test_what_is_available(bench: SourceBench) -> None:
     bench.send(0, *[bytes(1000)] * 5)
-    bench.client.delete_records({Log(QUEUE, 0): 2})
+    bench.client.delete_records({TopicPartition(QUEUE, 0): 2})
     source = bench.source()
     found = source.available(["orders/0", "orders/1"])
     assert (found["orders/0"].start, found["orders/0"].end, found["orders/0"].rows) == (2, 5, 3)
@@ -379,9 +382,9 @@ def test_wait_ends_with_a_transaction(bench: SourceBench) -> None:
 def test_wait_survives_a_leader_that_moves(bench: SourceBench) -> None:
     source = bench.source()
     thread, answers = waiting(source, {"orders/0": 0, "orders/1": 0})
-    log = bench.kafka.log(Log(QUEUE, 0))
+    log = bench.kafka.log(TopicPartition(QUEUE, 0))
     assert log is not None
-    bench.kafka.move_leader(Log(QUEUE, 0), log.leader % 3 + 1)
+    bench.kafka.move_leader(TopicPartition(QUEUE, 0), log.leader % 3 + 1)
     bench.send(0, b"a")
     thread.join(60)
     assert answers == [True]

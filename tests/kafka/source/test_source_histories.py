@@ -22,14 +22,14 @@ from broker_core.kafka.journal import history
 from broker_core.kafka.journal.history import History
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import Log, Request
+from broker_core.kafka.protocol.port import Request, TopicPartition
 from broker_core.kafka.source.source import Source
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims import claim as claims_module
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, read
 
-JOURNAL = Log(names.app_topic(APP), names.JOURNAL)
+JOURNAL = TopicPartition(names.app_topic(APP), names.JOURNAL)
 DRIVERS, STEPS = 3, 40
 PATIENCE_S = 1e6  # minutes pass between two requests, while partitions are added
 FAULTS: list[Any] = [
@@ -41,7 +41,7 @@ FAULTS: list[Any] = [
     Code.UNKNOWN_SERVER_ERROR,
 ]
 BEHIND = (port.CommitOffsets, port.FindCoordinator)  # of a thread, for which nothing waits
-UNCODED = (port.Metadata, port.Features)
+UNCODED = (port.Metadata, port.ApiVersions)
 
 
 class Pipeline:
@@ -83,7 +83,7 @@ class Pipeline:
         elif kind == "send":
             self.quietly(self.send)
         elif kind == "move":
-            self.move(JOURNAL if rng.random() < 0.5 else Log(QUEUE, 0))
+            self.move(JOURNAL if rng.random() < 0.5 else TopicPartition(QUEUE, 0))
         elif kind == "grow":
             self.quietly(self.grow)
         else:
@@ -139,7 +139,7 @@ class Pipeline:
             self.bench.client.grow_topic(QUEUE, partitions + 1)
             self.bench.now += 60
 
-    def move(self, log: Log) -> None:
+    def move(self, log: TopicPartition) -> None:
         found = self.bench.kafka.log(log)
         if found is not None:
             self.bench.kafka.move_leader(log, found.leader % 3 + 1, ends_unknown=self.rng.randrange(3))

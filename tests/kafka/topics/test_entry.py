@@ -9,13 +9,13 @@ import pytest
 from broker_core import errors
 from broker_core.broker.state.records import ExchangeRecord, LedgerRecord, LineageRecord, Record
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import LATEST, Isolation, Log
+from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
 from tests.kafka.bench.fake_kafka import FakeKafka
 from tests.kafka.cluster.test_client import Cluster
 
-LOG = Log("orders", 0)
+LOG = TopicPartition("orders", 0)
 RECORDS: list[Record] = [
     LedgerRecord(
         "a", 3, "q", 7, "token", {"orders/1": [2, 5]}, 3, 2, 9, 1, [["append", {}, "b", 1]], 4, False, True

@@ -24,7 +24,7 @@ from broker_core import password as passwords
 from broker_core.address import Address
 from broker_core.broker.access.users import Users
 from broker_core.broker.state.undo import Undo
-from broker_core.client.connection import Connection
+from broker_core.client.connection import FlightConnection
 from broker_core.flight import contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, parse, proof
 from broker_core.launcher import Broker
@@ -769,7 +769,7 @@ def test_the_audit_log_is_rotated_and_a_full_disk_does_not_stop_the_broker(
 
     log = Audit(str(tmp_path))
     for number in range(200):
-        log.say("event", "ann", "", number=number, text="\udcff\n")
+        log.record("event", "ann", "", number=number, text="\udcff\n")
     assert numbers() == list(range(200)), "nothing young is deleted"
     assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
     for n in (1, 2, 3, 4):  # the oldest files first: each rotation deletes what is last
@@ -777,23 +777,23 @@ def test_the_audit_log_is_rotated_and_a_full_disk_does_not_stop_the_broker(
         os.utime(tmp_path / f"{audits.FILE}.{old}", (0, 0))
     before = len(list(tmp_path.iterdir()))
     for number in range(200, 260):
-        log.say("event", "ann", "", number=number, text="\udcff\n")
+        log.record("event", "ann", "", number=number, text="\udcff\n")
     left = numbers()
     assert left == list(range(left[0], 260)) and left[0] > 0
     monkeypatch.setattr(audits, "MOST", before - 10)
     for number in range(260, 300):
-        log.say("event", "ann", "", number=number, text="\udcff\n")
+        log.record("event", "ann", "", number=number, text="\udcff\n")
     log.close()
     assert len(list(tmp_path.iterdir())) <= before - 10 + 1 and numbers()[-1] == 299
     gone = Audit(str(tmp_path / "gone"))
-    gone.say("event", "ann", "")
+    gone.record("event", "ann", "")
     gone.close()
 
 
 def test_a_line_of_the_audit_log_is_bounded_whatever_a_caller_sends(tmp_path: Path) -> None:
     log = Audit(str(tmp_path))
-    log.say("refused", "\x01" * 1_000_000, "", names=["x" * 300] * 5000, queue="orders", count=7)
-    log.say("queue.declare", "ann", "", name="é" * 130)
+    log.record("refused", "\x01" * 1_000_000, "", names=["x" * 300] * 5000, queue="orders", count=7)
+    log.record("queue.declare", "ann", "", name="é" * 130)
     log.close()
     first, second = (tmp_path / audits.FILE).read_text().splitlines()
     assert len(first) < 4 * audits.REFUSAL_BYTES
@@ -804,15 +804,19 @@ def test_a_line_of_the_audit_log_is_bounded_whatever_a_caller_sends(tmp_path: Pa
 
 
 def test_refusals_are_counted_and_erase_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of callers who have not proved who they are, with as many names and addresses as they like."""
+    """Also those of callers who have not proved who they are, with as many names and addresses as they
+    like.
+    """
     log = Audit(str(tmp_path))
-    log.say("admin.add_user", "ann", "10.0.0.1", name="bob")
+    log.record("admin.add_user", "ann", "10.0.0.1", name="bob")
     for n in range(5000):
-        log.say("refused", "mal", "10.0.0.2", asked="engine.resolve", why="x" * 1000, vhost="/")
-        log.say("login", f"user {n}", f"10.1.{n >> 8}.{n & 255}", answer="refused", why="wrong")
-        log.say("queue.declare", "eve", "10.0.0.3", queue=f"q{n}")
-    assert log.say("admin.delete_user", "ann", "10.0.0.1", name="bob")
-    assert log.say("refused", "mal", "10.0.0.2", asked="engine.release", why="no", vhost="/"), "another kind"
+        log.record("refused", "mal", "10.0.0.2", asked="engine.resolve", why="x" * 1000, vhost="/")
+        log.record("login", f"user {n}", f"10.1.{n >> 8}.{n & 255}", answer="refused", why="wrong")
+        log.record("queue.declare", "eve", "10.0.0.3", queue=f"q{n}")
+    assert log.record("admin.delete_user", "ann", "10.0.0.1", name="bob")
+    assert log.record("refused", "mal", "10.0.0.2", asked="engine.release", why="no", vhost="/"), (
+        "another kind"
+    )
     log.close()
     lines = [json.loads(line) for line in (tmp_path / audits.FILE).read_text().splitlines()]
     count = Counter((line["event"], line["user"]) for line in lines if "more" not in line)
@@ -833,9 +837,9 @@ def test_what_was_counted_is_written_at_the_end_of_its_interval(
     monkeypatch.setattr(audits, "INTERVAL_S", 0.05)
     log = Audit(str(tmp_path))
     for _ in range(3):
-        log.say("login", "ann", "10.0.0.1", answer="refused", why="wrong")
+        log.record("login", "ann", "10.0.0.1", answer="refused", why="wrong")
     eventually(lambda: '"more": 2' in (tmp_path / audits.FILE).read_text())
-    log.say("login", "ann", "10.0.0.1", answer="refused", why="wrong")
+    log.record("login", "ann", "10.0.0.1", answer="refused", why="wrong")
     log.close()
     assert [json.loads(line).get("more") for line in (tmp_path / audits.FILE).read_text().splitlines()] == [
         None,
@@ -869,7 +873,7 @@ def test_a_client_of_a_directory_sends_no_token_to_a_broker_that_cannot_prove_to
         with txmq.connect(data=directory) as client:
             assert client.queues() == []
     with Impostor("grpc://127.0.0.1:0", middleware={"note": Note()}) as impostor:
-        live = Connection(Address(host="127.0.0.1", port=impostor.port, token=known.token), 0, 0)
+        live = FlightConnection(Address(host="127.0.0.1", port=impostor.port, token=known.token), 0, 0)
         with pytest.raises(errors.ConnectionFailed):
             live.live()
     assert {name for name, _ in seen} == {"headers", "prove"}

@@ -11,13 +11,13 @@ import pytest
 from broker_core import errors, failpoint
 from broker_core.broker.access.rights import Rights
 from broker_core.flight import contract
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import OWNER
-from broker_core.server.flight.channels import Channels
-from broker_core.server.flight.permits import Permits
+from broker_core.server.flight.call_permissions import CallPermissions
+from broker_core.server.flight.channels import FlightChannels
 from broker_core.server.quotas import Quotas
 from broker_core.store.memory import MemoryStore
 from tests.reading import fetched
@@ -26,8 +26,8 @@ from tests.reading import fetched
 class Doors:
     def __init__(self) -> None:
         self.broker = LocalBroker(MemoryStore(), upkeep=False)
-        permits = Permits(HostEngines(self.broker), self.broker, Audit())
-        self.channels = Channels(self.broker, permits, Quotas().channels)
+        permits = CallPermissions(VhostEngines(self.broker), self.broker, Audit())
+        self.channels = FlightChannels(self.broker, permits, Quotas().channels)
         state = self.broker.state
         self.owner = Caller(OWNER, Rights(state.users, "", owner=True), "", state)
         with self.broker.channel() as channel:

@@ -25,7 +25,7 @@ from broker_core.launcher import Broker
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.server.access import throttle
-from broker_core.server.flight import permits
+from broker_core.server.flight import call_permissions
 from broker_core.server.flight.channels import WORDS
 from broker_core.server.flight.server import FlightServer
 from tests.amqp_peer import Peer
@@ -262,7 +262,7 @@ def test_permissions_of_another_virtual_host_do_not_help(broker: Broker, row: Ro
 
 def elsewhere(broker: Broker) -> None:
     """A fresh virtual host where the user may do everything that needs no tag."""
-    if OTHER in broker.engine.state.hosts.by_name:
+    if OTHER in broker.engine.state.virtual_hosts.by_name:
         broker.vhosts.delete_vhost(OTHER)
     broker.vhosts.add_vhost(OTHER)
     broker.accounts.set_permissions(USER, ".*", ".*", ".*", OTHER)
@@ -310,16 +310,16 @@ def test_every_call_has_a_row_and_an_entry(broker: Broker) -> None:
         *(f"admin.{word}" for word in broker.server._words),
     }
     assert {row.call for row in ROWS} == calls
-    assert set(permits.ENGINE) == set(contract.METHODS)
-    assert set(permits.CHANNEL) == WORDS
-    assert set(permits.ADMIN) == set(broker.server._words)
+    assert set(call_permissions.ENGINE) == set(contract.METHODS)
+    assert set(call_permissions.CHANNEL) == WORDS
+    assert set(call_permissions.ADMIN) == set(broker.server._words)
     doors = {name for name in vars(FlightServer) if name.startswith(("do_", "get_", "list_"))}
     assert doors == {"do_action", "do_get", "do_put"}
 
 
 def test_a_call_without_an_entry_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     allow(broker, (IN,))
-    monkeypatch.delitem(permits.ENGINE, "logs")
+    monkeypatch.delitem(call_permissions.ENGINE, "logs")
     row = Row("engine.logs")
     assert isinstance(ask(broker.url, row, USER), errors.AccessRefused)
     assert ask(broker.url, row, ROOT) is None

@@ -19,7 +19,7 @@ from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.http.options import HttpOptions
-from broker_core.server.quotas import Most
+from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import Api, add_people, serving
 
@@ -31,7 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """With short times and small limits."""
     with pytest.MonkeyPatch.context() as patch:
         options = HttpOptions(
-            connections=Most(24, 8),
+            connections=UserLimit(24, 8),
             head_bytes=4096,
             body_bytes=64 * 1024,
             head_s=HEAD_S,

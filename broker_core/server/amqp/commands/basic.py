@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Publishes
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.message.content import USER_ID, check_user_id
 from broker_core.broker.routing.carbon_copy import has_copies
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
@@ -27,7 +27,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     if method.immediate:
         raise NotImplementedFeature("immediate=true")
     if name not in session.rights.writable:
-        permits.publish(session.rights, session.state.topology, name, routing_key, properties)
+        command_permissions.publish(session.rights, session.state.topology, name, routing_key, properties)
     copies = False
     if properties is not session.ordinary and properties:
         if properties[1] & USER_ID and not session.rights.impersonates:
@@ -59,17 +59,17 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
             channel.publish(message, queues, method.mandatory, session.clock() if session.timed else 0)
             session.broker.spill_full(channel.transaction)
         return
-    gathered = session.gathered
+    tick_commit = session.tick_commit
     if channel.confirming:
-        gathered.published += 1
+        tick_commit.published += 1
     elif not queues and not method.mandatory:
         return
     channel.publish(_new(Message, (body, routing_key, name, properties)), queues, method.mandatory, 0)
-    if not gathered.waits:
-        gathered.gather()
+    if not tick_commit.waits:
+        tick_commit.gather()
 
 
-def publish_alike(session: Session, publishes: Publishes) -> bool:
+def publish_many(session: Session, publishes: Publishes) -> bool:
     """Does what ``publish`` does with each of them, if they need nothing but their queues. Otherwise it
     returns False, with nothing done.
     """
@@ -86,16 +86,16 @@ def publish_alike(session: Session, publishes: Publishes) -> bool:
     queues = None if source is None or source.internal else source.known(method.routing_key)
     if not queues:
         return False
-    channel, gathered = session.channel, session.gathered
+    channel, tick_commit = session.channel, session.tick_commit
     like = _new(Message, (b"", method.routing_key, method.exchange, properties))
     now = session.clock() if session.timed and channel.transactional else 0
-    if not channel.transaction.publish_alike(like, bodies, queues, method.mandatory, now):
+    if not channel.transaction.publish_many(like, bodies, queues, method.mandatory, now):
         return False
     if channel.transactional:
         session.broker.spill_full(channel.transaction)
         return True
     if channel.confirming:
-        gathered.published += len(bodies)
-    if not gathered.waits:
-        gathered.gather()
+        tick_commit.published += len(bodies)
+    if not tick_commit.waits:
+        tick_commit.gather()
     return True

@@ -18,5 +18,5 @@ def flow(session: Session, method: m.ChannelFlow, _: Command) -> None:
 
 @command
 def close(session: Session, method: m.ChannelClose, command: Command) -> None:
-    if not session.wait_for_gathered(command):
+    if not session.wait_for_tick_commit(command):
         session.connection.end_session(session.number)

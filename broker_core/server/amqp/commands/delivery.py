@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import consumer_priority
@@ -42,7 +42,7 @@ def qos(session: Session, method: m.BasicQos, _: Command) -> None:
 
 @command
 def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     name = session.queue_name(method.queue)
     tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
@@ -50,7 +50,7 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         direct_reply.consume(session, method, tag)
         return
     if tag not in session.channel.consumers:  # else it is refused for that
-        permits.read_queue(session.rights, name)
+        command_permissions.read_queue(session.rights, name)
     topology = session.state.topology
     priority = _consume_priority(name, dict(method.arguments), topology.vhost)
     with session.look:
@@ -84,7 +84,7 @@ def _consume_priority(queue: str, arguments: dict[str, Any], vhost: str) -> int:
 
 @command
 def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     tag = method.consumer_tag
     reply = None if method.nowait else m.BasicCancelOk(tag)
@@ -105,15 +105,15 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
 
 @command
 def get(session: Session, method: m.BasicGet, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     name = session.queue_name(method.queue)
-    permits.read_queue(session.rights, name)
+    command_permissions.read_queue(session.rights, name)
     if name.startswith(transaction_exchange.QUEUE_PREFIX):
         get_outcome(session, method, name)
         return
     channel = session.channel
-    if session.state.agenda.runnable:
+    if session.state.pending_checks.runnable:
         session.commits.dispatch(session.state.topology.queues.get(name))  # consumers come before a get
 
     def take(state: BrokerState, now: int) -> Taken:
@@ -189,8 +189,8 @@ def reject(session: Session, method: m.BasicReject, _: Command) -> None:
 def _settle(session: Session, tag: int, outcome: Outcome, multiple: bool) -> None:
     channel = session.channel
     channel.settle(tag, outcome, multiple, session.clock() if session.timed else 0)
-    if not channel.transactional and not session.gathered.waits and channel.transaction:
-        session.gathered.gather()
+    if not channel.transactional and not session.tick_commit.waits and channel.transaction:
+        session.tick_commit.gather()
 
 
 @command
@@ -206,7 +206,7 @@ def recover_async(session: Session, method: m.BasicRecoverAsync, command: Comman
 def _recover(
     session: Session, method: m.BasicRecover | m.BasicRecoverAsync, command: Command, reply: m.Method | None
 ) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     if not method.requeue:
         raise NotImplementedFeature("requeue=false")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.exchange import check_type
 from broker_core.broker.state.change import Change
@@ -20,11 +20,11 @@ from broker_core.server.amqp.session import Session
 def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> None:
     if not method.passive:
         check_type(method.type)  # here: it ends the connection, so nothing behind it may begin
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     name, rights, topology = one_line(method.exchange), session.rights, session.state.topology
     if not method.passive:
-        permits.declare_exchange(rights, topology, name, method.type, method.arguments)
+        command_permissions.declare_exchange(rights, topology, name, method.type, method.arguments)
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         if method.passive:
@@ -46,7 +46,7 @@ def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> No
 @command
 def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
     name = one_line(method.exchange)
-    permits.delete_exchange(session.rights, name)
+    command_permissions.delete_exchange(session.rights, name)
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         state.topology.delete_exchange(change, name, if_unused=method.if_unused)
@@ -80,5 +80,5 @@ def _binding(session: Session, method: m.ExchangeBind | m.ExchangeUnbind) -> tup
     """Destination and source, if they are permitted."""
     destination, source = one_line(method.destination), one_line(method.source)
     topology = session.state.topology
-    permits.bind(session.rights, topology, "exchange", destination, source, method.routing_key)
+    command_permissions.bind(session.rights, topology, "exchange", destination, source, method.routing_key)
     return destination, source

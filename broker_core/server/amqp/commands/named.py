@@ -20,7 +20,7 @@ from broker_core.server.amqp.session import Session
 
 
 def publish_to_transaction(session: Session, method: m.BasicPublish, command: Command) -> None:
-    channel, gathered = session.channel, session.gathered
+    channel, tick_commit = session.channel, session.tick_commit
     verb, xid = transaction_exchange.parse(method.routing_key, command.body)
     if verb == "prepare" or verb == "token":
         channel.check_transactional()
@@ -29,11 +29,11 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
     if channel.transactional:
         text = f"cannot {verb} transaction '{xid}' on a channel that is transactional"
         raise PreconditionFailed(text, "use another channel")
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     if channel.confirming:
-        gathered.published += 1
-    number = gathered.published
+        tick_commit.published += 1
+    number = tick_commit.published
 
     def decided(done: Decided) -> None:
         log_dropped(xid, done.dropped)

@@ -10,7 +10,7 @@ import secrets
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
@@ -22,7 +22,7 @@ from broker_core.server.amqp.session import Session
 
 @command
 def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     name = one_line(method.queue)
     if name.startswith(direct_reply.NAME):
@@ -33,7 +33,7 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
     elif not method.passive:
         check_reserved(name, session.state.topology.queues)
     if not method.passive:
-        permits.declare_queue(session.rights, session.state.topology, name, method.arguments)
+        command_permissions.declare_queue(session.rights, session.state.topology, name, method.arguments)
 
     def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
         if method.passive:
@@ -88,16 +88,16 @@ def _binding(session: Session, method: m.QueueBind | m.QueueUnbind) -> tuple[str
     queue = session.queue_name(one_line(method.queue))
     routing_key = method.routing_key or ("" if method.queue else queue)
     exchange, topology = one_line(method.exchange), session.state.topology
-    permits.bind(session.rights, topology, "queue", queue, exchange, routing_key)
+    command_permissions.bind(session.rights, topology, "queue", queue, exchange, routing_key)
     return queue, routing_key
 
 
 @command
 def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     name = session.queue_name(method.queue)
-    permits.read_queue(session.rights, name)
+    command_permissions.read_queue(session.rights, name)
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
         return state.messages.purge(change, state.topology.purgeable(name, session.connection))
@@ -107,10 +107,10 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
 
 @command
 def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     name, connection = session.queue_name(one_line(method.queue)), session.connection
-    permits.delete_queue(session.rights, name)
+    command_permissions.delete_queue(session.rights, name)
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
         return state.topology.delete_queue(

@@ -10,8 +10,8 @@ from functools import partial
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.commit import Committed
-from broker_core.broker.permits import publish_again
+from broker_core.broker.command_permissions import publish_again
+from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.node.dead_letter_batch import DeadLetterBatch, is_worth_it
@@ -23,7 +23,7 @@ from broker_core.server.amqp.tick_commit import commit as commit_transaction
 
 @command
 def select(session: Session, method: m.TxSelect, command: Command) -> None:
-    if session.wait_for_gathered(command):
+    if session.wait_for_tick_commit(command):
         return
     session.channel.tx_select(session.clock())
     session.send(m.TxSelectOk())
@@ -46,30 +46,30 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     session.move(Move.submit)
     if not named.prepare and is_worth_it(transaction):
         session.commits.aside(
-            partial(broker.bury, transaction), partial(_buried, session, method, transaction)
+            partial(broker.write_ahead, transaction), partial(_written_ahead, session, method, transaction)
         )
     else:
         _submit(session, method, transaction)
 
 
-def _buried(
+def _written_ahead(
     session: Session,
     method: m.TxCommit,
     transaction: Transaction,
-    burial: DeadLetterBatch | None,
+    dead_letters: DeadLetterBatch | None,
     error: BaseException | None,
 ) -> None:
     """Its many dead letters are in segments."""
     if session.ended:
-        if burial is not None:
+        if dead_letters is not None:
             session.commits.aside(
-                partial(session.broker.discard_burial, burial), lambda _answer, _error: None
+                partial(session.broker.forget_dead_letters, dead_letters), lambda _answer, _error: None
             )
-    elif burial is None:
+    elif dead_letters is None:
         assert error is not None
         session.fail(error, method)
     else:
-        burial.apply(transaction)
+        dead_letters.apply(transaction)
         _submit(session, method, transaction)
 
 
@@ -95,7 +95,7 @@ def _prepare(
 
 def _commit(
     transaction: Transaction, session: Session, state: BrokerState, change: Change, now: int
-) -> Committed:
+) -> CommitResult:
     _ask_again(transaction, session)
     return commit_transaction(transaction, state, change, now)
 
@@ -107,7 +107,7 @@ def _ask_again(transaction: Transaction, session: Session) -> None:
 
 
 def _committed(
-    session: Session, method: m.TxCommit, committed: Committed | None, error: BaseException | None
+    session: Session, method: m.TxCommit, committed: CommitResult | None, error: BaseException | None
 ) -> None:
     """``committed`` None, without an error: it is prepared."""
     if session.ended:
@@ -117,7 +117,7 @@ def _committed(
         return
     with session.look:
         session.channel.finish(session.now)
-    session.named = transaction_exchange.Named()
+    session.named = transaction_exchange.NamedTransaction()
     if committed is not None:
         for message in committed.returned:
             session.give_back(message)
@@ -130,7 +130,7 @@ def _committed(
 @command
 def rollback(session: Session, method: m.TxRollback, _: Command) -> None:
     session.channel.check_transactional()
-    session.named = transaction_exchange.Named()
+    session.named = transaction_exchange.NamedTransaction()
     with session.look:
         batch_ids = session.channel.rollback(session.now)
     if not batch_ids:

@@ -11,8 +11,8 @@ from typing import Any
 from broker_core.admin import ConnectionInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
-from broker_core.node.holders import Holder
-from broker_core.server.http.call import DONE, Answer, Call
+from broker_core.node.held_channels import ChannelHolder
+from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import looks
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 OBJECT = "User not authorised to access object"
 
 
-def _sees(call: Call, user: str) -> bool:
+def _sees(call: HttpCall, user: str) -> bool:
     return looks(call.caller) or user == call.user
 
 
-def _connections(call: Call, vhost: str = "", user: str = "") -> Any:
+def _connections(call: HttpCall, vhost: str = "", user: str = "") -> Any:
     rows = [
         shown.connection_row(each)
         for each in call.served.connections()
@@ -36,7 +36,7 @@ def _connections(call: Call, vhost: str = "", user: str = "") -> Any:
     return listed(call, sorted(rows, key=lambda row: str(row["name"])))
 
 
-def _connection(call: Call) -> ConnectionInfo:
+def _connection(call: HttpCall) -> ConnectionInfo:
     """Raises Refusal: a caller who sees its own alone is told the same of others and of none."""
     for each in call.served.connections():
         if each.name == call.params["name"] and _sees(call, each.user):
@@ -44,24 +44,24 @@ def _connection(call: Call) -> ConnectionInfo:
     raise not_found() if looks(call.caller) else denied(OBJECT)
 
 
-def _close(call: Call) -> Answer:
+def _close(call: HttpCall) -> HttpAnswer:
     found = _connection(call)
     if found.user != call.user and not call.caller.operates:
         raise denied(OBJECT)
     if not call.served.broker.held.close(found.name):
         raise not_found()
-    call.say("connection.close", connection=found.name, of=found.user)
+    call.record("connection.close", connection=found.name, of=found.user)
     return DONE
 
 
-def _channels(call: Call) -> Iterator[tuple[Channel, Holder]]:
+def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
     """In the order of their opening."""
     for channel, holder in sorted(call.served.broker.held.all(), key=lambda each: each[1].since_us):
         if not channel.closed and holder.door != "process" and _sees(call, holder.user):
             yield channel, holder
 
 
-def _channel_list(call: Call, vhost: str = "") -> Any:
+def _channel_list(call: HttpCall, vhost: str = "") -> Any:
     rows = [
         shown.channel_row(channel, holder)
         for channel, holder in _channels(call)
@@ -70,13 +70,13 @@ def _channel_list(call: Call, vhost: str = "") -> Any:
     return listed(call, rows)
 
 
-def _channels_of(call: Call) -> Any:
+def _channels_of(call: HttpCall) -> Any:
     name = _connection(call).name
     rows = [shown.channel_row(channel, holder) for channel, holder in _channels(call)]
     return listed(call, [row for row in rows if row["connection_details"]["name"] == name])
 
 
-def _channel(call: Call) -> Row:
+def _channel(call: HttpCall) -> Row:
     for channel, holder in _channels(call):
         if holder.id == call.params["name"]:
             row = shown.channel_row(channel, holder)
@@ -86,7 +86,7 @@ def _channel(call: Call) -> Row:
     raise not_found() if looks(call.caller) else denied(OBJECT)
 
 
-def _consumers(call: Call, vhost: str = "") -> Any:
+def _consumers(call: HttpCall, vhost: str = "") -> Any:
     rows: list[Row] = []
     for channel, holder in _channels(call):
         if vhost in ("", holder.vhost):
@@ -94,7 +94,7 @@ def _consumers(call: Call, vhost: str = "") -> Any:
     return listed(call, rows)
 
 
-def consumers_of(call: Call, queue: Queue) -> list[Row]:
+def consumers_of(call: HttpCall, queue: Queue) -> list[Row]:
     """Of those whom the caller may see."""
     rows: list[Row] = []
     if queue.consumers:

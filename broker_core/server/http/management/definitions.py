@@ -10,7 +10,7 @@ from typing import Any
 
 from broker_core import __version__
 from broker_core.broker.topology.topology import PREDECLARED, Topology
-from broker_core.server.http.call import Call
+from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.management import exchanges, hosts
 from broker_core.server.http.management.overview import API_VERSION
@@ -27,7 +27,7 @@ def _only(row: Row, names: Iterable[str], vhost: str | None) -> Row:
     return found if vhost is None else {**found, "vhost": vhost}
 
 
-def _topology(call: Call, topologies: Iterable[Topology], *, named: bool) -> dict[str, list[Row]]:
+def _topology(call: HttpCall, topologies: Iterable[Topology], *, named: bool) -> dict[str, list[Row]]:
     """``named``: each row names its virtual host."""
     found: dict[str, list[Row]] = {"queues": [], "exchanges": [], "bindings": []}
     for topology in topologies:
@@ -56,7 +56,7 @@ _HEAD = {
 }
 
 
-def _all(call: Call) -> Row:
+def _all(call: HttpCall) -> Row:
     topologies = visible(call.served, call.caller)
     return {
         **_HEAD,
@@ -71,7 +71,7 @@ def _all(call: Call) -> Row:
     }
 
 
-def _of_one(call: Call) -> Row:
+def _of_one(call: HttpCall) -> Row:
     seen = within(call.served, call.caller, call.params["vhost"])
     found = _topology(call, [seen.state.topology], named=False)
     return {**_HEAD, "parameters": [], "policies": [], **found}

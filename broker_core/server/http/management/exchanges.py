@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 from urllib.parse import quote
 
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.exchange import Binding, Exchange
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.topology import Topology
-from broker_core.server.http.call import CREATED, DONE, Answer, Call
+from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
@@ -28,11 +28,11 @@ def exchange_rows(topology: Topology) -> list[Row]:
     return [shown.exchange_row(each, topology.vhost) for _, each in sorted(topology.exchanges.items())]
 
 
-def _all(call: Call) -> Any:
+def _all(call: HttpCall) -> Any:
     return listed(call, [row for each in visible(call.served, call.caller) for row in exchange_rows(each)])
 
 
-def exchange(call: Call, name: str) -> Exchange:
+def exchange(call: HttpCall, name: str) -> Exchange:
     """Raises Refusal."""
     found = call.topology.exchanges.get("" if name == DEFAULT else name)
     if found is None:
@@ -40,7 +40,7 @@ def exchange(call: Call, name: str) -> Exchange:
     return found
 
 
-def _declare(call: Call) -> Answer:
+def _declare(call: HttpCall) -> HttpAnswer:
     name, type_ = call.params["name"], call.get("type", str, "direct")
     arguments = call.get("arguments", dict, {})
     options: dict[str, Any] = {
@@ -54,31 +54,31 @@ def _declare(call: Call) -> Answer:
 
     def work(_state: BrokerState, change: Change, _now: int) -> bool:
         topology = call.topology
-        permits.declare_exchange(call.rights, topology, name, type_, arguments)
+        command_permissions.declare_exchange(call.rights, topology, name, type_, arguments)
         new = name not in topology.exchanges
         topology.declare_exchange(change, name, type_, **options)
         return new
 
     made = call.served.broker.run(work)
-    call.say("exchange.declare", vhost=call.vhost, exchange=name, type=type_)
+    call.record("exchange.declare", vhost=call.vhost, exchange=name, type=type_)
     return CREATED if made else DONE
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: HttpCall) -> HttpAnswer:
     name = exchange(call, call.params["name"]).name
 
     def work(_state: BrokerState, change: Change, _now: int) -> None:
-        permits.delete_exchange(call.rights, name)
+        command_permissions.delete_exchange(call.rights, name)
         call.topology.require_there()
         call.topology.delete_exchange(change, name, if_unused=call.asked("if-unused"))
 
     call.served.broker.run(work)
-    call.say("exchange.delete", vhost=call.vhost, exchange=name)
+    call.record("exchange.delete", vhost=call.vhost, exchange=name)
     return DONE
 
 
 # -- bindings ------------------------------------------------------------------------------------------------
-def _bindings(call: Call, topology: Topology) -> Iterator[tuple[str, Binding]]:
+def _bindings(call: HttpCall, topology: Topology) -> Iterator[tuple[str, Binding]]:
     """With their sources; copied under the lock, exchange by exchange."""
     for name, each in sorted(topology.exchanges.items()):
         if name:
@@ -87,7 +87,7 @@ def _bindings(call: Call, topology: Topology) -> Iterator[tuple[str, Binding]]:
             yield from ((name, binding) for binding in found)
 
 
-def binding_rows(call: Call, topology: Topology) -> list[Row]:
+def binding_rows(call: HttpCall, topology: Topology) -> list[Row]:
     vhost = topology.vhost
     rows = [
         shown.default_binding(name, vhost)
@@ -97,25 +97,25 @@ def binding_rows(call: Call, topology: Topology) -> list[Row]:
     return rows + [shown.binding_row(source, each, vhost) for source, each in _bindings(call, topology)]
 
 
-def _all_bindings(call: Call) -> Any:
+def _all_bindings(call: HttpCall) -> Any:
     return listed(
         call, [row for each in visible(call.served, call.caller) for row in binding_rows(call, each)]
     )
 
 
-def _of_queue(call: Call) -> Any:
+def _of_queue(call: HttpCall) -> Any:
     name = there(call).name
     found = [row for row in binding_rows(call, call.topology) if row["destination_type"] == "queue"]
     return listed(call, [row for row in found if row["destination"] == name])
 
 
-def _of_exchange(call: Call, side: str) -> Any:
+def _of_exchange(call: HttpCall, side: str) -> Any:
     name = exchange(call, call.params["name"]).name
     rows = [row for row in binding_rows(call, call.topology) if row[side] == name]
     return listed(call, [row for row in rows if side == "source" or row["destination_type"] == "exchange"])
 
 
-def _ends(call: Call) -> tuple[str, Literal["queue", "exchange"], str]:
+def _ends(call: HttpCall) -> tuple[str, Literal["queue", "exchange"], str]:
     """Source, kind and name of the destination. Raises Refusal."""
     source, name, kind = call.params["source"], call.params["destination"], _KINDS.get(call.params["kind"])
     if kind is None:
@@ -123,7 +123,7 @@ def _ends(call: Call) -> tuple[str, Literal["queue", "exchange"], str]:
     return "" if source == DEFAULT else source, kind, name
 
 
-def _between(call: Call) -> list[Row]:
+def _between(call: HttpCall) -> list[Row]:
     source, kind, name = _ends(call)
     exchange(call, source)
     if name not in (call.topology.queues if kind == "queue" else call.topology.exchanges):
@@ -135,7 +135,7 @@ def _between(call: Call) -> list[Row]:
     ]
 
 
-def _one_binding(call: Call) -> Row:
+def _one_binding(call: HttpCall) -> Row:
     key = call.params["key"]
     for row in _between(call):
         if key in (row["properties_key"], row["routing_key"]):
@@ -143,26 +143,26 @@ def _one_binding(call: Call) -> Row:
     raise not_found()
 
 
-def _bind(call: Call) -> Answer:
+def _bind(call: HttpCall) -> HttpAnswer:
     source, kind, name = _ends(call)
     routing_key, arguments = call.get("routing_key", str, ""), call.get("arguments", dict, {})
 
     def work(_state: BrokerState, change: Change, _now: int) -> None:
         topology = call.topology
         topology.require_there()
-        permits.bind(call.rights, topology, kind, name, source, routing_key)
+        command_permissions.bind(call.rights, topology, kind, name, source, routing_key)
         if kind == "queue":
             topology.bind(change, name, source, routing_key, arguments)
         else:
             topology.bind_exchange(change, name, source, routing_key, arguments)
 
     call.served.broker.run(work)
-    call.say(f"{kind}.bind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
+    call.record(f"{kind}.bind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
     key = shown.properties_key(routing_key, arguments)
-    return Answer(201, None, {"location": f"{quote(name, safe='')}/{key}"})
+    return HttpAnswer(201, None, {"location": f"{quote(name, safe='')}/{key}"})
 
 
-def _unbind(call: Call) -> Answer:
+def _unbind(call: HttpCall) -> HttpAnswer:
     found = _one_binding(call)
     source, kind, name = _ends(call)
     routing_key, arguments = found["routing_key"], found["arguments"]
@@ -170,14 +170,14 @@ def _unbind(call: Call) -> Answer:
     def work(_state: BrokerState, change: Change, _now: int) -> None:
         topology = call.topology
         topology.require_there()
-        permits.bind(call.rights, topology, kind, name, source, routing_key)
+        command_permissions.bind(call.rights, topology, kind, name, source, routing_key)
         if kind == "queue":
             topology.unbind(change, name, source, routing_key, arguments)
         else:
             topology.unbind_exchange(change, name, source, routing_key, arguments)
 
     call.served.broker.run(work)
-    call.say(f"{kind}.unbind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
+    call.record(f"{kind}.unbind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
     return DONE
 
 

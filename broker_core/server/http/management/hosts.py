@@ -8,7 +8,7 @@ from typing import Any
 from broker_core import password as passwords
 from broker_core.admin import PermissionInfo, UserInfo, VhostInfo
 from broker_core.broker.topology.topology import Topology
-from broker_core.server.http.call import CREATED, DONE, Answer, Call
+from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import Need, visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
@@ -21,7 +21,7 @@ _LIMITS = {"max-connections": "max_connections", "max-queues": "max_queues", "ma
 
 
 # -- virtual hosts -------------------------------------------------------------------------------------------
-def _vhost_row(call: Call, topology: Topology) -> Row:
+def _vhost_row(call: HttpCall, topology: Topology) -> Row:
     found = list(topology.queues.values())
     held = sum(queue.unacknowledged for queue in found)
     counts, rate = call.served.rates.of_hosts([topology.vhost])
@@ -38,11 +38,11 @@ def _vhost_row(call: Call, topology: Topology) -> Row:
     }
 
 
-def _vhosts(call: Call) -> Any:
+def _vhosts(call: HttpCall) -> Any:
     return listed(call, [_vhost_row(call, each) for each in visible(call.served, call.caller)])
 
 
-def _info(call: Call) -> VhostInfo:
+def _info(call: HttpCall) -> VhostInfo:
     """Raises Refusal."""
     for each in call.served.vhosts.vhosts():
         if each.name == call.params["vhost"]:
@@ -50,31 +50,31 @@ def _info(call: Call) -> VhostInfo:
     raise not_found()
 
 
-def _named(call: Call) -> str:
+def _named(call: HttpCall) -> str:
     """The virtual host of the path. Raises Refusal: there is none."""
     name = call.params["vhost"]
-    if name not in call.served.broker.state.hosts.by_name:
+    if name not in call.served.broker.state.virtual_hosts.by_name:
         raise not_found()
     return name
 
 
-def _put_vhost(call: Call) -> Answer:
+def _put_vhost(call: HttpCall) -> HttpAnswer:
     name = call.params["vhost"]
-    if name in call.served.broker.state.hosts.by_name:
+    if name in call.served.broker.state.virtual_hosts.by_name:
         return DONE
     call.served.vhosts.add_vhost(name)
-    call.say("admin.add_vhost", name=name)
+    call.record("admin.add_vhost", name=name)
     return CREATED
 
 
-def _delete_vhost(call: Call) -> Answer:
+def _delete_vhost(call: HttpCall) -> HttpAnswer:
     name = _info(call).name
     call.served.vhosts.delete_vhost(name)
-    call.say("admin.delete_vhost", name=name)
+    call.record("admin.delete_vhost", name=name)
     return DONE
 
 
-def _limit_rows(call: Call) -> list[Row]:
+def _limit_rows(call: HttpCall) -> list[Row]:
     seen = {each.vhost for each in visible(call.served, call.caller)}
     rows = []
     for each in call.served.vhosts.vhosts():
@@ -85,23 +85,23 @@ def _limit_rows(call: Call) -> list[Row]:
     return rows
 
 
-def _limit(call: Call) -> Answer:
+def _limit(call: HttpCall) -> HttpAnswer:
     field = _LIMITS.get(call.params["name"])
     if field is None:
         raise bad_request(f"there is no limit {call.params['name'][:80]!r}: use {', '.join(_LIMITS)}")
     call.require("value")
     value = call.get("value", int, -1)
     call.served.vhosts.limit_vhost(_named(call), **{field: max(value, -1)})
-    call.say("admin.limit_vhost", name=_named(call), **{field: value})
+    call.record("admin.limit_vhost", name=_named(call), **{field: value})
     return DONE
 
 
-def _unlimit(call: Call) -> Answer:
+def _unlimit(call: HttpCall) -> HttpAnswer:
     field = _LIMITS.get(call.params["name"])
     if field is None:
         raise not_found()
     call.served.vhosts.limit_vhost(_named(call), **{field: -1})
-    call.say("admin.limit_vhost", name=_named(call), **{field: -1})
+    call.record("admin.limit_vhost", name=_named(call), **{field: -1})
     return DONE
 
 
@@ -116,11 +116,11 @@ def _user_row(user: UserInfo) -> Row:
     }
 
 
-def user_rows(call: Call) -> list[Row]:
+def user_rows(call: HttpCall) -> list[Row]:
     return [_user_row(each) for each in call.served.accounts.users()]
 
 
-def _user(call: Call) -> UserInfo:
+def _user(call: HttpCall) -> UserInfo:
     """Raises Refusal."""
     for each in call.served.accounts.users():
         if each.name == call.params["user"]:
@@ -128,7 +128,7 @@ def _user(call: Call) -> UserInfo:
     raise not_found()
 
 
-def _tags(call: Call) -> list[str]:
+def _tags(call: HttpCall) -> list[str]:
     """A list, or a text with commas. Raises Refusal."""
     given = call.body.get("tags")
     if given is None:
@@ -140,7 +140,7 @@ def _tags(call: Call) -> list[str]:
     raise bad_request("field 'tags' must be of type string or array")
 
 
-def _put_user(call: Call) -> Answer:
+def _put_user(call: HttpCall) -> HttpAnswer:
     name, tags = call.params["user"], _tags(call)
     if "password_hash" in call.body:
         raise bad_request("password_hash is not taken: give the password itself")
@@ -150,16 +150,16 @@ def _put_user(call: Call) -> Answer:
         raise bad_request("a new user needs a password")
     hashed = passwords.hashed(password) if password else ""
     made = call.served.accounts.put_user(name, hashed, tags)
-    call.say("admin.add_user" if made else "admin.set_tags", name=name, tags=tags)
+    call.record("admin.add_user" if made else "admin.set_tags", name=name, tags=tags)
     if hashed and not made:
-        call.say("admin.set_password", name=name)
+        call.record("admin.set_password", name=name)
     return CREATED if made else DONE
 
 
-def _delete_user(call: Call) -> Answer:
+def _delete_user(call: HttpCall) -> HttpAnswer:
     name = _user(call).name
     call.served.accounts.delete_user(name)
-    call.say("admin.delete_user", name=name)
+    call.record("admin.delete_user", name=name)
     return DONE
 
 
@@ -180,7 +180,7 @@ def _topic_permission(found: PermissionInfo) -> Row:
     return row
 
 
-def permission_rows(call: Call, *, topic: bool = False) -> list[Row]:
+def permission_rows(call: HttpCall, *, topic: bool = False) -> list[Row]:
     """Those of the user and of the virtual host of the path, if it names them."""
     user, vhost = call.params.get("user"), call.params.get("vhost")
     show = _topic_permission if topic else _permission
@@ -191,58 +191,58 @@ def permission_rows(call: Call, *, topic: bool = False) -> list[Row]:
     ]
 
 
-def _topic_permissions(call: Call) -> list[Row]:
+def _topic_permissions(call: HttpCall) -> list[Row]:
     return permission_rows(call, topic=True)
 
 
-def _of_user(topic: bool) -> Callable[[Call], Any]:
-    def answer(call: Call) -> Any:
+def _of_user(topic: bool) -> Callable[[HttpCall], Any]:
+    def answer(call: HttpCall) -> Any:
         _user(call)
         return permission_rows(call, topic=topic)
 
     return answer
 
 
-def _one_permission(call: Call) -> Row:
+def _one_permission(call: HttpCall) -> Row:
     found = permission_rows(call)
     if not found:
         raise not_found()
     return found[0]
 
 
-def _put_permission(call: Call) -> Answer:
+def _put_permission(call: HttpCall) -> HttpAnswer:
     call.require("configure", "write", "read")
     user, vhost = call.params["user"], _named(call)
     patterns = {name: call.get(name, str, "") for name in ("configure", "write", "read")}
     new = not permission_rows(call)
     call.served.accounts.set_permissions(user, **patterns, vhost=vhost)
-    call.say("admin.set_permissions", of=user, vhost=vhost, **patterns)
+    call.record("admin.set_permissions", of=user, vhost=vhost, **patterns)
     return CREATED if new else DONE
 
 
-def _delete_permission(call: Call) -> Answer:
+def _delete_permission(call: HttpCall) -> HttpAnswer:
     user = _one_permission(call)["user"]
     call.served.accounts.clear_permissions(user, vhost=_named(call))
-    call.say("admin.clear_permissions", of=user, vhost=_named(call))
+    call.record("admin.clear_permissions", of=user, vhost=_named(call))
     return DONE
 
 
-def _put_topic(call: Call) -> Answer:
+def _put_topic(call: HttpCall) -> HttpAnswer:
     call.require("exchange", "write", "read")
     user, exchange = call.params["user"], call.get("exchange", str, "")
     patterns = {name: call.get(name, str, "") for name in ("write", "read")}
     new = all(row["exchange"] != exchange for row in permission_rows(call, topic=True))
     call.served.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
-    call.say("admin.set_topic_permissions", of=user, vhost=_named(call), exchange=exchange, **patterns)
+    call.record("admin.set_topic_permissions", of=user, vhost=_named(call), exchange=exchange, **patterns)
     return CREATED if new else DONE
 
 
-def _delete_topic(call: Call) -> Answer:
+def _delete_topic(call: HttpCall) -> HttpAnswer:
     if not permission_rows(call, topic=True):
         raise not_found()
     user = call.params["user"]
     call.served.accounts.clear_topic_permissions(user, vhost=_named(call))
-    call.say("admin.clear_topic_permissions", of=user, vhost=_named(call))
+    call.record("admin.clear_topic_permissions", of=user, vhost=_named(call))
     return DONE
 
 

@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.server.http.call import Call
-from broker_core.server.http.refusal import Refusal, bad_request
+from broker_core.server.http.call import HttpCall
+from broker_core.server.http.refusal import HttpRefusal, bad_request
 
 T = TypeVar("T")
 Row = dict[str, Any]
 PAGE, MOST = 100, 500  # rows of a page
 
 
-def listed(call: Call, rows: Sequence[Row]) -> Any:
+def listed(call: HttpCall, rows: Sequence[Row]) -> Any:
     """The rows as the query asks for them."""
     return paged(call, rows, lambda some: list(some))
 
 
-def paged(call: Call, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> Any:
+def paged(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> Any:
     """``found``: with a name each, as a key or an attribute, in the order of names. ``show``: makes rows of
     some of them.
     """
@@ -35,7 +35,7 @@ def paged(call: Call, found: Sequence[T], show: Callable[[Sequence[T]], list[Row
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE)
     if page < 1 or not 1 <= size <= MOST:
         text = f"Invalid pagination parameters: page number {page}, page size {size}"
-        raise Refusal(400, "invalid_pagination_parameters", text)
+        raise HttpRefusal(400, "invalid_pagination_parameters", text)
     chosen = _named(query, found)
     rows: list[Row] | None = None
     if query.get("sort"):
@@ -45,7 +45,7 @@ def paged(call: Call, found: Sequence[T], show: Callable[[Sequence[T]], list[Row
     pages = max(math.ceil(len(chosen) / size), 1)
     if page > pages:
         text = f"Page out of range, page: {page} page size: {size}, len: {len(chosen)}"
-        raise Refusal(400, "page_out_of_range", text)
+        raise HttpRefusal(400, "page_out_of_range", text)
     start = (page - 1) * size
     items = show(chosen[start : start + size]) if rows is None else rows[start : start + size]
     return {
@@ -110,7 +110,7 @@ def _columns(query: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
     return [_only(row, asked) for row in rows]
 
 
-def only(call: Call, row: Row) -> Row:
+def only(call: HttpCall, row: Row) -> Row:
     """One row, with the columns that the query asks for."""
     return _columns(call.query, [row])[0]
 

@@ -9,11 +9,11 @@ import base64
 import binascii
 from typing import Any, cast
 
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.message.content import check_user_id
 from broker_core.message.properties import NAMES, Properties
-from broker_core.node.holders import Holder
-from broker_core.server.http.call import Call
+from broker_core.node.held_channels import ChannelHolder
+from broker_core.server.http.call import HttpCall
 from broker_core.server.http.management.exchanges import exchange
 from broker_core.server.http.management.queues import there
 from broker_core.server.http.refusal import bad_request
@@ -25,7 +25,7 @@ MOST = 1_000  # messages
 MOST_BYTES = 8 * 1024 * 1024  # of their bodies
 
 
-def _peek(call: Call) -> list[Row]:
+def _peek(call: HttpCall) -> list[Row]:
     call.require("count", "ackmode", "encoding")
     mode, encoding = call.get("ackmode", str, ""), call.get("encoding", str, "auto")
     if mode not in PEEKS:
@@ -38,7 +38,7 @@ def _peek(call: Call) -> list[Row]:
     count = min(max(call.get("count", int, 1), 0), MOST)
     longest = call.get("truncate", int, MOST_BYTES)
     queue = there(call)
-    permits.read_queue(call.rights, queue.name)
+    command_permissions.read_queue(call.rights, queue.name)
     engine = call.served.engines.of(call.vhost)
     with call.served.broker.look:
         call.topology.shared(queue.name)
@@ -85,7 +85,7 @@ def _shown(row: Row, encoding: str, longest: int, left: int) -> Row:
     }
 
 
-def _publish(call: Call) -> dict[str, bool]:
+def _publish(call: HttpCall) -> dict[str, bool]:
     call.require("properties", "routing_key", "payload", "payload_encoding")
     target = exchange(call, call.params["name"]).name
     routing_key, payload = call.get("routing_key", str, ""), call.get("payload", str, "")
@@ -104,7 +104,7 @@ def _publish(call: Call) -> dict[str, bool]:
     if unknown:
         raise bad_request(f"there is no property {unknown[0][:80]!r}")
     properties = Properties(**given).encode()
-    permits.publish(call.rights, call.topology, target, routing_key, properties)
+    command_permissions.publish(call.rights, call.topology, target, routing_key, properties)
     if not call.rights.impersonates:
         check_user_id(properties, call.user)
     alarm = call.served.quotas.alarm
@@ -112,19 +112,19 @@ def _publish(call: Call) -> dict[str, bool]:
     if shortage is not None:
         raise bad_request(f"publishers have to wait: the broker is {shortage.reason} ({shortage.numbers})")
     broker = call.served.broker
-    holder = Holder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
+    holder = ChannelHolder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
     with broker.channel(vhost=call.vhost, user=call.user, rights=call.rights, holder=holder) as channel:
         return {"routed": channel.publish(body, target, routing_key, properties)}
 
 
-def _alive(call: Call) -> dict[str, str]:
+def _alive(call: HttpCall) -> dict[str, str]:
     """A message goes through the broker, as RabbitMQ tests itself: its queue stays."""
     name = "aliveness-test"
-    permits.declare_queue(call.rights, call.topology, name, {})
-    permits.publish(call.rights, call.topology, "", name)
-    permits.read_queue(call.rights, name)
+    command_permissions.declare_queue(call.rights, call.topology, name, {})
+    command_permissions.publish(call.rights, call.topology, "", name)
+    command_permissions.read_queue(call.rights, name)
     broker = call.served.broker
-    holder = Holder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
+    holder = ChannelHolder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
     with broker.channel(vhost=call.vhost, user=call.user, rights=call.rights, holder=holder) as channel:
         channel.queue_declare(name, durable=False)
         channel.publish(b"test_message", "", name)

@@ -13,7 +13,7 @@ import psutil
 
 from broker_core import __version__
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
-from broker_core.server.http.call import Call
+from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.refusal import not_found
@@ -43,7 +43,7 @@ def _listeners(served: Served) -> list[dict[str, Any]]:
     ]
 
 
-def _overview(call: Call) -> dict[str, Any]:
+def _overview(call: HttpCall) -> dict[str, Any]:
     served, caller = call.served, call.caller
     topologies = visible(served, caller)
     counts, rate = served.rates.of_hosts([each.vhost for each in topologies])
@@ -133,18 +133,18 @@ def _node(served: Served) -> dict[str, Any]:
     }
 
 
-def _one_node(call: Call) -> dict[str, Any]:
+def _one_node(call: HttpCall) -> dict[str, Any]:
     if call.params["node"] != NODE:
         raise not_found()
     return _node(call.served)
 
 
-def _memory(call: Call) -> dict[str, Any]:
+def _memory(call: HttpCall) -> dict[str, Any]:
     used = int(_one_node(call)["mem_used"])
     return {"memory": {"strategy": "rss", "total": {"rss": used, "allocated": used, "erlang": used}}}
 
 
-def _whoami(call: Call) -> dict[str, Any]:
+def _whoami(call: HttpCall) -> dict[str, Any]:
     return {"name": call.user, "tags": sorted(call.caller.tags)}
 
 

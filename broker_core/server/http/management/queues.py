@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
-from broker_core.server.http.call import CREATED, DONE, Answer, Call
+from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.channels import consumers_of
@@ -22,12 +22,12 @@ from broker_core.server.http.route import Route, read
 Row = dict[str, Any]
 
 
-def _listed(call: Call, queues: Sequence[Queue]) -> Any:
+def _listed(call: HttpCall, queues: Sequence[Queue]) -> Any:
     show = partial(shown.queue_row, rates=call.served.rates)
     return paged(call, queues, partial(call.served.shown, show=show))
 
 
-def _all(call: Call) -> Any:
+def _all(call: HttpCall) -> Any:
     found = [queue for topology in visible(call.served, call.caller) for queue in _of(topology.queues)]
     return _listed(call, found)
 
@@ -36,7 +36,7 @@ def _of(queues: dict[str, Queue]) -> list[Queue]:
     return [queue for _, queue in sorted(queues.items()) if not queue.replies]
 
 
-def there(call: Call) -> Queue:
+def there(call: HttpCall) -> Queue:
     """The queue of the path. Raises Refusal."""
     queue = call.topology.queues.get(call.params["name"])
     if queue is None or queue.replies:
@@ -44,14 +44,14 @@ def there(call: Call) -> Queue:
     return queue
 
 
-def _one(call: Call) -> Row:
+def _one(call: HttpCall) -> Row:
     queue = there(call)
     (row,) = call.served.shown([queue], partial(shown.queue_row, rates=call.served.rates))
     row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
     return only(call, row)
 
 
-def _declare(call: Call) -> Answer:
+def _declare(call: HttpCall) -> HttpAnswer:
     name, arguments = call.params["name"], call.get("arguments", dict, {})
     options: dict[str, Any] = {
         "durable": call.get("durable", bool, True),
@@ -63,22 +63,22 @@ def _declare(call: Call) -> Answer:
 
     def work(_state: BrokerState, change: Change, _now: int) -> bool:
         topology = call.topology
-        permits.declare_queue(call.rights, topology, name, arguments)
+        command_permissions.declare_queue(call.rights, topology, name, arguments)
         new = name not in topology.queues
         check_reserved(name, topology.queues)
         topology.declare_queue(change, name, **options)
         return new
 
     made = call.served.broker.run(work)
-    call.say("queue.declare", vhost=call.vhost, queue=name)
+    call.record("queue.declare", vhost=call.vhost, queue=name)
     return CREATED if made else DONE
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: HttpCall) -> HttpAnswer:
     name = there(call).name
 
     def work(_state: BrokerState, change: Change, _now: int) -> None:
-        permits.delete_queue(call.rights, name)
+        command_permissions.delete_queue(call.rights, name)
         topology = call.topology
         topology.require_there()
         topology.delete_queue(
@@ -87,24 +87,24 @@ def _delete(call: Call) -> Answer:
 
     call.served.broker.run(work)
     call.served.broker.notify_consumers()
-    call.say("queue.delete", vhost=call.vhost, queue=name)
+    call.record("queue.delete", vhost=call.vhost, queue=name)
     return DONE
 
 
-def _purge(call: Call) -> Answer:
+def _purge(call: HttpCall) -> HttpAnswer:
     name = there(call).name
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
-        permits.read_queue(call.rights, name)
+        command_permissions.read_queue(call.rights, name)
         call.topology.require_there()
         state.messages.purge(change, call.topology.purgeable(name))
 
     call.served.broker.run(work)
-    call.say("queue.purge", vhost=call.vhost, queue=name)
+    call.record("queue.purge", vhost=call.vhost, queue=name)
     return DONE
 
 
-def _act(call: Call) -> Answer:
+def _act(call: HttpCall) -> HttpAnswer:
     """There are no mirrors to synchronise."""
     there(call)
     if call.get("action", str, "") not in ("sync", "cancel_sync"):

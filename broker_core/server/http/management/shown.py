@@ -15,7 +15,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.routing.exchange import Binding, Exchange, canonical
-from broker_core.node.holders import Holder
+from broker_core.node.held_channels import ChannelHolder
 from broker_core.server.http.rates import Counts, Rate, Rates, counts_of
 from broker_core.server.http.served import NODE
 
@@ -153,7 +153,7 @@ def connection_row(found: ConnectionInfo) -> Row:
     }
 
 
-def _where(holder: Holder) -> tuple[str, int, int]:
+def _where(holder: ChannelHolder) -> tuple[str, int, int]:
     """The connection, the channel's number and the port of the client: of a channel of AMQP."""
     name, _, number = holder.id.removesuffix(")").rpartition(" (")
     if holder.door != "amqp":
@@ -162,7 +162,7 @@ def _where(holder: Holder) -> tuple[str, int, int]:
     return name, int(number) if number.isdigit() else 0, int(port) if port.isdigit() else 0
 
 
-def channel_row(channel: Channel, holder: Holder) -> Row:
+def channel_row(channel: Channel, holder: ChannelHolder) -> Row:
     """Of any thread: from copies that one step of Python makes."""
     connection, number, port = _where(holder)
     transaction = channel.transaction
@@ -188,7 +188,9 @@ def channel_row(channel: Channel, holder: Holder) -> Row:
     }
 
 
-def consumer_rows(queue: str, channel: Channel, holder: Holder, consumers: Iterable[Consumer]) -> list[Row]:
+def consumer_rows(
+    queue: str, channel: Channel, holder: ChannelHolder, consumers: Iterable[Consumer]
+) -> list[Row]:
     """Of one channel; ``queue`` "": of all."""
     connection, number, port = _where(holder)
     details = {

@@ -12,7 +12,7 @@ from broker_core.ids import BlockId
 NOWHERE = Routed({}, 0, [])
 
 
-class Stored(Protocol):
+class StoredBytes(Protocol):
     """The bytes of a part that are in a segment already (``store.port.BlockInfo``)."""
 
     @property
@@ -23,9 +23,9 @@ class Stored(Protocol):
     def checksum(self) -> int: ...
 
 
-class Given(NamedTuple):
+class PartRows(NamedTuple):
     """Rows to stage as one part, in a segment already or few. ``routed``: of messages."""
 
-    stored: Stored | None
+    stored: StoredBytes | None
     rows: pa.RecordBatch
     routed: Routed = NOWHERE

@@ -19,7 +19,7 @@ commit_branches, rollback_batch                                the app of the at
                                                                tag operator for rollback_batch
 apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
-``channel``                                                    as AMQP (``broker/permits.py``)
+``channel``                                                    as AMQP (``broker/command_permissions.py``)
 ``admin``: status, queues, exchanges, bindings, channels,
 prepared                                                       a tag
 close                                                          the tag administrator or operator
@@ -41,89 +41,89 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from broker_core import errors
-from broker_core.broker import permits
+from broker_core.broker import command_permissions
 from broker_core.broker.message.content import check_user_id
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
 from broker_core.micro_batch.micro_batch import MicroBatches
-from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight import audited
 
 LISTS = ("queues", "exchanges", "bindings", "channels")  # words of ``admin``: of the caller's virtual host
 Arguments = Mapping[str, Any]
-Check = Callable[["Permits", Caller, Arguments], None]
+Check = Callable[["CallPermissions", Caller, Arguments], None]
 
 GENERATED = f"amq.gen-{'0' * 32}"  # stands for the name that the broker will choose
 
 
 def _queues(name: str) -> Check:
-    return lambda _permits, caller, given: caller.read(given[name])
+    return lambda _call_permissions, caller, given: caller.read(given[name])
 
 
-def _app(permits: Permits, caller: Caller, given: Arguments) -> None:
-    permits.use_app(caller, given["app_id"])
+def _app(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+    command_permissions.use_app(caller, given["app_id"])
 
 
 def _app_and_queues(*names: str) -> Check:
-    def check(permits: Permits, caller: Caller, given: Arguments) -> None:
+    def check(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
         caller.read({queue for name in names for queue in given[name]})
-        permits.use_app(caller, given["app_id"])
+        command_permissions.use_app(caller, given["app_id"])
 
     return check
 
 
-def _attempt(permits: Permits, caller: Caller, given: Arguments) -> None:
+def _attempt(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     caller.enter()
-    permits.require_attempt(caller, given["token"])
+    command_permissions.require_attempt(caller, given["token"])
 
 
-def _discard(permits: Permits, caller: Caller, given: Arguments) -> None:
+def _discard(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     if caller.operates:
         return
     if given.get("of") not in (None, caller.identity.user):
         caller.operate("attempts of other users")
-    _attempt(permits, caller, given)
+    _attempt(command_permissions, caller, given)
 
 
 def _look(what: str) -> Check:
-    return lambda _permits, caller, _given: caller.look(what)
+    return lambda _call_permissions, caller, _given: caller.look(what)
 
 
 def _operate(what: str) -> Check:
-    return lambda _permits, caller, _given: caller.operate(what)
+    return lambda _call_permissions, caller, _given: caller.operate(what)
 
 
 def _administer(what: str) -> Check:
-    return lambda _permits, caller, _given: caller.administer(what)
+    return lambda _call_permissions, caller, _given: caller.administer(what)
 
 
-def _note(permits: Permits, caller: Caller, given: Arguments) -> None:
+def _note(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     if given["name"] == REFUSED:
-        permits.use_app(caller, given["app_id"])
+        command_permissions.use_app(caller, given["app_id"])
     else:
         caller.operate("the rows of other apps")
 
 
-def _refused(permits: Permits, caller: Caller, given: Arguments) -> None:
-    permits.use_app(caller, given["app_id"])
-    permits.require_attempt(caller, given["token"])
+def _refused(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+    command_permissions.use_app(caller, given["app_id"])
+    command_permissions.require_attempt(caller, given["token"])
 
 
-def _resume(permits: Permits, caller: Caller, given: Arguments) -> None:
+def _resume(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     caller.read({log for entry in given["entries"] for log in entry.ranges})
-    permits.use_app(caller, given["app_id"])
+    command_permissions.use_app(caller, given["app_id"])
 
 
-def _outcome(_permits: Permits, caller: Caller, given: Arguments) -> None:
+def _outcome(_call_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     caller.enter()
     if given.get("of") not in (None, caller.identity.user):
         caller.look("transactions of other users")
 
 
-def _enter(_permits: Permits, caller: Caller, _given: Arguments) -> None:
+def _enter(_call_permissions: CallPermissions, caller: Caller, _given: Arguments) -> None:
     caller.enter()
 
 
@@ -173,8 +173,8 @@ ADMIN: dict[str, Check] = {
 }
 
 
-def _declare_exchange(permits_: Permits, caller: Caller, given: Arguments) -> None:
-    permits.declare_exchange(
+def _declare_exchange(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+    command_permissions.declare_exchange(
         caller.rights,
         caller.state.topology,
         given["exchange"],
@@ -183,40 +183,46 @@ def _declare_exchange(permits_: Permits, caller: Caller, given: Arguments) -> No
     )
 
 
-def _declare_queue(permits_: Permits, caller: Caller, given: Arguments) -> None:
+def _declare_queue(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     if not given.get("passive", False):
         queue = given.get("queue") or GENERATED
-        permits.declare_queue(caller.rights, caller.state.topology, queue, given.get("arguments") or {})
+        command_permissions.declare_queue(
+            caller.rights, caller.state.topology, queue, given.get("arguments") or {}
+        )
 
 
-def _bind(permits_: Permits, caller: Caller, given: Arguments) -> None:
+def _bind(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     queue, exchange = given["queue"], given["exchange"]
-    permits.bind(caller.rights, caller.state.topology, "queue", queue, exchange, given.get("routing_key", ""))
+    command_permissions.bind(
+        caller.rights, caller.state.topology, "queue", queue, exchange, given.get("routing_key", "")
+    )
 
 
-def _publish(permits_: Permits, caller: Caller, given: Arguments) -> None:
+def _publish(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     exchange, routing_key = given.get("exchange", ""), given.get("routing_key", "")
     properties = given.get("properties") or b""
-    permits.publish(caller.rights, caller.state.topology, exchange, routing_key, properties)
+    command_permissions.publish(caller.rights, caller.state.topology, exchange, routing_key, properties)
 
 
-def _publish_all(permits_: Permits, caller: Caller, given: Arguments) -> None:
+def _publish_all(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     for message in given["messages"]:
-        _publish(permits_, caller, message)
+        _publish(_permissions, caller, message)
 
 
-def _read(_permits: Permits, caller: Caller, given: Arguments) -> None:
-    permits.read_queue(caller.rights, given["queue"])
+def _read(_call_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+    command_permissions.read_queue(caller.rights, given["queue"])
 
 
 CHANNEL: dict[str, Check] = {
     "exchange_declare": _declare_exchange,
-    "exchange_delete": lambda _, caller, given: permits.delete_exchange(caller.rights, given["exchange"]),
+    "exchange_delete": lambda _, caller, given: command_permissions.delete_exchange(
+        caller.rights, given["exchange"]
+    ),
     "queue_declare": _declare_queue,
     "queue_bind": _bind,
     "queue_unbind": _bind,
     "queue_purge": _read,
-    "queue_delete": lambda _, caller, given: permits.delete_queue(caller.rights, given["queue"]),
+    "queue_delete": lambda _, caller, given: command_permissions.delete_queue(caller.rights, given["queue"]),
     "publish": _publish,
     "publish_all": _publish_all,
     "get": _read,
@@ -238,12 +244,12 @@ CHANNEL: dict[str, Check] = {
 }
 
 
-class Permits:
+class CallPermissions:
     """``check``, ``read``, ``read_branches``, ``stage``, ``require_attempt`` and ``use_app`` raise
     AccessRefused.
     """
 
-    def __init__(self, engines: HostEngines, broker: LocalBroker, audit: Audit) -> None:
+    def __init__(self, engines: VhostEngines, broker: LocalBroker, audit: Audit) -> None:
         self._audit = audit
         self._engines = engines
         self._broker = broker

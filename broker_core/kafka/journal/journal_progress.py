@@ -19,7 +19,7 @@ from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.journal import Journal
 from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import LATEST, Log
+from broker_core.kafka.protocol.port import LATEST, TopicPartition
 
 # ["applied",3] and so on
 APPLIED, MIRRORED, SKIPPED, NOTED = "applied", "mirrored", "skipped", "noted"
@@ -37,7 +37,7 @@ class ReleaseSource(Protocol):
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> None: ...
 
 
-class JournalFacts:
+class JournalProgress:
     """``Facts`` of one app. ``releases``: changes the claims."""
 
     def __init__(self, client: Client, app_id: str, journal: Journal, releases: ReleaseSource) -> None:
@@ -81,7 +81,7 @@ class JournalFacts:
         return tuple(sorted(self._journal.positions))
 
     def lag(self, consumed: Mapping[str, int]) -> int:
-        read: dict[Log, int] = {}
+        read: dict[TopicPartition, int] = {}
         for position in self._journal.positions.values():
             for log, acked in position.acked.items():
                 read[parse_log(log)] = max(int(acked), consumed.get(log, 0))

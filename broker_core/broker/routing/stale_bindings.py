@@ -13,7 +13,7 @@ from typing import Any
 from broker_core.broker.state.undo import Undo
 
 
-class Severed:
+class StaleBindings:
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
         self._waiting: deque[tuple[Callable[[Any, Any], None], dict[Any, Any]]] = deque()

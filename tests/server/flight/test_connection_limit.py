@@ -1,5 +1,5 @@
-"""Connections at the port of Flight that do not log in: their number, time, bytes and streams are bounded, and
-those of others go on.
+"""Connections at the port of Flight that do not log in: their number, time, bytes and streams are bounded,
+and those of others go on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.doors import Doors
-from broker_core.server.flight import entrance as entrances
-from broker_core.server.flight.entrance import FlightEntrance, peer_of
+from broker_core.server.flight import connection_limit as entrances
+from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
 from broker_core.server.quotas import QuotaLimits
 from broker_core.server.tls import TlsOptions
@@ -109,7 +109,7 @@ def test_streams_that_send_nothing_hold_few_threads_and_others_are_served(
             for _ in range(20):
                 assert isinstance(honest.action("engine.identity", b""), list)
         assert isinstance(Raw(broker.url, HEADER).action("engine.identity", b""), list)
-        eventually(lambda: not broker.server.entrance._silent)
+        eventually(lambda: not broker.server.connection_limit._silent)
 
 
 def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(t
         began = time.monotonic()
         eventually(lambda: ended(idle))
         assert time.monotonic() - began > 0.4
-        (name,) = broker.server.entrance._proved
+        (name,) = broker.server.connection_limit._proved
         time.sleep(1.0)  # twice the time that it would have had
         assert isinstance(honest.action("engine.identity", b""), list)
-        assert list(broker.server.entrance._proved) == [name], "the same connection"
+        assert list(broker.server.connection_limit._proved) == [name], "the same connection"
         honest.client.close()
-        eventually(lambda: not broker.server.entrance._proved)
+        eventually(lambda: not broker.server.connection_limit._proved)
 
 
 def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:
@@ -163,42 +163,42 @@ def test_more_connections_than_the_limit_end_those_that_have_not_logged_in(tmp_p
         assert isinstance(late.action("engine.identity", b""), list)
 
 
-def made(limit: int) -> FlightEntrance:
-    return FlightEntrance(lambda _name: None, limit, 10.0)
+def made(limit: int) -> FlightConnectionLimit:
+    return FlightConnectionLimit(lambda _name: None, limit, 10.0)
 
 
-def log_in(entrance: FlightEntrance, name: str) -> None:
-    with entrance.login(name):
+def log_in(connection_limit: FlightConnectionLimit, name: str) -> None:
+    with connection_limit.login(name):
         pass
 
 
 def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
-    entrance = made(20)
+    connection_limit = made(20)
     found = [Connected(Peer("10.0.0.1", n), n + 1, 0) for n in range(12)]
-    assert len(entrance.overdue(found[:3], 0.0)) == 0
+    assert len(connection_limit.overdue(found[:3], 0.0)) == 0
     alone = Connected(Peer("10.0.0.2", 1), 99, 0)
-    over = entrance.overdue([alone, *found], 1.0)
+    over = connection_limit.overdue([alone, *found], 1.0)
     assert {each.peer for each in over} == {Peer("10.0.0.1", n) for n in range(3)}
-    assert alone in entrance.overdue([alone], 12.0)
+    assert alone in connection_limit.overdue([alone], 12.0)
 
 
 def test_who_is_asked_or_let_in_is_not_ended() -> None:
-    entrance = made(2)
+    connection_limit = made(2)
     first, second = Connected(Peer("10.0.0.1", 1), 1, 1 << 30), Connected(Peer("10.0.0.2", 1), 2, 1 << 30)
-    assert entrance.overdue([first], 0.0) == [first]
-    with entrance.login("ipv4:10.0.0.1:1"):
-        assert entrance.overdue([first, second], 60.0, flooded=True) == [second]
-    with contextlib.suppress(errors.LoginRefused), entrance.login("ipv4:10.0.0.2:1"):
+    assert connection_limit.overdue([first], 0.0) == [first]
+    with connection_limit.login("ipv4:10.0.0.1:1"):
+        assert connection_limit.overdue([first, second], 60.0, flooded=True) == [second]
+    with contextlib.suppress(errors.LoginRefused), connection_limit.login("ipv4:10.0.0.2:1"):
         raise errors.LoginRefused("wrong")
-    assert entrance.overdue([first, second], time.monotonic() + 60) == [second]
-    log_in(entrance, "ipv4:10.0.0.3:1")
+    assert connection_limit.overdue([first, second], time.monotonic() + 60) == [second]
+    log_in(connection_limit, "ipv4:10.0.0.3:1")
     with pytest.raises(errors.Busy, match="flight-connections"):
-        log_in(entrance, "ipv4:10.0.0.4:1")
-    log_in(entrance, "ipv4:10.0.0.3:1")
+        log_in(connection_limit, "ipv4:10.0.0.4:1")
+    log_in(connection_limit, "ipv4:10.0.0.3:1")
     gone: list[str] = []
-    entrance = FlightEntrance(gone.append, 2, 10.0)
-    log_in(entrance, "ipv6:%5B2001:db8::1%5D:7")
-    assert entrance.overdue([], time.monotonic() + 1) == [] and gone == ["ipv6:%5B2001:db8::1%5D:7"]
+    connection_limit = FlightConnectionLimit(gone.append, 2, 10.0)
+    log_in(connection_limit, "ipv6:%5B2001:db8::1%5D:7")
+    assert connection_limit.overdue([], time.monotonic() + 1) == [] and gone == ["ipv6:%5B2001:db8::1%5D:7"]
 
 
 def test_the_kernel_tells_the_connections_of_a_port_and_ends_one_of_them() -> None:

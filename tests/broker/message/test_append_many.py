@@ -104,7 +104,7 @@ def test_messages_alike_leave_what_they_leave_one_by_one(transactions, rows, siz
         for transaction in transactions:
             together.commit(*transaction)
             with patch.context() as plain:
-                plain.setattr(messages, "append_alike", lambda *_: False)
+                plain.setattr(messages, "append_many", lambda *_: False)
                 one_by_one.commit(*transaction)
             assert together.written == one_by_one.written
         assert not difference(snapshot(one_by_one.broker.state), snapshot(together.broker.state))
@@ -123,10 +123,10 @@ def test_the_usual_transactions_are_appended_together(monkeypatch: pytest.Monkey
     taken = []
 
     def counted(*arguments):
-        taken.append(append_many.append_alike(*arguments))
+        taken.append(append_many.append_many(*arguments))
         return taken[-1]
 
-    monkeypatch.setattr(messages, "append_alike", counted)
+    monkeypatch.setattr(messages, "append_many", counted)
     for route in (("a",), ("b",), ("a", "b"), ("ranked",), ("counted",)):
         place.commit(True, route, [(None, DURABLE, False, b"x"), (None, b"", True, b"y")] * 20)
     place.commit(True, ("a",), [(None, DURABLE, False, b"x"), (("b",), DURABLE, False, b"x")])

@@ -33,7 +33,7 @@ HANDSHAKE_S = 10.0
 REPORT_S = 5.0
 
 
-class FlightEntrance:
+class FlightConnectionLimit:
     """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: is called with
     the gRPC name of each that had logged in and has ended.
     """

@@ -17,7 +17,7 @@ logger = logging.getLogger("txmq.listen")
 REPORT_S = 5.0
 
 
-class Entrance:
+class UnauthenticatedLimit:
     """Of one server; used by its loop alone."""
 
     def __init__(self, limit: int) -> None:

@@ -1,21 +1,24 @@
 """Who holds a channel of AMQP, for an operator: the id that ``txmq channels`` shows and ``txmq close`` takes.
 
-Not here: what the channel holds (``node/holders.py``).
+Not here: what the channel holds (``node/held_channels.py``).
 """
 
 from __future__ import annotations
 
-from broker_core.node.holders import Holder
+from broker_core.node.held_channels import ChannelHolder
 from broker_core.server.amqp.ports import ClientConnection
 
 _LONGEST = 255  # characters of what a client calls itself
 
 
-def holder(connection: ClientConnection, number: int, now_us: int) -> Holder:
+def channel_holder(connection: ClientConnection, number: int, now_us: int) -> ChannelHolder:
     """Of channel ``number``. RabbitMQ names connections and channels in the same way."""
-    told = connection.protocol.client_properties
-    name = next((told[key] for key in ("connection_name", "product") if isinstance(told.get(key), str)), "")
-    return Holder(
+    properties = connection.protocol.client_properties
+    name = next(
+        (properties[key] for key in ("connection_name", "product") if isinstance(properties.get(key), str)),
+        "",
+    )
+    return ChannelHolder(
         f"{connection.name} ({number})",
         "amqp",
         connection.user,

@@ -1,4 +1,4 @@
-"""The agenda: which queues must be checked, and when.
+"""Which queues must be checked, and when.
 
 Invariant: what is due is found without a look at other queues. A mark that is kept too long only causes an
 additional check. So undoing a work keeps marks, except ``overfull``: a marked queue is either cut, or no
@@ -16,7 +16,7 @@ NEVER = 1 << 62
 _FEW = 64
 
 
-class Agenda:
+class PendingChecks:
     def __init__(self, undo: Undo) -> None:
         # the commits in progress added entries to these, which become visible with the commits
         self.touched: set[Queue] = set()

@@ -1,4 +1,6 @@
-"""Rows of staged files read without Spark: the table's names for them, partition values, and files that are gone."""
+"""Rows of staged files read without Spark: the table's names for them, partition values, and files that are
+gone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from pyspark.sql.types import (
 
 from broker_core.engine import ToApply
 from connector.delta.before.staged_files import StagedFiles
-from connector.delta.loose_files import LooseFiles
+from connector.delta.exported_files import DeltaExportedFiles
 
 PHYSICAL = "delta.columnMapping.physicalName"
 
@@ -80,7 +82,7 @@ def staged(root: Path) -> StagedFiles:
 def test_rows_have_the_names_and_types_of_the_append_and_missing_files_are_named(tmp_path: Path) -> None:
     files = staged(tmp_path)
     assert (files.rows, files.size_bytes, len(files.adds)) == (4, 20, 2)
-    loose = LooseFiles(files, f"file:{tmp_path}", HELD)
+    loose = DeltaExportedFiles(files, f"file:{tmp_path}", HELD)
     assert loose.missing() == [f"{tmp_path}/_txmq/app/1.t/0/day=2020-01-03 é/part.parquet"]
     (batch,) = loose.rows()
     assert batch.to_pylist() == [
@@ -121,5 +123,5 @@ def test_a_timestamp_that_partitions_a_table_is_an_instant_also_without_its_zone
     assert files.names_no_zone == (text is not None and "T" not in text)
     part = ToApply("append", files.target(), ("b",), 1)
     files = StagedFiles.of(part, [files.batch()])
-    (batch,) = LooseFiles(files, f"file:{tmp_path}", schema).rows()
+    (batch,) = DeltaExportedFiles(files, f"file:{tmp_path}", schema).rows()
     assert batch.column("p").cast(pa.timestamp("us")).cast(pa.string())[0].as_py() == instant

@@ -16,7 +16,7 @@ from broker_core.node.engine import Adopt, EmbeddedEngine
 from broker_core.node.local import LocalBroker
 
 
-class HostEngines:
+class VhostEngines:
     """Thread-safe. ``default`` is that of ``/``."""
 
     def __init__(
@@ -33,7 +33,7 @@ class HostEngines:
         self._staged = staged
         self._lock = threading.Lock()
         self._engines: dict[str, EmbeddedEngine] = {}
-        for vhost in local.state.hosts.by_name:
+        for vhost in local.state.virtual_hosts.by_name:
             self._engines[vhost] = self._made(vhost)
         self.default = self._engines[VHOST]
 
@@ -44,7 +44,7 @@ class HostEngines:
 
     def of(self, vhost: str) -> EmbeddedEngine:
         """Raises NotAllowed: there is no such virtual host."""
-        topology = self._local.state.hosts.get(vhost)
+        topology = self._local.state.virtual_hosts.get(vhost)
         found = self._engines.get(vhost)
         if found is not None and found.state.topology is topology:
             return found

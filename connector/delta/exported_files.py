@@ -25,7 +25,7 @@ from connector.delta.table_files import TableFiles
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 
 
-class LooseFiles:
+class DeltaExportedFiles:
     """The files of one append to the table at ``location``; ``schema``: of its rows. Raises OSError,
     pyarrow.ArrowInvalid if this process cannot reach them.
     """
@@ -97,10 +97,10 @@ def _arrow_zone(zone: str) -> str:
     return f"{sign}{int(hours):02}:{minutes}"
 
 
-def _renamed(held: pa.DataType, told: DataType) -> Any:
+def _renamed(held: pa.DataType, wanted: DataType) -> Any:
     """The type of a column in a file, with the names that the table has for its fields."""
-    if isinstance(told, StructType):
-        fields = {physical(field): field for field in told}
+    if isinstance(wanted, StructType):
+        fields = {physical(field): field for field in wanted}
         return pa.struct(
             [
                 pa.field(
@@ -109,9 +109,9 @@ def _renamed(held: pa.DataType, told: DataType) -> Any:
                 for each in held
             ]
         )
-    if isinstance(told, ArrayType):
-        return pa.list_(held.value_field.with_type(_renamed(held.value_type, told.elementType)))
-    if isinstance(told, MapType):
-        key, item = _renamed(held.key_type, told.keyType), _renamed(held.item_type, told.valueType)
+    if isinstance(wanted, ArrayType):
+        return pa.list_(held.value_field.with_type(_renamed(held.value_type, wanted.elementType)))
+    if isinstance(wanted, MapType):
+        key, item = _renamed(held.key_type, wanted.keyType), _renamed(held.item_type, wanted.valueType)
         return pa.map_(held.key_field.with_type(key), held.item_field.with_type(item))
     return held

@@ -1,6 +1,6 @@
 """Who uses each channel, and what it holds, as rows for an operator.
 
-Not here: who may see them (``server/flight/permits.py``), ending a channel (the servers).
+Not here: who may see them (``server/flight/call_permissions.py``), ending a channel (the servers).
 Invariant: rows are read without the lock of the state, from copies that one step of Python makes. So a row is
 one of a moment, and a channel that works meanwhile is not stopped.
 """
@@ -16,7 +16,7 @@ from broker_core.admin import ChannelInfo
 from broker_core.broker.channel import Channel
 
 
-class Holder(NamedTuple):
+class ChannelHolder(NamedTuple):
     """``door``: amqp, flight or process. ``client``: what the client calls itself. ``since_us``: when the
     channel was opened, by the clock of commits.
     """
@@ -37,16 +37,16 @@ class HeldChannels:
     """
 
     def __init__(self) -> None:
-        self._holders: WeakKeyDictionary[Channel, Holder] = WeakKeyDictionary()
+        self._holders: WeakKeyDictionary[Channel, ChannelHolder] = WeakKeyDictionary()
         self.closers: list[Callable[[str], bool]] = []
 
-    def add(self, channel: Channel, holder: Holder) -> None:
+    def add(self, channel: Channel, holder: ChannelHolder) -> None:
         self._holders[channel] = holder
 
     def channels(self) -> list[Channel]:
         return [found for reference in self._holders.keyrefs() if (found := reference()) is not None]
 
-    def all(self) -> list[tuple[Channel, Holder]]:
+    def all(self) -> list[tuple[Channel, ChannelHolder]]:
         found = [(channel, self._holders.get(channel)) for channel in self.channels()]
         return [(channel, holder) for channel, holder in found if holder is not None]
 
@@ -59,7 +59,9 @@ class HeldChannels:
         return any(close(id) for close in self.closers)
 
 
-def channel_rows(channels: Iterable[tuple[Channel, Holder]], vhost: str, now_us: int) -> list[ChannelInfo]:
+def channel_rows(
+    channels: Iterable[tuple[Channel, ChannelHolder]], vhost: str, now_us: int
+) -> list[ChannelInfo]:
     """Returns the open channels of a virtual host, oldest first."""
     rows = [
         (holder.since_us, _row(channel, holder, now_us))
@@ -69,7 +71,7 @@ def channel_rows(channels: Iterable[tuple[Channel, Holder]], vhost: str, now_us:
     return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
-def _row(channel: Channel, holder: Holder, now_us: int) -> ChannelInfo:
+def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
     transaction = channel.transaction
     is_open = channel.transactional and bool(transaction)
     marked = [unacked for unacked, _ in list(channel.marked.values())]

@@ -1,4 +1,6 @@
-"""Connections that do not log in: they end in time, and their number ends the oldest, at both doors of AMQP."""
+"""Connections that do not log in: they end in time, and their number ends the oldest, at both doors of
+AMQP.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from bench.certificates import Authority
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
-from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles, TlsOptions
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, peer
@@ -76,7 +78,7 @@ def test_more_than_the_limit_ends_the_oldest_and_honest_clients_are_served(
             )
             client.sendall(said)
             held.append(client)
-        eventually(lambda: sum(map(_ended, held)) >= 2 * LIMIT and len(server.entrance) <= LIMIT)
+        eventually(lambda: sum(map(_ended, held)) >= 2 * LIMIT and len(server.unauthenticated) <= LIMIT)
         late = stack.enter_context(peer(url, 1))  # it takes the place of the oldest, and leaves it
         for client in (honest, late):
             client.publish(1, "", "nowhere", b"x")
@@ -100,15 +102,15 @@ def test_the_time_to_log_in_is_limited_with_tls_too(tmp_path: Path, encrypted: b
                 inside.settimeout(30)
                 with contextlib.suppress(OSError):
                     assert inside.recv(100) == b""
-        eventually(lambda: len(server.entrance) == 0 and not server.connections)
+        eventually(lambda: len(server.unauthenticated) == 0 and not server.connections)
 
 
 def test_the_one_that_waits_longest_is_ended() -> None:
     ended: list[int] = []
-    entrance = Entrance(2)
+    unauthenticated = UnauthenticatedLimit(2)
     for number in range(5):
-        entrance.enter(number, lambda number=number: ended.append(number))
+        unauthenticated.enter(number, lambda number=number: ended.append(number))
         if number == 1:
-            entrance.leave(0)
-            entrance.leave(0)
-    assert ended == [1, 2] and len(entrance) == 2
+            unauthenticated.leave(0)
+            unauthenticated.leave(0)
+    assert ended == [1, 2] and len(unauthenticated) == 2

@@ -26,7 +26,7 @@ from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handlers.handler import Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
-from broker_core.server.listen.entrance import Entrance
+from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.quotas import Quotas
 from broker_core.store.memory import MemoryStore
 from tests.amqp.test_fast_paths import PlainDecoder
@@ -114,7 +114,7 @@ class Server:
         self.broker.spill_rows = spill_rows
         self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
         self.logins = Logins(self.broker.state.users)
-        self.tls, self.entrance, self.quotas = None, Entrance(1), Quotas()
+        self.tls, self.unauthenticated, self.quotas = None, UnauthenticatedLimit(1), Quotas()
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)
         self.connection = Connection(self, handshake.offer(self.options))
@@ -154,7 +154,7 @@ class Server:
                 row.pop("committed_at", None)
         channels = [
             (
-                session.gathered.published,
+                session.tick_commit.published,
                 session.named,
                 sum(spilled.rows for spilled in transaction.spilled),
                 transaction.messages,
@@ -229,10 +229,10 @@ def test_the_usual_publishes_are_carried_out_together(mode: str, monkeypatch: py
     carried_out: list[tuple[int, bool]] = []
 
     def counted(session: Any, publishes: Any) -> bool:
-        carried_out.append((len(publishes.bodies), basic.publish_alike(session, publishes)))
+        carried_out.append((len(publishes.bodies), basic.publish_many(session, publishes)))
         return carried_out[-1][1]
 
-    monkeypatch.setattr(connection_module, "publish_alike", counted)
+    monkeypatch.setattr(connection_module, "publish_many", counted)
     server = Server(Limits(), 10_000)
     begun(server, (mode, mode))
     publish = encode_content(1, m.BasicPublish("", "a"), DURABLE, b"x", 131072)
