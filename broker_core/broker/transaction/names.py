@@ -78,7 +78,7 @@ class TransactionNames:
         """Returns whether it has ended as ``wanted``. Raises TransactionState if it ended otherwise."""
         state = self.outcome(key)
         if state not in ("prepared", wanted):
-            raise TransactionState(f"transaction '{name_of(key)}' is {state}: it cannot become {wanted}")
+            raise TransactionState(f"transaction '{name_of(key)}' is {state}, it cannot become {wanted}")
         return state == wanted
 
     def give(self, name: str, now: int) -> None:
