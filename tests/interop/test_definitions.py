@@ -48,7 +48,6 @@ SKIPPED = [
     ("permissions", "ben", "sales/eu"),
     ("policy", "short", "/"),
     ("queue", "stream", "/"),
-    ("tag", "ann", ""),
     ("tag", "ben", ""),
 ]
 
@@ -65,7 +64,7 @@ def _check(broker: Broker, imported: Imported) -> None:
         "bindings": 3,
     }
     assert {user.name: user.tags for user in broker.accounts.users()} == {
-        "ann": ("administrator",),
+        "ann": ("administrator", "management"),
         "ben": ("impersonator", "monitoring"),
         "cron": (),
         "guest": ("administrator",),
