@@ -73,7 +73,7 @@ SELDOM = {
     "side_effects", "directly", "a_generator", "tx_in_a_udf",
 }  # fmt: skip
 # after these another function does everything once; the others have left everything as it was
-AGAIN = {"kept_tx", "task_that_always_fails", "tx_in_another_query"}
+AGAIN = {"kept_batch", "kept_tx", "task_that_always_fails", "tx_in_another_query"}
 # These keep nothing between batches: one is enough, where no driver is killed. The others see a second one.
 ONE_BATCH = {
     "threads", "coroutines", "process_pool", "several_actions", "checkpointed", "rdd", "to_pandas", "collected",
