@@ -146,7 +146,7 @@ def test_a_batch_of_one_row_of_source_and_sink_is_seven_calls_of_the_broker_and_
         (
             "append",
             [*READ[:3], "engine.open_batch", "read", "stage", "engine.commit_batch", "engine.mark_applied"],
-            63,
+            64,
         ),
     ],
 )
