@@ -141,12 +141,13 @@ def test_a_batch_consumes_what_apps_of_its_owner_have_read_and_nothing_else(
     """By query and batch, mallory can neither consume what ann reads nor stop her."""
     ann, mallory = of(ANN), of(MALLORY)
     put(broker, "in", 5)
-    put(broker, "hers")
     # 1. mallory's reads and decision for ann's batches, before ann begins
-    start: Vector = {"hers": START}
-    her_end = claimed(mallory, "poison", start)
+    begin: Vector = {"hers": START}
     for batch_id in range(3):
-        assert read(mallory, "poison", start, her_end, batch_id) == 1
+        put(broker, "hers")
+        her_end = claimed(mallory, "poison", begin)
+        assert read(mallory, "poison", begin, her_end, batch_id) == 1
+        begin = her_end
     early = mallory.open_batch("early", QUERY, 0, "resume")
     hers = mallory.commit_batch("early", QUERY, 0, early.token, []).entry.ranges
     assert hers == {"hers": (0, 1)}  # both apps are of one owner
