@@ -110,10 +110,15 @@ class Forked:
 
     def _look(self, timeout: float | None) -> int | None:
         with self._waiting:
-            if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            if self.returncode is None and self._answers(timeout):
                 with self._status:
                     self.returncode = int(self._status.recv(64))
             return self.returncode
+
+    def _answers(self, timeout: float | None) -> bool:
+        waiting = select.poll()  # select takes no descriptor above 1,023
+        waiting.register(self._status, select.POLLIN)
+        return bool(waiting.poll(None if timeout is None else timeout * 1000))
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_what_is_refused_before_a_byte_is_written_is_tried_again(
         assert store.read(block_id).num_rows in (size, 900)
     assert len(files(tmp_path / "data")) == len(before) + 1
     store.close()
-    assert DurableStore(tmp_path / "data").read(after_it).num_rows == size
+    with closing(DurableStore(tmp_path / "data")) as again:
+        assert again.read(after_it).num_rows == size
 
 
 @pytest.mark.parametrize("error", NAMES)
