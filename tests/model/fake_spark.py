@@ -57,7 +57,7 @@ def struct_type(schema: str | StructType) -> StructType:
     )
 
 
-@dataclass
+@dataclass(eq=False)  # a key, as a SparkContext
 class Session:
     """One query's session; ``properties`` are what Spark puts into the local properties of its tasks."""
 
