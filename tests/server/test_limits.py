@@ -461,7 +461,7 @@ def test_publishers_of_flight_wait_while_memory_is_low_and_what_makes_room_goes_
         for _ in range(12):
             channel.publish(b"x" * quotas.MiB, routing_key="q")
         write = client.stage(_header("w"), [messages(b"staged", routing_key="q")])
-        alarm._limits = AlarmLimits(memory_bytes=8 * quotas.MiB)
+        alarm.limits = AlarmLimits(memory_bytes=8 * quotas.MiB)
         raw = Raw(broker.url)
         eventually(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
         rows = contract.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
@@ -512,7 +512,7 @@ def test_publishers_of_flight_wait_while_the_disk_is_low_and_so_does_the_command
         channel.queue_declare("q")
         channel.publish(b"first", routing_key="q")
         write = client.stage(_header("w"), [messages(b"staged", routing_key="q")])
-        alarm._limits = AlarmLimits(disk_free_bytes=1 << 62)
+        alarm.limits = AlarmLimits(disk_free_bytes=1 << 62)
         raw = Raw(broker.url)
         eventually(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
         with (
@@ -532,7 +532,7 @@ def test_publishers_of_flight_wait_while_the_disk_is_low_and_so_does_the_command
             with client.channel() as consumer:
                 got = [consumer.get("q", no_ack=True) for _ in range(3)]
             assert [one and one.message.body for one in got] == [b"first", b"staged", None]
-            alarm._limits = AlarmLimits()
+            alarm.limits = AlarmLimits()
             assert (publishing.communicate(timeout=120), publishing.returncode) == (("published 1\n", ""), 0)
             published.join()
         assert sorted(each.messages for each in broker.queues()) == [2]

@@ -151,8 +151,17 @@ def test_a_batch_of_one_row_of_source_and_sink_is_seven_calls_of_the_broker_and_
     ],
 )
 def test_a_batch_of_one_row_in_foreachbatch_asks_the_jvm_and_the_broker_no_more_than_it_did(
-    rig: Any, spark: SparkSession, asked: Asked, gateway: Gateway, operation: str, calls: list[str], most: int
+    rig: Any,
+    spark: SparkSession,
+    asked: Asked,
+    gateway: Gateway,
+    operation: str,
+    calls: list[str],
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # PySpark names every package of the session to the JVM with each function: how many is the session's affair
+    monkeypatch.setattr(spark.sparkContext, "_python_includes", [])
     table = str(rig.directory / "table")
     spark.createDataFrame([], "body binary").write.format("delta").save(table)
 
