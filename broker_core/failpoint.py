@@ -70,9 +70,9 @@ def here(name: str) -> None:
 def _act(name: str) -> None:
     if name not in _armed:
         return
-    _hits[name] += 1
+    reached = _hits[name] = _hits[name] + 1  # another thread may reach it while an action waits
     for hit, action in _armed[name]:
-        if hit == _hits[name]:
+        if hit == reached:
             action(name)
 
 

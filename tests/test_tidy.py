@@ -50,7 +50,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
     "broker_core.broker.topology.topology.Topology": (539, STATE),
     "connector.batch.batch_transaction.BatchTransaction": (253, "one method for each operation of ``tx``"),
-    "connector.batch.foreach_batch.Transactional": (251, "what a user asks of a pipeline, and its parts"),
     "broker_core.client.broker.BrokerClient": (369, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
     "broker_core.kafka.source.source.Source": (255, ENTRY),

@@ -2,14 +2,17 @@
 
 Not here: the decision (``foreach_batch.py``), one commit of a table (``tables/table_format.py``).
 Invariant: batches are applied in the order of their decisions, each until it is marked, and the steps of a
-table in the order of the calls. Every step may be repeated.
+table in the order of the calls. Tables do not depend on each other: those of a function that called ``tx`` in
+threads are applied side by side, as plain writes of its threads would be. Every step may be repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +25,7 @@ from connector.batch.after_commit import AfterCommit, call
 from connector.batch.refused_file import RefusedFile
 from connector.batch.refused_letters import RefusedLetters
 from connector.batch.row_by_row import RefusedRows, RowByRow
+from connector.batch.thread_context import ThreadContext
 from connector.errors import INTERRUPTIONS, error_summary
 from connector.options import AddressOptions
 from connector.stream import staging
@@ -31,6 +35,9 @@ from connector.tables.table import Table, is_path
 from connector.tables.table_format import Attempt, TableFormat
 
 NOTED_CHARACTERS = 500  # of an error, for an operator
+_TABLES_AT_ONCE = 8
+
+Numbered = list[tuple[int, list[ToApply]]]  # the steps of one table, with their numbers in the batch
 
 
 class Apply:
@@ -43,6 +50,7 @@ class Apply:
         self._app_id = app_id
         self._address = address
         self._functions = functions
+        self.side_by_side = False  # the function of the newest batch called tx in threads
         self._applied = -1  # this batch and all before it are applied
 
     def function(self, name: str) -> AfterCommit:
@@ -52,7 +60,12 @@ class Apply:
             known = ", ".join(sorted(self._functions)) or "none"
             raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
 
-    def decided(self, spark: SparkSession, engine: Engine, newest: LedgerEntry | None = None) -> None:
+    def decided(
+        self,
+        spark: SparkSession,
+        engine: Engine,
+        newest: LedgerEntry | None = None,
+    ) -> None:
         """Applies every decided batch that is not applied. ``newest``: one that this process has decided."""
         # files tell themselves whether another driver has added them, so the engine need not be asked
         alone = newest is not None and newest.sequence == self._applied + 1
@@ -61,14 +74,15 @@ class Apply:
         else:
             entries = [newest]
         for entry in entries:
-            steps, functions = _grouped(entry)
+            tables, functions = _grouped(entry)
             for name in functions:  # fails before the first effect of this batch
                 self.function(name)
-            for number, parts in enumerate(steps):
-                failpoint.here(f"foreach.applying.{number}")
-                with _noted(engine, entry, parts):
-                    self._step(spark, engine, entry, parts)
-                failpoint.here(f"foreach.applied.{number}")
+            ours = newest is not None and entry.sequence == newest.sequence
+            if self.side_by_side and ours and len(tables) > 1:
+                self._side_by_side(spark, engine, entry, tables)
+            else:
+                for steps in tables:
+                    self._steps(spark, engine, entry, steps)
             for name, parts in functions.items():
                 with _noted(engine, entry, parts):
                     call(name, self.function(name), self._rows(spark, parts), entry)
@@ -76,6 +90,28 @@ class Apply:
             engine.mark_applied(self._app_id, entry.sequence)
             self._applied = entry.sequence
             failpoint.here("foreach.marked")
+
+    def _side_by_side(
+        self, spark: SparkSession, engine: Engine, entry: LedgerEntry, tables: list[Numbered]
+    ) -> None:
+        """Raises the error of the first table that has one, when all have ended."""
+        context = ThreadContext(spark)
+
+        def table(steps: Numbered) -> None:
+            with context.taken():
+                self._steps(spark, engine, entry, steps)
+
+        with ThreadPoolExecutor(min(len(tables), _TABLES_AT_ONCE), "txmq-apply") as pool:
+            ended = [pool.submit(table, steps) for steps in tables]
+        for each in ended:
+            each.result()
+
+    def _steps(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, steps: Numbered) -> None:
+        for number, parts in steps:
+            failpoint.here(f"foreach.applying.{number}")
+            with _noted(engine, entry, parts):
+                self._step(spark, engine, entry, parts)
+            failpoint.here(f"foreach.applied.{number}")
 
     def _step(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]) -> None:
         rows = sum(map(target.rows_in, parts))
@@ -241,9 +277,9 @@ def _waits(engine: Engine, entry: LedgerEntry) -> bool:
     return any(entry.sequence == waiting.sequence for waiting in engine.unapplied(entry.app_id))
 
 
-def _grouped(entry: LedgerEntry) -> tuple[list[list[ToApply]], dict[str, list[ToApply]]]:
+def _grouped(entry: LedgerEntry) -> tuple[list[Numbered], dict[str, list[ToApply]]]:
     """The parts to apply: by table and step, the tables in the order of their first part; and by function, in
-    the order of staging.
+    the order of staging. The steps are numbered through.
     """
     tables: dict[str, dict[int, list[ToApply]]] = {}
     functions: dict[str, list[ToApply]] = {}
@@ -253,4 +289,5 @@ def _grouped(entry: LedgerEntry) -> tuple[list[list[ToApply]], dict[str, list[To
         elif "table" in part.target:
             steps = tables.setdefault(part.target.get("location", part.target["table"]), {})
             steps.setdefault(part.target.get("step", 0), []).append(part)
-    return [steps[step] for steps in tables.values() for step in sorted(steps)], functions
+    number = itertools.count()
+    return [[(next(number), steps[step]) for step in sorted(steps)] for steps in tables.values()], functions

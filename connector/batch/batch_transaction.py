@@ -72,12 +72,13 @@ class BatchTransaction:
     _batch: DataFrame = field(repr=False)
     _token: str = field(repr=False)
     _owner: Pipeline = field(repr=False)
-    _branches: list[StagedBranch] = field(default_factory=list, repr=False)
+    branches: list[StagedBranch] = field(default_factory=list, repr=False)
     _steps: Steps = field(default_factory=Steps, repr=False)
     _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
     _seen: Seen = field(default_factory=Seen, repr=False)
     _operations: Operations = field(default_factory=Operations, repr=False)
     executions: int = field(default=0, repr=False)  # operations that have read the batch
+    in_threads: bool = field(default=False, repr=False)  # the function has called it in threads of its own
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # of what is not a job of Spark
 
     def __post_init__(self) -> None:
@@ -204,6 +205,7 @@ class BatchTransaction:
         with self._operations.one(name):
             _require_frame(name, rows)
             if self._operations.elsewhere:
+                self.in_threads = True
                 self._thread.require_query(self.query_id, name)
             with self._thread.taken() if self._operations.elsewhere else contextlib.nullcontext():
                 yield
@@ -247,7 +249,7 @@ class BatchTransaction:
         frame = staging.staging_frame(rows, kind, target, rejection=rejection, **place)
         with self._executing(frame, stages=True):
             staged = staging.staged(frame)
-        self._branches += staged
+        self.branches += staged
         return sum(branch.rows for branch in staged)
 
     def _stage_here(
@@ -256,7 +258,7 @@ class BatchTransaction:
         """Stage a branch in the driver."""
         batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
         header = BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
-        self._branches.append(self._owner.engine.stage(header, iter(batches)))
+        self.branches.append(self._owner.engine.stage(header, iter(batches)))
 
     def _stage_files(self, rows: DataFrame, table: Table, about: Mapping[str, Any]) -> bool:
         """Stage files that the table takes; False if it has changed since it was resolved."""
@@ -282,10 +284,6 @@ class BatchTransaction:
         yield
         whole = self._seen.note(frame, self._batch, stages=stages, rdd_id=self._reads.rdd_id)
         self._reads.noted |= direct and whole and self._reads.direct()
-
-    @property
-    def branches(self) -> list[StagedBranch]:
-        return self._branches
 
     def finish(self, *, consumes: bool) -> None:
         """C3: the function has returned. Waits for its threads, executes the batch if it has not, and notes

@@ -209,7 +209,7 @@ class Transactional:
             # C5 of an earlier process or query, before this batch, to keep the order
             self._name_ledger(spark, query_id)
             self.resume(spark)
-            self._apply_decided(spark, engine)
+            self.apply.decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
             self._started = running
         # C1
@@ -228,7 +228,7 @@ class Transactional:
             decided = self._decide(batch, engine, attempt, consumes)
         # C5
         if not decided.applied:
-            self._apply_decided(spark, engine, decided if decided.token == opened.token else None)
+            self.apply.decided(spark, engine, decided if decided.token == opened.token else None)
         # C6
         if self._ledger is not None:
             self._ledger.notify()
@@ -266,6 +266,7 @@ class Transactional:
             )
             failpoint.here("foreach.decided")
             self._reads_again = tx.executions > 1
+            self.apply.side_by_side = tx.in_threads
             if committed.entry.token != token:  # another driver was first
                 tx.drop_files()
             return committed.entry
@@ -304,11 +305,6 @@ class Transactional:
             f"app {self.app_id!r} on Spark Connect has no txmq source, so its checkpoints look the same",
             "pass lineage= with a string that you change together with the checkpoint",
         )
-
-    # -- C5 --------------------------------------------------------------------------------------------------
-    def _apply_decided(self, spark: SparkSession, engine: Engine, newest: LedgerEntry | None = None) -> None:
-        """Apply every decided batch that is not applied, in the order of the decisions."""
-        self.apply.decided(spark, engine, newest)
 
     @property
     def address(self) -> AddressOptions:

@@ -115,7 +115,8 @@ class Delta:
 
     def drop(self, location: str, attempt: Attempt) -> None:
         ours = f"{hidden.directory(attempt)}/"
-        self._staged = {place: held for place, held in self._staged.items() if not place.startswith(ours)}
+        for place in [place for place in tuple(self._staged) if place.startswith(ours)]:
+            self._staged.pop(place, None)  # another thread drops what is of its table
         TableFiles.at(location).delete(hidden.directory(attempt))
 
     def sweep(self, location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:

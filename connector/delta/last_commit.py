@@ -8,9 +8,10 @@ neither the metadata nor the protocol; its file is still the same one, and there
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject
 
 _KEPT = 16  # each holds a snapshot in the JVM
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class LastCommits:
     def __init__(self) -> None:
         self._commits: dict[str, LastCommit] = {}
         self._paths: dict[tuple[object, str], str] = {}
+        self._lock = threading.Lock()  # of a change: tables are looked at in threads
 
     def of(self, spark: SparkSession, location: str) -> LastCommit | None:
         """The commit if it is still the last one of the table."""
@@ -66,18 +70,24 @@ class LastCommits:
         key = spark.sparkContext, path
         found = self._paths.get(key)
         if found is None:
-            found = self._paths[key] = ask()
-            if len(self._paths) > _KEPT:
-                del self._paths[next(iter(self._paths))]
+            found = ask()
+            with self._lock:
+                _keep(self._paths, key, found)
         return found
 
     def note(self, location: str, commit: LastCommit) -> None:
         if not location.startswith(DISK):
             raise AssertionError(f"{location} is not on a disk")
-        self._commits.pop(location, None)
-        self._commits[location] = commit
-        if len(self._commits) > _KEPT:
-            del self._commits[next(iter(self._commits))]
+        with self._lock:
+            _keep(self._commits, location, commit)
+
+
+def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """As the newest; the oldest one goes if there are too many."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > _KEPT:
+        del kept[next(iter(kept))]
 
 
 def commit_file(version: int) -> str:

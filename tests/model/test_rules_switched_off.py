@@ -32,6 +32,7 @@ from broker_core.node.engine import EmbeddedEngine
 from connector.batch import after_commit, apply, batch_transaction
 from connector.batch.batch_reads import BatchReads
 from connector.batch.batch_transaction import BatchTransaction
+from connector.batch.apply import Apply
 from connector.batch.foreach_batch import Transactional
 from connector.delta.before.append_rows import append
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
@@ -677,11 +678,11 @@ def orphans_stay(patch: Patch) -> None:
 
 
 def apply_at_the_next_start(patch: Patch) -> None:
-    apply = Transactional._apply_decided
+    decided = Apply.decided
     patch.setattr(
-        Transactional,
-        "_apply_decided",
-        lambda self, spark, engine, *_newest: None if self._started else apply(self, spark, engine),
+        Apply,
+        "decided",
+        lambda self, spark, engine, *newest: None if newest else decided(self, spark, engine),
     )
 
 

@@ -18,7 +18,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame
 
 from broker_core import failpoint
-from broker_core.errors import OptionError, cause
+from broker_core.errors import NotApplied, OptionError, cause
 from connector.batch import batch_transaction
 from connector.batch.batch_reads import BatchReads
 from connector.batch.foreach_batch import BatchTransaction, transactional
@@ -298,3 +298,37 @@ def test_two_threads_never_share_a_directory_of_files(rig: Any, tmp_path: Path) 
     start(rig, fn)
     found = sorted((row["body"], row["thread"]) for row in delta_rows(Path(lake)))
     assert found == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("seed", 0)]
+
+
+def test_the_tables_of_a_function_in_threads_are_applied_side_by_side_each_once(
+    rig: Any, tmp_path: Path
+) -> None:
+    """Two threads meet before their commits; one table has got a constraint that its rows violate."""
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    lake = tmp_path / "lake"
+    for name in "ab":
+        rig.spark.createDataFrame([], "body string").write.format("delta").save(str(lake / name))
+    met = threading.Barrier(2, timeout=120)
+
+    def altered(_name: str) -> None:
+        check = f"ALTER TABLE delta.`{lake / 'b'}` ADD CONSTRAINT none CHECK (body > 'b')"
+        rig.spark.newSession().sql(check)
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        pool(batch, tx, str(lake))
+        failpoint.arm("foreach.decided", altered)
+        for hit in (1, 2):
+            failpoint.arm("adding.started", lambda _name: met.wait(), hit=hit)
+
+    try:
+        with pytest.raises(Exception) as raised:
+            start(rig, fn)
+    finally:
+        failpoint.disarm()
+    assert isinstance(cause(raised.value), NotApplied) and "does not take its rows" in str(raised.value)
+    assert tables(tmp_path) == {"a": ["a", "b"], "b": []}  # the other table does not wait for the repair
+    rig.spark.sql(f"ALTER TABLE delta.`{lake / 'b'}` DROP CONSTRAINT none")
+    start(rig, fn)
+    assert tables(tmp_path) == {"a": ["a", "b"], "b": ["a", "a", "b", "b"]}
+    assert sorted(rig.bodies("out")) == ["a", "b"] and rig.bodies("in") == []

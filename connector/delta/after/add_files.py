@@ -12,8 +12,9 @@ Invariant: every step may be repeated, by any number of drivers.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ class Adding:
 
     def __init__(self, last: LastCommits) -> None:
         self._last = last
-        self._committer = DeltaCommitter()
+        self._free: list[DeltaCommitter] = []  # those that no thread uses now
         self._added: set[str] = set()  # txnAppIds, which are of one table
 
     def add(
@@ -78,7 +79,8 @@ class Adding:
             files.copy(places)
             failpoint.here("adding.copied")
             # 3
-            version = self._committer.commit(spark, transaction, staged, once, options)
+            with self._committer() as committer:
+                version = committer.commit(spark, transaction, staged, once, options)
             failpoint.here("adding.committed")
             return True
 
@@ -105,6 +107,15 @@ class Adding:
         files.copy({have: want for have, want in again.items() if have not in gone})
         failpoint.here("adding.complete")
         return True
+
+    @contextlib.contextmanager
+    def _committer(self) -> Iterator[DeltaCommitter]:
+        try:
+            committer = self._free.pop()
+        except IndexError:
+            committer = DeltaCommitter()
+        yield committer
+        self._free.append(committer)
 
     def _read_back(
         self,
