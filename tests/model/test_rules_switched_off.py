@@ -30,9 +30,9 @@ from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.engine import EmbeddedEngine
 from connector.batch import after_commit, apply, batch_transaction
+from connector.batch.apply import Apply
 from connector.batch.batch_reads import BatchReads
 from connector.batch.batch_transaction import BatchTransaction
-from connector.batch.apply import Apply
 from connector.batch.foreach_batch import Transactional
 from connector.delta.before.append_rows import append
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
