@@ -13,11 +13,14 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
     """Returns every app that owns a queue, has claimed or has decided, by name."""
-    owners = {queue.owner for queue in state.topology.queues.values() if queue.owner}
+    owned: dict[str, list[str]] = {}
+    for queue in state.topology.queues.values():
+        if queue.owner:
+            owned.setdefault(queue.owner, []).append(queue.name)
     found = []
     released = {note.app_id for note in batches.claims.releases.records() if note.interrupted}
-    for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps() | released):
-        queues = sorted(queue.name for queue in state.topology.queues.values() if queue.owner == app_id)
+    for app_id in sorted(owned.keys() | batches.ledger.apps() | batches.claims.apps() | released):
+        queues = sorted(owned.get(app_id, ()))
         last = batches.ledger.last(app_id)
         unapplied, unmirrored = batches.ledger.waiting(app_id)
         found.append(

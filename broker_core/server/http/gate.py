@@ -32,6 +32,7 @@ from broker_core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.http.connection import HttpConnection
+from broker_core.server.http.kept.page_sessions import PageSession
 from broker_core.server.http.refusal import HttpRefusal, denied, not_found
 from broker_core.server.http.served import Served
 
@@ -60,6 +61,11 @@ async def log_in(served: Served, connection: HttpConnection, header: str) -> Cal
     if not header:
         raise HttpRefusal(401, "not_authorised", "Login required")
     user, password = read_basic(header)
+    return await check(served, connection, user, password)
+
+
+async def check(served: Served, connection: HttpConnection, user: str, password: str) -> Caller:
+    """The same, of a name and a password."""
     logins = served.logins
     try:
         answer = logins.ask_on(connection.name, user, password, connection.address)
@@ -74,10 +80,22 @@ async def log_in(served: Served, connection: HttpConnection, header: str) -> Cal
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 
-def scraper(served: Served, connection: HttpConnection) -> Caller:
-    """Whoever reads metrics without a login: nobody."""
-    nobody = Identity("")
-    return Caller(nobody, served.logins.rights(nobody), connection.address, served.broker.state)
+def nobody(served: Served, connection: HttpConnection) -> Caller:
+    """Whoever reads metrics, or opens the page, without a login."""
+    identity = Identity("")
+    return Caller(identity, served.logins.rights(identity), connection.address, served.broker.state)
+
+
+def of_session(served: Served, connection: HttpConnection, session: PageSession) -> Caller | None:
+    """The caller of a session; None if its login is no longer one: the user is gone, or has another password.
+    Raises NotAllowed (too many connections of the user).
+    """
+    logins = served.logins
+    if logins.basis(session.user, connection.address) != session.basis:
+        return None
+    connection.logged_in(session.user)
+    identity = logins.identity(session.user)
+    return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 
 def looks(caller: Caller) -> bool:

@@ -11,7 +11,7 @@ from broker_core.server.http.gate import Need
 
 class Route(NamedTuple):
     """``path``: with names in braces. ``works``: it commits or reads the disk, so it runs in a thread beside
-    the loop. ``text``: what it does, for people.
+    the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms and HTML.
     """
 
     method: str
@@ -20,6 +20,7 @@ class Route(NamedTuple):
     answer: Callable[[HttpCall], Any]
     text: str
     works: bool = False
+    page: bool = False
 
 
 def read(path: str, need: Need, answer: Callable[[HttpCall], Any], text: str) -> Route:

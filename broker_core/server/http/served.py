@@ -17,6 +17,8 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.http.kept.history import PlotHistory
+from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.rates import Rates
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
@@ -58,6 +60,8 @@ class Served:
     flight_calls: Callable[[], int] = int
     certificate: TlsFiles | None = None
     rates: Rates = field(default_factory=Rates)
+    history: PlotHistory = field(default_factory=PlotHistory)
+    sessions: PageSessions = field(default_factory=PageSessions)
 
     def shown(self, queues: Sequence[Queue], show: Callable[[Queue], T]) -> list[T]:
         """The queues as ``show`` shows them: some at a time under the lock."""

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from broker_core.server.http.application import Application
 from broker_core.server.http.connection import HttpConnection, factory
 from broker_core.server.http.options import HttpOptions
+from broker_core.server.http.page.sampling import Sampler
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
@@ -130,13 +131,12 @@ class HttpServer:
             loop.close()
 
     async def _sample(self) -> None:
+        sampler = Sampler(self._served, self._beside)
         while True:
             try:
-                await self._served.rates.sample(
-                    list(self._served.broker.state.virtual_hosts.by_name.values())
-                )
+                await sampler.sample()
             except Exception as error:  # the next one may do
-                logger.error("a sample of the rates failed: %s", error)
+                logger.error("a sample of the numbers failed: %s", error)
             await asyncio.sleep(INTERVAL_S)
 
     async def _end(self) -> None:
