@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -119,8 +120,9 @@ class Application:
                 gate.permit(caller, route.need)
             if route.need == "vhost":
                 caller = gate.within(self._served, caller, params.get("vhost", ""))
-            with self._requests.within(caller.identity.user):
-                found = await self._body(request)
+            most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
+            with self._room(caller):
+                found = await self._body(request, most)
                 body = _object(found) if visit is None else entrance.form(request, found, visit)
                 reason = request.headers.get("x-reason", "")
                 query = dict(request.query_params)
@@ -136,6 +138,13 @@ class Application:
             logger.exception("%s failed", asked)
             failed = HttpRefusal(500, "internal_error", "the broker's log has the reason")
             return self._refused(request, caller, asked, failed)
+
+    def _room(self, caller: Caller) -> AbstractContextManager[None]:
+        """Nobody takes none: who sends a login slowly, or guesses, would keep others from their login. Its
+        connection is one of few (``UnauthenticatedLimit``), and its form is small.
+        """
+        user = caller.identity.user
+        return self._requests.within(user) if user else nullcontext()
 
     def _is_open(self, route: Route) -> bool:
         return route.need == "metrics" and self._options.open_metrics
@@ -170,11 +179,10 @@ class Application:
             response.headers["connection"] = "close"
         return response
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, most: int) -> bytes:
         """Raises Refusal."""
         if not _has_body(request):
             return b""
-        most = self._options.body_bytes
         too_large = HttpRefusal(413, "body_too_large", f"a body has at most {most} bytes")
         length = request.headers.get("content-length", "0")
         if len(length) > 12 or int(length) > most:

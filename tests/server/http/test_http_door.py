@@ -4,6 +4,7 @@ answered (``test_management.py``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -22,8 +23,9 @@ from broker_core.server.http.options import HttpOptions
 from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import Api, add_people, serving
+from tests.server.http.page_visitor import Visitor
 
-HEAD_S = 1.0
+HEAD_S, SLOTS = 1.0, 4
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with pytest.MonkeyPatch.context() as patch:
         options = HttpOptions(
             connections=UserLimit(24, 8),
+            requests=UserLimit(16, SLOTS),
             head_bytes=4096,
             body_bytes=64 * 1024,
             head_s=HEAD_S,
@@ -161,6 +164,25 @@ def test_a_large_body_is_refused_without_being_read(broker: Broker, boss: Api) -
         with pytest.raises(OSError):
             connection.sendall(piece * 20_000)  # 80 MB
     assert boss.get("/api/whoami")["name"] == "boss"
+
+
+def test_logins_that_are_sent_slowly_or_are_large_keep_nobody_from_the_page(broker: Broker) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(SLOTS):  # as many as one user may have in progress
+            connection = stack.enter_context(connect(broker))
+            connection.sendall(_form("content-length: 60000") + b"user=")
+        visitor = Visitor(broker.http_urls[0])
+        assert visitor.log_in("boss").status == 303 and visitor.get("/ui").status == 200
+        visitor.close()
+    for length in (1 << 17, 1 << 30):
+        with connect(broker) as connection:
+            connection.sendall(_form(f"content-length: {length}"))
+            assert answered(connection).startswith(b"HTTP/1.1 413 ")
+
+
+def _form(*headers: str) -> bytes:
+    head = ("POST /ui/login HTTP/1.1", "host: here", "origin: http://here", *headers, "", "")
+    return "\r\n".join(head).encode()
 
 
 def test_large_headers_are_refused(broker: Broker) -> None:

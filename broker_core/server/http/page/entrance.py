@@ -23,7 +23,7 @@ from broker_core.server.http.refusal import HttpRefusal, bad_request
 from broker_core.server.http.served import Served
 
 LOGIN = "/ui/login"
-FIELDS = 20  # of a form
+FIELDS, FORM_BYTES = 20, 64 * 1024  # of a form
 LOGIN_NEEDED = "login_needed"
 
 
