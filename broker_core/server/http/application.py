@@ -79,7 +79,9 @@ def _place(path: str) -> tuple[int, str]:
 
 
 class Application:
-    """``beside``: for routes that work. ``requests``: those in progress."""
+    """``beside``: for routes that work, and ``waiting`` for those that wait for commits: while the disk
+    hangs, an operator still looks. ``requests``: those in progress.
+    """
 
     def __init__(
         self,
@@ -88,8 +90,10 @@ class Application:
         options: HttpOptions,
         requests: Quota,
         beside: Executor,
+        waiting: Executor,
     ) -> None:
-        self._served, self._options, self._requests, self._beside = served, options, requests, beside
+        self._served, self._options, self._requests = served, options, requests
+        self._beside, self._waiting = beside, waiting
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -161,7 +165,8 @@ class Application:
         if not route.works:
             found = route.answer(call)
             return await found if isinstance(found, Awaitable) else found
-        return await asyncio.get_running_loop().run_in_executor(self._beside, route.answer, call)
+        threads = self._waiting if route.waits else self._beside
+        return await asyncio.get_running_loop().run_in_executor(threads, route.answer, call)
 
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
