@@ -156,6 +156,11 @@ class Logins:
             return DEFAULT_USER if self._open and user == DEFAULT_USER and is_loopback(address) else None
         return self._checks.kept_of(user)
 
+    @property
+    def default(self) -> bool:
+        """Whether there are no users, and the default user comes in from this host."""
+        return self._users.default
+
     def identity(self, user: str) -> Identity:
         """Of a user who has logged in before."""
         return self._checks.identity(user)

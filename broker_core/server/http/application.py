@@ -159,7 +159,8 @@ class Application:
             return gate.nobody(self._served, connection)
         if visit is not None:
             return entrance.caller(self._served, visit)
-        return await gate.log_in(self._served, connection, request.headers.get("authorization", ""))
+        header, host = request.headers.get("authorization", ""), request.headers.get("host", "")
+        return await gate.log_in(self._served, connection, header, host)
 
     async def _found(self, route: Route, call: HttpCall) -> Any:
         if not route.works:

@@ -33,11 +33,13 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request of a browser. ``target``: path and query. ``connection``: for a login on it. ``secure``: over
-    TLS. ``session`` None: nobody has logged in. ``token``: of the session, in the cookie of this name.
+    """A request of a browser. ``target``: path and query. ``host``: by which it calls this door.
+    ``connection``: for a login on it. ``secure``: over TLS. ``session`` None: nobody has logged in.
+    ``token``: of the session, in the cookie of this name.
     """
 
     target: str
+    host: str
     connection: HttpConnection
     cookie: str
     secure: bool = False

@@ -23,7 +23,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
+import platform
 from typing import Literal
+from urllib.parse import urlsplit
 
 from broker_core.address import VHOST
 from broker_core.broker.access.users import LOOKING, MANAGING
@@ -56,17 +59,20 @@ def read_basic(header: str) -> tuple[str, str]:
     return user, password
 
 
-async def log_in(served: Served, connection: HttpConnection, header: str) -> Caller:
+async def log_in(served: Served, connection: HttpConnection, header: str, host: str) -> Caller:
     """The caller, as ``/`` sees it. Raises Refusal, NotAllowed (too many connections of the user)."""
     if not header:
         raise HttpRefusal(401, "not_authorised", "Login required")
     user, password = read_basic(header)
-    return await check(served, connection, user, password)
+    return await check(served, connection, user, password, host)
 
 
-async def check(served: Served, connection: HttpConnection, user: str, password: str) -> Caller:
-    """The same, of a name and a password."""
+async def check(served: Served, connection: HttpConnection, user: str, password: str, host: str) -> Caller:
+    """The same, of a name and a password. ``host``: by which the client calls this door."""
     logins = served.logins
+    if logins.default and not is_own_name(host):
+        text = f"without users, this door is called localhost or by its address, and not {host[:80]!r}"
+        raise HttpRefusal(401, "not_authorised", text)
     try:
         answer = logins.ask_on(connection.name, user, password, connection.address)
         checked = not answer.done()
@@ -78,6 +84,24 @@ async def check(served: Served, connection: HttpConnection, user: str, password:
         logins.audit.record("login", user, connection.address, door="http", answer="accepted")
     connection.logged_in(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
+
+
+def is_own_name(host: str) -> bool:
+    """Whether ``host`` of a request is an address, or a name of this host. A page of another host may give
+    its name an address of here (DNS rebinding), and its requests come from here then; the password of the
+    default user is known.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if name in ("localhost", platform.node().lower()) or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def nobody(served: Served, connection: HttpConnection) -> Caller:

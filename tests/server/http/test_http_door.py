@@ -263,6 +263,36 @@ def _request(method: str, path: str, *headers: str) -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", "host: here", login, *headers, "", ""]).encode()
 
 
+@pytest.mark.parametrize(
+    ("host", "comes_in"),
+    [
+        *(
+            (host, True)
+            for host in ("localhost", "localhost:1", "127.0.0.1:15672", "[::1]:1", "txmq.localhost")
+        ),
+        *((host, False) for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "")),
+        *((host, False) for host in ("127.0.0.1@evil.example", "[", "localhost:x@evil.example")),
+    ],
+)
+def test_the_default_user_does_not_come_in_under_a_name_of_others(
+    tmp_path: Path, host: str, comes_in: bool
+) -> None:
+    """A page whose name is given an address of this host sends requests from here (DNS rebinding)."""
+    with serving(tmp_path) as broker:
+        api = Api(broker.http_urls[0])
+        assert api.ask("GET", "/api/whoami", headers={"host": host}).status == (200 if comes_in else 401)
+        api.close()
+        visitor = Visitor(broker.http_urls[0])
+        visitor.post(
+            "/ui/login",
+            {"user": "guest", "password": "guest"},
+            {"host": host, "origin": f"http://{host}"},
+            form=None,
+        )
+        assert bool(visitor.cookie) == comes_in
+        visitor.close()
+
+
 # -- the start -----------------------------------------------------------------------------------------------
 def test_other_hosts_need_tls_or_permission(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"--http is 0\.0\.0\.0:0"):

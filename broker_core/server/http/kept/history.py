@@ -77,7 +77,8 @@ class PlotHistory:
     def end(self) -> None:
         """What the sample does not have is forgotten."""
         at = (self._samples - 1) % self._points
-        gone = [key for key, ring in self._rings.items() if np.isnan(self._values[ring, 0, at])]
+        missing = np.isnan(self._values[:, 0, at])
+        gone = [key for key, ring in self._rings.items() if missing[ring]]
         for key in gone:
             self._clear(self._rings.pop(key))
 

@@ -46,7 +46,15 @@ def visit(served: Served, request: Request, connection: HttpConnection) -> Visit
     session = served.sessions.find(token) if token else None
     query = request.scope["query_string"].decode("latin-1")
     target = request.scope["path"] + (f"?{query}" if query else "")
-    return Visit(target, connection, cookie, request.url.scheme == "https", session, token)
+    return Visit(
+        target,
+        request.headers.get("host", ""),
+        connection,
+        cookie,
+        request.url.scheme == "https",
+        session,
+        token,
+    )
 
 
 def caller(served: Served, visit: Visit) -> Caller:

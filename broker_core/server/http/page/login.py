@@ -39,7 +39,7 @@ async def _log_in(call: HttpCall) -> Response:
         raise HttpRefusal(401, "not_authorised", "Login failed")
     served = call.served
     try:
-        caller = await gate.check(served, at.connection, user, password)
+        caller = await gate.check(served, at.connection, user, password, at.host)
         gate.permit(caller, "management")
     except HttpRefusal as refusal:
         return rendered("login.html", refusal.status, next=then, reason=refusal.reason, name=user[:80])

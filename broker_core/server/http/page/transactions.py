@@ -60,6 +60,9 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
                 f"{settles} messages that it has acked or rejected go back to their queues, and are "
                 "delivered again."
             )
+    for word, field in (("It publishes to", "to"), ("It settles messages of", "acked")):
+        if row.get(field):
+            says.append(f"{word} {', '.join(f'{name} ({count(n)})' for name, n in row[field].items())}.")
     if row["dropped"]:
         says.append(f"{count(row['dropped'])} of all these have no effect: their queue was deleted.")
     says += [
