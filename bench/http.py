@@ -81,7 +81,9 @@ async def ask(url: str) -> None:
         at = loop.time() + number / REQUESTS_A_SECOND
         while True:
             path = PATHS[asked % len(PATHS)]
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Basic {login}\r\n\r\n".encode())
+            writer.write(
+                f"GET {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Basic {login}\r\n\r\n".encode()
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200"), head
             size = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])

@@ -4,20 +4,27 @@ nothing changes.
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NamedTuple
+
 from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
-from broker_core.engine import AppInfo, AttemptInfo
+from broker_core.engine import AppInfo, AttemptInfo, LedgerEntry
 from broker_core.micro_batch.claims.releases import Releases
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.public_entry import public
 
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
     """Returns every app that owns a queue, has claimed or has decided, by name."""
-    owners = {queue.owner for queue in state.topology.queues.values() if queue.owner}
+    owned: dict[str, list[str]] = {}
+    for queue in state.topology.queues.values():
+        if queue.owner:
+            owned.setdefault(queue.owner, []).append(queue.name)
     found = []
     released = {note.app_id for note in batches.claims.releases.records() if note.interrupted}
-    for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps() | released):
-        queues = sorted(queue.name for queue in state.topology.queues.values() if queue.owner == app_id)
+    for app_id in sorted(owned.keys() | batches.ledger.apps() | batches.claims.apps() | released):
+        queues = sorted(owned.get(app_id, ()))
         last = batches.ledger.last(app_id)
         unapplied, unmirrored = batches.ledger.waiting(app_id)
         found.append(
@@ -34,6 +41,24 @@ def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
             )
         )
     return found
+
+
+class AppBatches(NamedTuple):
+    """An app, and its last decided batches, oldest first."""
+
+    app: AppInfo
+    last: list[LedgerEntry]
+
+
+def pipelines(
+    state: BrokerState, batches: MicroBatches, count: int, app_id: str | None = None
+) -> list[AppBatches]:
+    """Returns every app, or one, with its last ``count`` batches."""
+    return [
+        AppBatches(app, [public(entry) for entry in deque(batches.ledger.kept(app.app_id), count)])
+        for app in apps(state, batches)
+        if app_id in (None, app.app_id)
+    ]
 
 
 def _left(state: BrokerState, releases: Releases, app_id: str) -> int:

@@ -143,15 +143,10 @@ class MicroBatch:
         app: str = "app",
         batch_id: int = 0,
         parts: int = 1,
+        query: str = "query",
     ) -> None:
-        self.client, self.source, self.sink, self.app, self.batch_id, self.parts = (
-            client,
-            source,
-            sink,
-            app,
-            batch_id,
-            parts,
-        )
+        self.client, self.source, self.sink = client, source, sink
+        self.app, self.query, self.batch_id, self.parts = app, query, batch_id, parts
 
     def run(self, start: Vector | None = None) -> Vector:
         """The end vector; the batch is decided and acked."""
@@ -160,14 +155,14 @@ class MicroBatch:
         end = client.claim(self.app, list(start), start, Limit(), Origin(), "fail")
         ranges = client.resolve(self.app, start, end)
         client.count(self.app, ranges)
-        opened = client.open_batch(self.app, "query", self.batch_id, "fail")
+        opened = client.open_batch(self.app, self.query, self.batch_id, "fail")
         rows = self.read(end, start)
         header = BranchHeader(
             opened.token, f"branch-{self.batch_id}", "publish", {"exchange": "", "routing_key": self.sink}
         )
         staged = client.stage(header, [batch.select(["body"]) for batch in rows])
         assert staged.rows == sum(batch.num_rows for batch in rows)
-        committed = client.commit_batch(self.app, "query", self.batch_id, opened.token, [staged])
+        committed = client.commit_batch(self.app, self.query, self.batch_id, opened.token, [staged])
         assert committed.entry.published == staged.rows
         client.ack(self.app, end)
         return end
@@ -175,4 +170,4 @@ class MicroBatch:
     def read(self, end: Vector, start: Vector) -> list[pa.RecordBatch]:
         ranges = self.client.resolve(self.app, start, end)
         slices = tuple((log, first, last) for log, (first, last) in ranges.items())
-        return list(self.client.read(ReadTicket(self.app, "query", self.batch_id, ranges, slices)))
+        return list(self.client.read(ReadTicket(self.app, self.query, self.batch_id, ranges, slices)))

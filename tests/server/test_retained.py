@@ -38,6 +38,9 @@ from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.flight import channels
+from broker_core.server.http.kept import history, page_sessions
+from broker_core.server.http.kept.history import PlotHistory
+from broker_core.server.http.kept.page_sessions import PageSessions
 from tests.server.flight.flight_calls import HEADER, messages
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -211,6 +214,23 @@ def broker_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder:
     return sum(each.stat().st_size for each in folder.iterdir()), 2 * LOW * 100 + 200
 
 
+def plots(_broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    kept = PlotHistory(LOW)
+    for at, (user, name) in enumerate(things):
+        kept.begin(float(at))
+        kept.add([(("queue", user, name), (at + 1.0, 0.0, 0.0)), (("vhost", name), (1.0, 0.0, 0.0))])
+    return len(kept), LOW
+
+
+def page_logins(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(page_sessions, "MOST", LOW)
+    low.setattr(page_sessions, "OF_USER", LOW // 2)
+    sessions = PageSessions()
+    for user, _name in things:
+        sessions.open(user, "basis")
+    return len(sessions), LOW if users_of(things) > 1 else LOW // 2
+
+
 ROWS = {
     "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
     "outcomes of named transactions": Fill(f"{Kept().count:,}", named_outcomes),
@@ -224,6 +244,8 @@ ROWS = {
     "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
     "bindings": Fill(f"{refusals.VHOST_BINDING_BYTES >> 20} MiB", bindings),
+    "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
+    "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),
     "the audit log": Fill(
         f"{audit.MOST + 1} files of {audit.MAX_BYTES >> 20} MiB, {audit.KEPT_DAYS} days", audit_log
     ),

@@ -148,6 +148,23 @@ class Logins:
         answer.add_done_callback(keep)
         return answer
 
+    def basis(self, user: str, address: str) -> str | None:
+        """What a login of the user from there rests on: another one after its password has changed, None if
+        it cannot log in.
+        """
+        if self._users.default:
+            return DEFAULT_USER if self._open and user == DEFAULT_USER and is_loopback(address) else None
+        return self._checks.kept_of(user)
+
+    @property
+    def default(self) -> bool:
+        """Whether there are no users, and the default user comes in from this host."""
+        return self._users.default
+
+    def identity(self, user: str) -> Identity:
+        """Of a user who has logged in before."""
+        return self._checks.identity(user)
+
     # -- what the caller may do --------------------------------------------------------------------------
     def rights(self, identity: Identity, vhost: str = VHOST) -> Rights:
         """One for each user and virtual host, for calls of Flight."""

@@ -7,6 +7,9 @@ A request, in this order:
 4. room: requests in progress, of the user and of all
 5. body: no larger than allowed, and in time
 6. answer: in the loop, or in a thread beside it if the route works
+
+Tools come with a name and a password, and get JSON; browsers come with a session, and get pages
+(``page/entrance.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -28,9 +32,11 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker_core.errors import TxmqError
+from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
-from broker_core.server.http.call import HttpAnswer, HttpCall
+from broker_core.server.http.call import HttpAnswer, HttpCall, Visit
 from broker_core.server.http.options import HttpOptions
+from broker_core.server.http.page import entrance
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found, refusal_of
 from broker_core.server.http.route import Route
 from broker_core.server.http.served import Served
@@ -73,7 +79,9 @@ def _place(path: str) -> tuple[int, str]:
 
 
 class Application:
-    """``beside``: for routes that work. ``requests``: those in progress."""
+    """``beside``: for routes that work, and ``waiting`` for those that wait for commits: while the disk
+    hangs, an operator still looks. ``requests``: those in progress.
+    """
 
     def __init__(
         self,
@@ -82,8 +90,10 @@ class Application:
         options: HttpOptions,
         requests: Quota,
         beside: Executor,
+        waiting: Executor,
     ) -> None:
-        self._served, self._options, self._requests, self._beside = served, options, requests, beside
+        self._served, self._options, self._requests = served, options, requests
+        self._beside, self._waiting = beside, waiting
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -105,23 +115,23 @@ class Application:
             _check_origin(request)
             connection = request.scope["state"]["connection"]
             params = _params(request)
-            if route.need == "metrics" and self._options.open_metrics:
-                caller = gate.scraper(self._served, connection)
-            else:
-                header = request.headers.get("authorization", "")
-                caller = await gate.log_in(self._served, connection, header)
+            visit = None
+            if route.page:
+                visit = entrance.visit(self._served, request, connection)
+                params = {**request.query_params, **params}
+            caller = await self._caller(route, request, connection, visit)
+            if not self._is_open(route):
                 gate.permit(caller, route.need)
             if route.need == "vhost":
-                caller = gate.within(self._served, caller, params["vhost"])
-            with self._requests.within(caller.identity.user):
-                body = await self._body(request)
+                caller = gate.within(self._served, caller, params.get("vhost", ""))
+            most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
+            with self._room(caller):
+                found = await self._body(request, most)
+                body = _object(found) if visit is None else entrance.form(request, found, visit)
                 reason = request.headers.get("x-reason", "")
-                call = HttpCall(self._served, caller, params, dict(request.query_params), body, reason)
-                if route.works:
-                    found = await asyncio.get_running_loop().run_in_executor(self._beside, route.answer, call)
-                else:
-                    found = route.answer(call)
-                return _response(found)
+                query = dict(request.query_params)
+                call = HttpCall(self._served, caller, params, query, body, reason, visit)
+                return _response(await self._found(route, call))
         except HttpRefusal as refusal:
             return self._refused(request, caller, asked, refusal)
         except TxmqError as error:
@@ -130,26 +140,55 @@ class Application:
             return Response(status_code=400)
         except Exception:
             logger.exception("%s failed", asked)
-            return _told(500, "internal_error", "the broker's log has the reason")
+            failed = HttpRefusal(500, "internal_error", "the broker's log has the reason")
+            return self._refused(request, caller, asked, failed)
+
+    def _room(self, caller: Caller) -> AbstractContextManager[None]:
+        """Nobody takes none: who sends a login slowly, or guesses, would keep others from their login. Its
+        connection is one of few (``UnauthenticatedLimit``), and its form is small.
+        """
+        user = caller.identity.user
+        return self._requests.within(user) if user else nullcontext()
+
+    def _is_open(self, route: Route) -> bool:
+        return route.need == "metrics" and self._options.open_metrics
+
+    async def _caller(self, route: Route, request: Request, connection: Any, visit: Visit | None) -> Caller:
+        """Raises Refusal."""
+        if self._is_open(route) or (visit is not None and route.need == "nobody"):
+            return gate.nobody(self._served, connection)
+        if visit is not None:
+            return entrance.caller(self._served, visit)
+        header, host = request.headers.get("authorization", ""), request.headers.get("host", "")
+        return await gate.log_in(self._served, connection, header, host)
+
+    async def _found(self, route: Route, call: HttpCall) -> Any:
+        if not route.works:
+            found = route.answer(call)
+            return await found if isinstance(found, Awaitable) else found
+        threads = self._waiting if route.waits else self._beside
+        return await asyncio.get_running_loop().run_in_executor(threads, route.answer, call)
 
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
             told = {"door": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
             self._served.logins.audit.record("refused", caller.identity.user, caller.address, **told)
-        response = _told(refusal.status, refusal.error, refusal.reason)
-        if refusal.status == 401:
-            response.headers.update(gate.CHALLENGE)
+        if entrance.is_page(request.scope["path"]):
+            response = entrance.refused(request, refusal)
+        else:
+            response = _told(refusal.status, refusal.error, refusal.reason)
+            if refusal.status == 401:
+                response.headers.update(gate.CHALLENGE)
         if refusal.status == 503:
             response.headers["retry-after"] = "1"
         if _has_body(request):  # which may not have been read
             response.headers["connection"] = "close"
         return response
 
-    async def _body(self, request: Request) -> Mapping[str, Any]:
+    async def _body(self, request: Request, most: int) -> bytes:
         """Raises Refusal."""
         if not _has_body(request):
-            return {}
-        most = self._options.body_bytes
+            return b""
         too_large = HttpRefusal(413, "body_too_large", f"a body has at most {most} bytes")
         length = request.headers.get("content-length", "0")
         if len(length) > 12 or int(length) > most:
@@ -168,15 +207,20 @@ class Application:
             raise HttpRefusal(
                 408, "timeout", f"the body was not there within {self._options.body_s:g} s"
             ) from None
-        if not found:
-            return {}
-        try:
-            body = json.loads(found, parse_constant=_no_number)
-        except (ValueError, RecursionError):
-            raise bad_request("not_json") from None
-        if not isinstance(body, dict):
-            raise bad_request("not_json: an object is needed")
-        return body
+        return bytes(found)
+
+
+def _object(found: bytes) -> Mapping[str, Any]:
+    """Raises Refusal."""
+    if not found:
+        return {}
+    try:
+        body = json.loads(found, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise bad_request("not_json") from None
+    if not isinstance(body, dict):
+        raise bad_request("not_json: an object is needed")
+    return body
 
 
 class _Endpoint:
@@ -232,7 +276,10 @@ def _not_allowed(request: Request, handlers: Handlers) -> Response:
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     refusal = not_found()
-    response = _told(refusal.status, refusal.error, refusal.reason)
+    if entrance.is_page(scope["path"]):
+        response = entrance.refused(Request(scope), refusal)
+    else:
+        response = _told(refusal.status, refusal.error, refusal.reason)
     if _has_body(Request(scope)):
         response.headers["connection"] = "close"
     await response(scope, receive, send)
@@ -244,7 +291,8 @@ def _told(status: int, error: str, reason: str) -> Response:
 
 def _response(found: Any) -> Response:
     if isinstance(found, Response):
-        found.headers.update(HEADERS)
+        for name, value in HEADERS.items():
+            found.headers.setdefault(name, value)
         return found
     answer = found if isinstance(found, HttpAnswer) else HttpAnswer(200, found)
     headers = {**HEADERS, **answer.headers}

@@ -13,6 +13,8 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.topology.topology import Topology
 from broker_core.checks import MAX_NAME_BYTES
 from broker_core.server.access.caller import Caller
+from broker_core.server.http.connection import HttpConnection
+from broker_core.server.http.kept.page_sessions import PageSession
 from broker_core.server.http.refusal import bad_request
 from broker_core.server.http.served import Served
 
@@ -29,13 +31,30 @@ class HttpAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request of a browser. ``target``: path and query. ``host``: by which it calls this door.
+    ``connection``: for a login on it. ``secure``: over TLS. ``session`` None: nobody has logged in.
+    ``token``: of the session, in the cookie of this name.
+    """
+
+    target: str
+    host: str
+    connection: HttpConnection
+    cookie: str
+    secure: bool = False
+    session: PageSession | None = None
+    token: str = ""
+
+
 CREATED, DONE = HttpAnswer(201), HttpAnswer(204)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """``params``: of the path, decoded. ``body``: JSON, {} if there is none. ``reason``: that the caller
-    gives for what it does.
+    """``params``: of the path, decoded; of a page, also those of the query. ``body``: JSON, or the fields of
+    a form, {} if there is none. ``reason``: that the caller gives for what it does. ``at``: where a browser
+    is.
     """
 
     served: Served
@@ -44,6 +63,7 @@ class HttpCall:
     query: Mapping[str, str]
     body: Mapping[str, Any]
     reason: str = ""
+    at: Visit | None = None
 
     @property
     def vhost(self) -> str:

@@ -23,7 +23,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
+import platform
 from typing import Literal
+from urllib.parse import urlsplit
 
 from broker_core.address import VHOST
 from broker_core.broker.access.users import LOOKING, MANAGING
@@ -32,6 +35,7 @@ from broker_core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.http.connection import HttpConnection
+from broker_core.server.http.kept.page_sessions import PageSession
 from broker_core.server.http.refusal import HttpRefusal, denied, not_found
 from broker_core.server.http.served import Served
 
@@ -55,12 +59,20 @@ def read_basic(header: str) -> tuple[str, str]:
     return user, password
 
 
-async def log_in(served: Served, connection: HttpConnection, header: str) -> Caller:
+async def log_in(served: Served, connection: HttpConnection, header: str, host: str) -> Caller:
     """The caller, as ``/`` sees it. Raises Refusal, NotAllowed (too many connections of the user)."""
     if not header:
         raise HttpRefusal(401, "not_authorised", "Login required")
     user, password = read_basic(header)
+    return await check(served, connection, user, password, host)
+
+
+async def check(served: Served, connection: HttpConnection, user: str, password: str, host: str) -> Caller:
+    """The same, of a name and a password. ``host``: by which the client calls this door."""
     logins = served.logins
+    if logins.default and not is_own_name(host):
+        text = f"without users, this door is called localhost or by its address, and not {host[:80]!r}"
+        raise HttpRefusal(401, "not_authorised", text)
     try:
         answer = logins.ask_on(connection.name, user, password, connection.address)
         checked = not answer.done()
@@ -74,10 +86,40 @@ async def log_in(served: Served, connection: HttpConnection, header: str) -> Cal
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 
-def scraper(served: Served, connection: HttpConnection) -> Caller:
-    """Whoever reads metrics without a login: nobody."""
-    nobody = Identity("")
-    return Caller(nobody, served.logins.rights(nobody), connection.address, served.broker.state)
+def is_own_name(host: str) -> bool:
+    """Whether ``host`` of a request is an address, or a name of this host. A page of another host may give
+    its name an address of here (DNS rebinding), and its requests come from here then; the password of the
+    default user is known.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if name in ("localhost", platform.node().lower()) or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def nobody(served: Served, connection: HttpConnection) -> Caller:
+    """Whoever reads metrics, or opens the page, without a login."""
+    identity = Identity("")
+    return Caller(identity, served.logins.rights(identity), connection.address, served.broker.state)
+
+
+def of_session(served: Served, connection: HttpConnection, session: PageSession) -> Caller | None:
+    """The caller of a session; None if its login is no longer one: the user is gone, or has another password.
+    Raises NotAllowed (too many connections of the user).
+    """
+    logins = served.logins
+    if logins.basis(session.user, connection.address) != session.basis:
+        return None
+    connection.logged_in(session.user)
+    identity = logins.identity(session.user)
+    return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 
 def looks(caller: Caller) -> bool:

@@ -141,18 +141,16 @@ def _apps(served: Served) -> Families:
     took = GaugeMetricFamily("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
     found = []
     for vhost in list(served.broker.state.virtual_hosts.by_name):
-        engine = served.engines.of(vhost)
-        found += [(app.lag, vhost, app, engine) for app in engine.apps()]
-    for _, vhost, app, engine in nlargest(APPS, found, key=lambda each: each[0]):
+        found += [(app.lag, vhost, app, last) for app, last in served.pipelines(vhost, 2)]
+    for _, vhost, app, last in nlargest(APPS, found, key=lambda each: each[0]):
         names = [vhost, app.app_id]
         lag.add_metric(names, app.lag)
         unapplied.add_metric(names, app.unapplied)
         unmirrored.add_metric(names, app.unmirrored)
         batch.add_metric(names, app.sequence)
-        last = [entry.committed_at_us / 1e6 for entry in engine.entries(app.app_id)[-2:]]
         if last:
-            at.add_metric(names, last[-1])
-            took.add_metric(names, last[-1] - last[0])
+            at.add_metric(names, last[-1].committed_at_us / 1e6)
+            took.add_metric(names, (last[-1].committed_at_us - last[0].committed_at_us) / 1e6)
     return [lag, unapplied, unmirrored, batch, at, took]
 
 

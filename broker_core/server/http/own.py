@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from broker_core.broker.decision import Decision
-from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import not_found
@@ -17,19 +16,17 @@ Row = dict[str, Any]
 ENTRIES = 1_000  # of a ledger, the last ones
 
 
-def _engines(call: HttpCall) -> list[tuple[str, EmbeddedEngine]]:
-    found = [topology.vhost for topology in visible(call.served, call.caller)]
-    return [(vhost, call.served.engines.of(vhost)) for vhost in found]
+def _vhosts(call: HttpCall) -> list[str]:
+    return [topology.vhost for topology in visible(call.served, call.caller)]
 
 
 def _apps(call: HttpCall) -> list[Row]:
     now_us = call.served.broker.clock()
     rows = []
-    for vhost, engine in _engines(call):
-        for app in engine.apps():
-            last = engine.last_entry(app.app_id)
+    for vhost in _vhosts(call):
+        for app, entries in call.served.pipelines(vhost):
             row = {"vhost": vhost, **asdict(app)}
-            if last is not None:
+            for last in entries:
                 row["last_batch"] = {
                     "batch_id": last.batch_id,
                     "messages": last.messages,
@@ -42,10 +39,11 @@ def _apps(call: HttpCall) -> list[Row]:
 
 
 def _ledger(call: HttpCall) -> list[Row]:
-    engine = call.served.engines.of(within(call.served, call.caller, call.params["vhost"]).state.vhost)
-    entries = engine.entries(call.params["app"])[-ENTRIES:]
-    if not entries and engine.app(call.params["app"]) is None:
+    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
+    found = call.served.pipelines(vhost, ENTRIES, call.params["app"])
+    if not found:
         raise not_found()
+    ((_, entries),) = found
     shown = ("sequence", "query_id", "batch_id", "messages", "published", "applied", "mirrored")
     return [
         {
@@ -61,7 +59,7 @@ def _ledger(call: HttpCall) -> list[Row]:
 def _prepared(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **asdict(each)}
-        for vhost, _ in _engines(call)
+        for vhost in _vhosts(call)
         for each in call.served.broker.prepared(vhost)
     ]
 
@@ -69,14 +67,14 @@ def _prepared(call: HttpCall) -> list[Row]:
 def _staged(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **{name: value for name, value in asdict(each).items() if name != "token"}}
-        for vhost, engine in _engines(call)
-        for each in engine.attempts()
+        for vhost in _vhosts(call)
+        for each in call.served.attempts(vhost)
     ]
 
 
 def _transactions(call: HttpCall) -> list[Row]:
     rows = []
-    for vhost, _ in _engines(call):
+    for vhost in _vhosts(call):
         for each in call.served.broker.channels(vhost):
             if each.open_s or each.publishes or each.acks or each.unacknowledged:
                 rows.append({"vhost": vhost, **asdict(each)})

@@ -11,7 +11,8 @@ from broker_core.server.http.gate import Need
 
 class Route(NamedTuple):
     """``path``: with names in braces. ``works``: it commits or reads the disk, so it runs in a thread beside
-    the loop. ``text``: what it does, for people.
+    the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms and HTML.
+    ``commits``: also as a GET.
     """
 
     method: str
@@ -20,6 +21,13 @@ class Route(NamedTuple):
     answer: Callable[[HttpCall], Any]
     text: str
     works: bool = False
+    page: bool = False
+    commits: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """For a commit: as long as the disk takes."""
+        return self.commits or self.method != "GET"
 
 
 def read(path: str, need: Need, answer: Callable[[HttpCall], Any], text: str) -> Route:

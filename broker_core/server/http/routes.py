@@ -13,6 +13,7 @@ from broker_core.server.http.management import (
     overview,
     queues,
 )
+from broker_core.server.http.page.table import PAGES
 from broker_core.server.http.route import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -27,4 +28,4 @@ ROUTES: tuple[Route, ...] = (
     *own.ROUTES,
     *metrics.ROUTES,
 )
-ROUTES += (openapi.route(ROUTES),)
+ROUTES += (openapi.route(ROUTES), *PAGES)

@@ -12,11 +12,17 @@ from typing import NamedTuple, TypeVar
 
 from broker_core.admin import ConnectionInfo
 from broker_core.broker.queue import Queue
+from broker_core.engine import AttemptInfo
+from broker_core.errors import NotAllowed
+from broker_core.micro_batch import overview
+from broker_core.micro_batch.overview import AppBatches
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.http.kept.history import PlotHistory
+from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.rates import Rates
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
@@ -24,7 +30,7 @@ from broker_core.server.tls import TlsFiles
 T = TypeVar("T")
 
 NODE = f"txmq@{platform.node() or 'localhost'}"
-LOCKED = 100  # queues that are read under the lock at once: a commit waits no longer than for them
+LOCKED = 10  # queues that are read under the lock at once: a commit waits no longer than for them
 
 
 _PROTOCOLS = {"txmq": "flight", "txmqs": "flight/ssl", "amqps": "amqp/ssl"}  # by scheme, if not the same
@@ -58,6 +64,8 @@ class Served:
     flight_calls: Callable[[], int] = int
     certificate: TlsFiles | None = None
     rates: Rates = field(default_factory=Rates)
+    history: PlotHistory = field(default_factory=PlotHistory)
+    sessions: PageSessions = field(default_factory=PageSessions)
 
     def shown(self, queues: Sequence[Queue], show: Callable[[Queue], T]) -> list[T]:
         """The queues as ``show`` shows them: some at a time under the lock."""
@@ -66,6 +74,25 @@ class Served:
             with self.broker.look:
                 found += map(show, queues[start : start + LOCKED])
         return found
+
+    # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
+    # about to be durable may be among it.
+    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppBatches]:
+        """The apps, or one, with their last batches, oldest first; none of a virtual host that is gone."""
+        try:
+            engine = self.engines.of(vhost)
+        except NotAllowed:
+            return []
+        with self.broker.look:
+            return overview.pipelines(engine.state, engine.batches, last, app_id)
+
+    def attempts(self, vhost: str) -> list[AttemptInfo]:
+        try:
+            engine = self.engines.of(vhost)
+        except NotAllowed:
+            return []
+        with self.broker.look:
+            return overview.attempts(engine.batches, self.broker.clock())
 
     def listening(self) -> list[Listening]:
         found = []

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from broker_core.server.http.application import Application
 from broker_core.server.http.connection import HttpConnection, factory
 from broker_core.server.http.options import HttpOptions
+from broker_core.server.http.page.sampling import Sampler
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
@@ -32,7 +33,7 @@ from broker_core.server.tls import TlsFiles
 
 logger = logging.getLogger("txmq.http")
 
-THREADS = 4  # beside the loop, for what commits or reads the disk
+THREADS = 4  # of each pool beside the loop: for what reads the disk or much, and for what commits
 GRACE_S = 1.0  # for requests in progress when the server ends
 
 
@@ -54,8 +55,13 @@ class HttpServer:
         plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
         self.listeners = Listeners(plain, encrypted, tls, unauthenticated, "HTTP")
         self._beside = started_pool(THREADS, "txmq-http")
-        requests = Quota(options.requests, http_request)
-        application = Application(served, ROUTES, options, requests, self._beside)
+        try:
+            self._waiting = started_pool(THREADS, "txmq-http-commit")
+        except BaseException:
+            self._beside.shutdown(wait=False)
+            raise
+        self.requests = Quota(options.requests, http_request)
+        application = Application(served, ROUTES, options, self.requests, self._beside, self._waiting)
         self.uvicorn = Config(
             application.asgi,
             http=HttpConnection,
@@ -98,7 +104,8 @@ class HttpServer:
         except BaseException:
             self._thread.join()
             self._thread = None
-            self._beside.shutdown(wait=False)
+            for pool in (self._beside, self._waiting):
+                pool.shutdown(wait=False)
             raise
 
     def stop(self) -> None:
@@ -109,7 +116,8 @@ class HttpServer:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join()
-        self._beside.shutdown(wait=True)
+        for pool in (self._beside, self._waiting):
+            pool.shutdown(wait=True)
 
     # -- the thread ------------------------------------------------------------------------------------------
     def _run(self, started: Future[None]) -> None:
@@ -130,13 +138,12 @@ class HttpServer:
             loop.close()
 
     async def _sample(self) -> None:
+        sampler = Sampler(self._served, self._beside)
         while True:
             try:
-                await self._served.rates.sample(
-                    list(self._served.broker.state.virtual_hosts.by_name.values())
-                )
+                await sampler.sample()
             except Exception as error:  # the next one may do
-                logger.error("a sample of the rates failed: %s", error)
+                logger.error("a sample of the numbers failed: %s", error)
             await asyncio.sleep(INTERVAL_S)
 
     async def _end(self) -> None:

@@ -136,7 +136,9 @@ administrator
     PUT /api/vhost-limits/{vhost}/{name}
     DELETE /api/vhost-limits/{vhost}/{name}
     GET /api/definitions
+    POST /api/definitions
     GET /api/definitions/{vhost}
+    POST /api/definitions/{vhost}
     GET /api/users
     GET /api/users/{user}
     PUT /api/users/{user}

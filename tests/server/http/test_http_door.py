@@ -4,6 +4,7 @@ answered (``test_management.py``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -22,8 +23,9 @@ from broker_core.server.http.options import HttpOptions
 from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import Api, add_people, serving
+from tests.server.http.page_visitor import Visitor
 
-HEAD_S = 1.0
+HEAD_S, SLOTS = 1.0, 4
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with pytest.MonkeyPatch.context() as patch:
         options = HttpOptions(
             connections=UserLimit(24, 8),
+            requests=UserLimit(16, SLOTS),
             head_bytes=4096,
             body_bytes=64 * 1024,
             head_s=HEAD_S,
@@ -163,6 +166,25 @@ def test_a_large_body_is_refused_without_being_read(broker: Broker, boss: Api) -
     assert boss.get("/api/whoami")["name"] == "boss"
 
 
+def test_logins_that_are_sent_slowly_or_are_large_keep_nobody_from_the_page(broker: Broker) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(SLOTS):  # as many as one user may have in progress
+            connection = stack.enter_context(connect(broker))
+            connection.sendall(_form("content-length: 60000") + b"user=")
+        visitor = Visitor(broker.http_urls[0])
+        assert visitor.log_in("boss").status == 303 and visitor.get("/ui").status == 200
+        visitor.close()
+    for length in (1 << 17, 1 << 30):
+        with connect(broker) as connection:
+            connection.sendall(_form(f"content-length: {length}"))
+            assert answered(connection).startswith(b"HTTP/1.1 413 ")
+
+
+def _form(*headers: str) -> bytes:
+    head = ("POST /ui/login HTTP/1.1", "host: here", "origin: http://here", *headers, "", "")
+    return "\r\n".join(head).encode()
+
+
 def test_large_headers_are_refused(broker: Broker) -> None:
     many = "\r\n".join(f"x-{number}: {'y' * 100}" for number in range(60))
     for head in (
@@ -239,6 +261,36 @@ def test_connections_of_a_user_and_without_a_login_are_limited(broker: Broker, b
 def _request(method: str, path: str, *headers: str) -> bytes:
     login = "authorization: Basic Ym9zczphIHBhc3N3b3Jk"
     return "\r\n".join([f"{method} {path} HTTP/1.1", "host: here", login, *headers, "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("host", "comes_in"),
+    [
+        *(
+            (host, True)
+            for host in ("localhost", "localhost:1", "127.0.0.1:15672", "[::1]:1", "txmq.localhost")
+        ),
+        *((host, False) for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "")),
+        *((host, False) for host in ("127.0.0.1@evil.example", "[", "localhost:x@evil.example")),
+    ],
+)
+def test_the_default_user_does_not_come_in_under_a_name_of_others(
+    tmp_path: Path, host: str, comes_in: bool
+) -> None:
+    """A page whose name is given an address of this host sends requests from here (DNS rebinding)."""
+    with serving(tmp_path) as broker:
+        api = Api(broker.http_urls[0])
+        assert api.ask("GET", "/api/whoami", headers={"host": host}).status == (200 if comes_in else 401)
+        api.close()
+        visitor = Visitor(broker.http_urls[0])
+        visitor.post(
+            "/ui/login",
+            {"user": "guest", "password": "guest"},
+            {"host": host, "origin": f"http://{host}"},
+            form=None,
+        )
+        assert bool(visitor.cookie) == comes_in
+        visitor.close()
 
 
 # -- the start -----------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def ask(api: Api, row: Row, vhost: str = "%2F") -> Answer:
 
 def test_the_table_has_every_route() -> None:
     assert sorted((row.method, row.path) for row in rows()) == sorted(
-        (route.method, route.path) for route in ROUTES
+        (route.method, route.path) for route in ROUTES if not route.page
     )
 
 

@@ -21,6 +21,7 @@ FIELDS = (
     *("arguments", "durable", "auto_delete", "internal", "type", "routing_key", "properties", "payload"),
     *("payload_encoding", "count", "ackmode", "encoding", "truncate", "tags", "password", "configure"),
     *("write", "read", "exchange", "value", "action", "of"),
+    *("users", "vhosts", "permissions", "topic_permissions", "parameters", "queues", "exchanges", "bindings"),
 )
 DEEP: Any = {}
 for _ in range(200):
@@ -29,6 +30,8 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 1 << 63, -(1 << 70), 10**400, "", "x" * 300, "\ud800", "\x00", "(", "ack_requeue_true"),
     *("auto", "string", "base64", "true", [], [1], ["management", 1], {}, {"x": 1}, {"headers": 1}, {"headers": {"n": None}}),
     *({"x-max-length": 1 << 64}, {"x-max-length": -1}, {"x-queue-type": "stream"}, {"x": float("nan")}, {"x": [DEEP]}, DEEP),
+    *([{}], [{"name": "fuzz"}], [{"name": 1, "vhost": []}], [{"name": "fuzz", "vhost": "/", "type": "direct"}]),
+    *([{"user": "boss", "vhost": "/", "configure": "(", "write": "", "read": ""}], [{"name": "fuzz", "tags": [1]}]),
     *({"x": 10**400}, {"\ud800": 1}, {"x" * 300: 1}, {"delivery_mode": 9}, {"timestamp": -1}, {"content_type": 5}, {"expiration": "x"}),
 )  # fmt: skip
 

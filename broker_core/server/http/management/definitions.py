@@ -1,83 +1,89 @@
-"""Definitions, read only: what there is to declare again, in RabbitMQ's format.
+"""Definitions both ways, in RabbitMQ's format: what ``txmq export`` writes and ``txmq import`` reads.
 
-Not here: passwords, which leave the broker by no door, and the import.
+Not here: what they say and how they are applied (``broker/definitions.py``).
+Invariant: an import is applied as a whole or not at all. What has no counterpart is said in the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from broker_core import __version__
-from broker_core.broker.topology.topology import PREDECLARED, Topology
-from broker_core.server.http.call import HttpCall
-from broker_core.server.http.gate import visible, within
-from broker_core.server.http.management import exchanges, hosts
+from broker_core.admin import Imported
+from broker_core.errors import TxmqError
+from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
+from broker_core.server.http.gate import Need, within
 from broker_core.server.http.management.overview import API_VERSION
-from broker_core.server.http.route import read
+from broker_core.server.http.refusal import bad_request
+from broker_core.server.http.route import Route
 
 Row = dict[str, Any]
-_QUEUE = ("name", "durable", "auto_delete")
-_EXCHANGE = ("name", "type", "durable", "auto_delete", "internal", "arguments")
-_BINDING = ("source", "destination", "destination_type", "routing_key", "arguments")
-
-
-def _only(row: Row, names: Iterable[str], vhost: str | None) -> Row:
-    found = {name: row[name] for name in names}
-    return found if vhost is None else {**found, "vhost": vhost}
-
-
-def _topology(call: HttpCall, topologies: Iterable[Topology], *, named: bool) -> dict[str, list[Row]]:
-    """``named``: each row names its virtual host."""
-    found: dict[str, list[Row]] = {"queues": [], "exchanges": [], "bindings": []}
-    for topology in topologies:
-        vhost = topology.vhost if named else None
-        lasting = {queue.name for queue in list(topology.queues.values()) if not queue.exclusive}
-        for name in sorted(lasting):
-            queue = topology.queues.get(name)
-            if queue is not None and not queue.replies:
-                row = {each: getattr(queue, each) for each in _QUEUE}
-                row["arguments"] = dict(queue.arguments.declared)
-                found["queues"].append(_only(row, row, vhost))
-        for row in exchanges.exchange_rows(topology):
-            if row["name"] and row["name"] not in PREDECLARED:
-                found["exchanges"].append(_only(row, _EXCHANGE, vhost))
-        for row in exchanges.binding_rows(call, topology):
-            if row["source"] and (row["destination_type"] == "exchange" or row["destination"] in lasting):
-                found["bindings"].append(_only(row, _BINDING, vhost))
-    return found
-
-
 _HEAD = {
     "rabbit_version": API_VERSION,
     "rabbitmq_version": API_VERSION,
     "product_name": "txmq",
     "product_version": __version__,
 }
+_OF_VHOST = ("parameters", "policies", "exchanges", "queues", "bindings")
 
 
-def _all(call: HttpCall) -> Row:
-    topologies = visible(call.served, call.caller)
-    return {
-        **_HEAD,
-        "users": hosts.user_rows(call),
-        "vhosts": [{"name": topology.vhost} for topology in topologies],
-        "permissions": hosts.permission_rows(call),
-        "topic_permissions": hosts.permission_rows(call, topic=True),
-        "parameters": [],
-        "global_parameters": [],
-        "policies": [],
-        **_topology(call, topologies, named=True),
-    }
+def _export(call: HttpCall) -> Row:
+    found = dict(call.served.accounts.export_definitions().definitions)
+    call.record("admin.export_definitions")
+    return {**found, **_HEAD}
 
 
-def _of_one(call: HttpCall) -> Row:
-    seen = within(call.served, call.caller, call.params["vhost"])
-    found = _topology(call, [seen.state.topology], named=False)
-    return {**_HEAD, "parameters": [], "policies": [], **found}
+def _export_one(call: HttpCall) -> Row:
+    """Rows name no virtual host, so that they go into another one."""
+    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
+    found = call.served.accounts.export_definitions().definitions
+    call.record("admin.export_definitions", vhost=vhost)
+    rows = {kind: [dict(row) for row in found[kind] if row.get("vhost") == vhost] for kind in _OF_VHOST}
+    for row in (row for kind in rows.values() for row in kind):
+        del row["vhost"]
+    return {**_HEAD, **rows}
 
 
+def _import(call: HttpCall) -> HttpAnswer:
+    imported = _imported(call, dict(call.body))
+    call.record("admin.import_definitions")
+    return _told(imported)
+
+
+def _import_one(call: HttpCall) -> HttpAnswer:
+    """As RabbitMQ, it takes what belongs to a virtual host, and leaves users and others out."""
+    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
+    document = {name: call.body[name] for name in _OF_VHOST if name in call.body}
+    for kind, rows in document.items():
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, dict) and row.get("vhost", vhost) != vhost:
+                raise bad_request(f"{kind} name the vhost {str(row['vhost'])[:80]!r}: import them without it")
+    imported = _imported(call, document, vhost)
+    call.record("admin.import_definitions", vhost=vhost)
+    return _told(imported)
+
+
+def _imported(call: HttpCall, document: Row, vhost: str = "/") -> Imported:
+    try:
+        return call.served.accounts.import_definitions(document, vhost)
+    except TxmqError as error:
+        raise bad_request(f"{error.message} (nothing is changed)") from error
+
+
+def _told(imported: Imported) -> HttpAnswer:
+    """Empty, as RabbitMQ's, where all has a counterpart."""
+    if not imported.skipped:
+        return DONE
+    skipped = [asdict(each) for each in imported.skipped]
+    return HttpAnswer(200, {"imported": dict(imported.counts), "skipped": skipped})
+
+
+_ALL, _ONE = "/api/definitions", "/api/definitions/{vhost}"
+_NEED: Need = "administrator"
 ROUTES = (
-    read("/api/definitions", "administrator", _all, "All that can be declared, without passwords"),
-    read("/api/definitions/{vhost}", "administrator", _of_one, "The same of a virtual host"),
+    Route("GET", _ALL, _NEED, _export, "All that can be declared, and users with their hashes", works=True),
+    Route("POST", _ALL, _NEED, _import, "Make true what definitions say, all or nothing", works=True),
+    Route("GET", _ONE, _NEED, _export_one, "Topology of a virtual host", works=True),
+    Route("POST", _ONE, _NEED, _import_one, "The same, into a virtual host", works=True),
 )

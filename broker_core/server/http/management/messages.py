@@ -143,5 +143,6 @@ ROUTES = (
         _alive,
         "Declare, publish and get in a queue",
         works=True,
+        commits=True,
     ),
 )

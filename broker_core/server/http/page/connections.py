@@ -1,0 +1,83 @@
+"""Connections, channels and consumers: looked at, and connections closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.responses import Response
+
+from broker_core.server.http.call import HttpCall
+from broker_core.server.http.page.asking import asked
+from broker_core.server.http.page.rendering import moved, shown
+from broker_core.server.http.refusal import not_found
+from broker_core.server.http.route import Route
+
+HOME = "/ui/connections"
+MOST = 200  # rows of each table
+
+
+def _connections(call: HttpCall) -> Response:
+    connections, channels = asked(call, "/api/connections"), asked(call, "/api/channels")
+    consumers = asked(call, "/api/consumers")
+    return shown(
+        call,
+        "connections.html",
+        connections=connections[:MOST],
+        channels=channels[:MOST],
+        consumers=consumers[:MOST],
+        counts=(len(connections), len(channels), len(consumers)),
+        consumers_of=Counter(row["channel_details"]["name"] for row in consumers),
+        operates=call.caller.operates,
+    )
+
+
+def _confirm(call: HttpCall) -> Response:
+    name = call.params.get("name", "")
+    row = asked(call, "/api/connections/{name}", {"name": name})
+    says = [
+        f"The connection of {row['user']} from {row['peer_host']}:{row['peer_port']} is closed, with its "
+        f"{row['channels']} channels.",
+        "Its open transactions are rolled back. What it holds goes back to the queues, and is delivered "
+        "again.",
+        "A client that reconnects by itself comes back.",
+    ]
+    return shown(
+        call,
+        "confirm.html",
+        section="Connections",
+        what=f"connection {name}",
+        says=says,
+        verb="Close",
+        back=HOME,
+    )
+
+
+def _close(call: HttpCall) -> Response:
+    name = call.params.get("name")
+    if name is None:
+        raise not_found()
+    asked(call, "/api/connections/{name}", {"name": name}, method="DELETE")
+    return moved(call, HOME, f"Connection {name} is closed.")
+
+
+ROUTES = (
+    Route("GET", HOME, "management", _connections, "The page: connections", works=True, page=True),
+    Route(
+        "GET",
+        "/ui/connection/close",
+        "management",
+        _confirm,
+        "The page: what a close does",
+        works=True,
+        page=True,
+    ),
+    Route(
+        "POST",
+        "/ui/connection/close",
+        "management",
+        _close,
+        "The page: close a connection",
+        works=True,
+        page=True,
+    ),
+)

@@ -1,0 +1,98 @@
+"""The login of a browser, its end, and files that need none.
+
+Invariant: the login goes the way of every door: same users, throttle and audit log.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from broker_core.server.http import gate
+from broker_core.server.http.call import HttpCall, Visit
+from broker_core.server.http.kept.page_sessions import LONGEST_S
+from broker_core.server.http.page.rendering import ASSETS, HEADERS, TYPES, moved, rendered
+from broker_core.server.http.refusal import HttpRefusal, not_found
+from broker_core.server.http.route import Route
+
+HOME = "/ui"
+_OWN_PAGE = re.compile(r"/ui(?:/[a-z/]*)?(?:\?[\w%&=.~+-]*)?", re.ASCII)
+
+
+def _next(text: object) -> str:
+    """A page of this door; anything else is the first one."""
+    return str(text) if _OWN_PAGE.fullmatch(str(text)) else HOME
+
+
+def _form(call: HttpCall) -> Response:
+    if _visit(call).session is not None:
+        return moved(call, _next(call.query.get("next", "")))
+    return rendered("login.html", next=_next(call.query.get("next", "")), reason="", name="")
+
+
+async def _log_in(call: HttpCall) -> Response:
+    at, then = _visit(call), _next(call.body.get("next", ""))
+    user, password = str(call.body.get("user", "")), str(call.body.get("password", ""))
+    if len(user) + len(password) > gate.LONGEST:
+        raise HttpRefusal(401, "not_authorised", "Login failed")
+    served = call.served
+    try:
+        caller = await gate.check(served, at.connection, user, password, at.host)
+        gate.permit(caller, "management")
+    except HttpRefusal as refusal:
+        return rendered("login.html", refusal.status, next=then, reason=refusal.reason, name=user[:80])
+    basis = served.logins.basis(user, caller.address)
+    if basis is None:  # it was deleted meanwhile
+        raise HttpRefusal(401, "not_authorised", "Login failed")
+    served.sessions.close(at.token)
+    token = served.sessions.open(user, basis)
+    return Response(
+        status_code=303,
+        headers={**HEADERS, "location": then, "set-cookie": _cookie(at, token, int(LONGEST_S))},
+    )
+
+
+def _log_out(call: HttpCall) -> Response:
+    at = _visit(call)
+    call.served.sessions.close(at.token)
+    call.record("logout")
+    headers = {**HEADERS, "location": "/ui/login", "set-cookie": _cookie(at, "", 0)}
+    return Response(status_code=303, headers=headers)
+
+
+def _cookie(at: Visit, token: str, seconds: int) -> str:
+    secure = "; Secure" if at.secure else ""
+    return f"{at.cookie}={quote(token)}; Path=/ui; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _visit(call: HttpCall) -> Visit:
+    assert call.at is not None
+    return call.at
+
+
+def _asset(call: HttpCall) -> Response:
+    name = call.params["name"]
+    content = ASSETS.get(name)
+    if content is None:
+        raise not_found()
+    kind = TYPES[name.rpartition(".")[2]]
+    headers = {
+        "cache-control": "public, max-age=31536000, immutable",
+        "content-type": f"{kind}; charset=utf-8",
+    }
+    return Response(content, headers=headers)
+
+
+def _home(call: HttpCall) -> Response:
+    return moved(call, HOME)
+
+
+ROUTES = (
+    Route("GET", "/", "nobody", _home, "To the page", page=True),
+    Route("GET", "/ui/login", "nobody", _form, "The page: login", page=True),
+    Route("POST", "/ui/login", "nobody", _log_in, "The page: log in", page=True),
+    Route("POST", "/ui/logout", "management", _log_out, "The page: log out", page=True),
+    Route("GET", "/ui/assets/{name}", "nobody", _asset, "The page: styles and scripts", page=True),
+)

@@ -1,0 +1,80 @@
+"""The first page: how much goes on, what is behind, and what is wrong. And the page of the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from broker_core.server.http.call import HttpCall
+from broker_core.server.http.gate import looks, visible
+from broker_core.server.http.kept.history import POINTS
+from broker_core.server.http.page import sampling
+from broker_core.server.http.page.asking import asked
+from broker_core.server.http.page.rendering import plotted, shown
+from broker_core.server.http.rates import INTERVAL_S
+from broker_core.server.http.route import Route
+
+FEW = 8  # rows of a table on this page
+
+
+def _overview(call: HttpCall) -> Response:
+    keys = [sampling.of_vhost(topology.vhost) for topology in visible(call.served, call.caller)]
+    times, (depth, published, settled) = call.served.history.of(*keys)
+    values: dict[str, Any] = {
+        "overview": asked(call, "/api/overview"),
+        "minutes": int(POINTS * INTERVAL_S / 60),
+        "depth": plotted(times, "", messages=depth),
+        "rates": plotted(times, "/s", published=published, settled=settled),
+        "longest": asked(
+            call,
+            "/api/queues",
+            query={"sort": "messages", "sort_reverse": "true", "page": "1", "page_size": str(FEW)},
+        )["items"],
+        "commits": None,
+        "node": None,
+        "alarms": [],
+        "behind": [],
+        "in_doubt": 0,
+    }
+    if looks(call.caller):
+        times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
+        apps = asked(call, "/api/txmq/apps")
+        values |= {
+            "commits": plotted(times, "/s", commits=changes, groups=groups),
+            "latency": plotted(times, "ms", disk_per_group=milliseconds),
+            "now": {"commits": _last(changes), "latency": _last(milliseconds)},
+            "node": asked(call, "/api/nodes")[0],
+            "alarms": asked(call, "/api/txmq/alarms"),
+            "behind": sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW],
+            "in_doubt": len(asked(call, "/api/txmq/prepared")),
+            "failure": asked(call, "/api/txmq/store")["failure"],
+        }
+    return shown(call, "overview.html", **values)
+
+
+def _last(curve: list[float | None]) -> float | None:
+    return curve[-1] if curve else None
+
+
+def _store(call: HttpCall) -> Response:
+    alarm = call.served.quotas.alarm
+    times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
+    return shown(
+        call,
+        "store.html",
+        store=asked(call, "/api/txmq/store"),
+        node=asked(call, "/api/nodes")[0],
+        alarms=asked(call, "/api/txmq/alarms"),
+        levels=alarm.levels() if alarm is not None else [],
+        staged=asked(call, "/api/txmq/staged"),
+        listeners=call.served.listening(),
+        commits=plotted(times, "/s", commits=changes, groups=groups),
+        latency=plotted(times, "ms", disk_per_group=milliseconds),
+    )
+
+
+ROUTES = (
+    Route("GET", "/ui", "management", _overview, "The page: overview", works=True, page=True),
+    Route("GET", "/ui/store", "monitoring", _store, "The page: store", works=True, page=True),
+)

@@ -1,0 +1,63 @@
+"""Pipelines: a row for each app, and the batches of one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from starlette.responses import Response
+
+from broker_core.server.http.call import HttpCall
+from broker_core.server.http.page import sampling
+from broker_core.server.http.page.asking import asked
+from broker_core.server.http.page.rendering import plotted, shown
+from broker_core.server.http.refusal import not_found
+from broker_core.server.http.route import Route
+
+Row = dict[str, Any]
+MOST = 500  # rows of a page
+BATCHES = 50
+
+
+def _rows(call: HttpCall) -> list[Row]:
+    rows: list[Row] = asked(call, "/api/txmq/apps")
+    return sorted(rows, key=lambda row: (-row["lag"], row["vhost"], row["app_id"]))
+
+
+def _pipelines(call: HttpCall) -> Response:
+    name = call.query.get("name", "")
+    rows = [row for row in _rows(call) if name.lower() in row["app_id"].lower()]
+    shown_rows = rows[:MOST]
+    for row in shown_rows:
+        row["curve"] = call.served.history.of(sampling.of_app(row["vhost"], row["app_id"])).curves[0]
+    several = len({row["vhost"] for row in rows}) > 1
+    return shown(call, "pipelines.html", apps=shown_rows, count_of=len(rows), name=name, several=several)
+
+
+def _pipeline(call: HttpCall) -> Response:
+    vhost, app_id = call.params.get("vhost", ""), call.params.get("app", "")
+    found = [row for row in _rows(call) if (row["vhost"], row["app_id"]) == (vhost, app_id)]
+    if not found:
+        raise not_found()
+    batches: list[Row] = asked(call, "/api/txmq/ledger/{vhost}/{app}", {"vhost": vhost, "app": app_id})
+    for before, batch in pairwise(batches):
+        batch["after_s"] = batch["committed_at"] - before["committed_at"]
+    history = call.served.history.of(sampling.of_app(vhost, app_id))
+    lag, unapplied, unmirrored = history.curves
+    return shown(
+        call,
+        "pipeline.html",
+        app=found[0],
+        batches=batches[-BATCHES:][::-1],
+        lag=plotted(history.times, "", messages=lag),
+        waiting=plotted(history.times, "", not_applied=unapplied, not_mirrored=unmirrored),
+        staged=[
+            row for row in asked(call, "/api/txmq/staged") if (row["vhost"], row["app_id"]) == (vhost, app_id)
+        ],
+    )
+
+
+ROUTES = (
+    Route("GET", "/ui/pipelines", "monitoring", _pipelines, "The page: apps", works=True, page=True),
+    Route("GET", "/ui/pipeline", "monitoring", _pipeline, "The page: one app", works=True, page=True),
+)

@@ -1,0 +1,182 @@
+"""Queues: searched, sorted, looked into; purged and deleted after a confirmation."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+from starlette.responses import Response
+
+from broker_core.errors import TxmqError
+from broker_core.server.http.call import HttpCall
+from broker_core.server.http.page import sampling
+from broker_core.server.http.page.asking import asked
+from broker_core.server.http.page.rendering import count, link, moved, plotted, shown
+from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found
+from broker_core.server.http.route import Route
+
+Row = dict[str, Any]
+SIZE = 100  # rows of a page
+PEEKS = (1, 10, 50)
+PEEK_BYTES = 2_000  # of a body
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+COLUMNS = {  # of the table: by what it is sorted
+    "name": "name",
+    "ready": "messages_ready",
+    "held": "messages_unacknowledged",
+    "in": "message_stats.publish_details.rate",
+    "out": "message_stats.ack_details.rate",
+    "consumers": "consumers",
+    "app": "app",
+}
+
+
+def _queues(call: HttpCall) -> Response:
+    query = call.query
+    name, by, down = query.get("name", ""), query.get("by", ""), query.get("down") == "1"
+    wanted = {"page": query.get("page", "1"), "page_size": str(SIZE), "name": name}
+    if by:
+        if by not in COLUMNS:
+            raise bad_request(f"the table has no column {by[:80]!r}")
+        wanted |= {"sort": COLUMNS[by], "sort_reverse": "true" if down else "false"}
+    try:
+        found = asked(call, "/api/queues", query=wanted)
+    except HttpRefusal as refusal:
+        if refusal.error != "page_out_of_range":
+            raise
+        found = asked(call, "/api/queues", query={**wanted, "page": "1"})
+    history = call.served.history
+    hosts = call.served.broker.state.virtual_hosts.by_name
+    for row in found["items"]:
+        queue = hosts[row["vhost"]].queues.get(row["name"]) if row["vhost"] in hosts else None
+        row["curve"] = history.of(sampling.of_queue(queue.queue_id)).curves[0] if queue is not None else []
+    several = len({row["vhost"] for row in found["items"]}) > 1
+    return shown(
+        call, "queues.html", found=found, name=name, by=by, down=down, columns=list(COLUMNS), several=several
+    )
+
+
+def _at(call: HttpCall) -> dict[str, str]:
+    """Raises Refusal."""
+    vhost, name = call.params.get("vhost"), call.params.get("name")
+    if vhost is None or name is None:
+        raise not_found()
+    return {"vhost": vhost, "name": name}
+
+
+def _queue(call: HttpCall) -> Response:
+    at = _at(call)
+    row = asked(call, "/api/queues/{vhost}/{name}", at)
+    queue = call.topology.queues.get(at["name"])
+    history = call.served.history.of(*[sampling.of_queue(queue.queue_id)] if queue is not None else [])
+    depth, published, settled = history.curves
+    peek = call.query.get("peek", "")
+    messages, refused = [], ""
+    if peek:
+        try:
+            messages = _peeked(call, at, peek)
+        except HttpRefusal as refusal:
+            refused = refusal.reason
+        except TxmqError as error:
+            refused = error.message
+    return shown(
+        call,
+        "queue.html",
+        queue=row,
+        depth=plotted(history.times, "", messages=depth),
+        rates=plotted(history.times, "/s", published=published, settled=settled),
+        bindings=asked(call, "/api/queues/{vhost}/{name}/bindings", at),
+        holders=_holders(call, at),
+        peek=peek,
+        peeks=PEEKS,
+        messages=messages,
+        refused=refused,
+    )
+
+
+def _peeked(call: HttpCall, at: dict[str, str], peek: str) -> list[Row]:
+    """Raises Refusal, TxmqError."""
+    if peek not in map(str, PEEKS):
+        raise bad_request(f"peek is {peek[:80]!r}: give one of {', '.join(map(str, PEEKS))}")
+    body = {"count": int(peek), "ackmode": "ack_requeue_true", "encoding": "auto", "truncate": PEEK_BYTES}
+    found: list[Row] = asked(call, "/api/queues/{vhost}/{name}/get", at, method="POST", body=body)
+    for row in found:
+        coded, payload = row["payload_encoding"] == "base64", row["payload"]
+        row["binary"] = coded or _CONTROL.search(payload) is not None
+        if row["binary"]:
+            row["payload"] = (base64.b64decode(payload) if coded else payload.encode()).hex(" ")
+        row["cut"] = row["payload_bytes"] > PEEK_BYTES
+    return found
+
+
+def _holders(call: HttpCall, at: dict[str, str]) -> list[Row]:
+    """Channels with messages of the queue that they have not acked, of those whom the caller may see."""
+    return [
+        {**row, "held": row["unacknowledged"][at["name"]]}
+        for row in _held(call)
+        if row["vhost"] == at["vhost"] and at["name"] in row["unacknowledged"]
+    ]
+
+
+def _held(call: HttpCall) -> list[Row]:
+    try:
+        found: list[Row] = asked(call, "/api/txmq/transactions")
+    except HttpRefusal:  # without a tag that looks at all
+        return []
+    return found
+
+
+def _confirm_purge(call: HttpCall) -> Response:
+    row = asked(call, "/api/queues/{vhost}/{name}", _at(call))
+    says = [f"{count(row['messages_ready'])} ready messages are dropped. They cannot be had back."]
+    if row["messages_unacknowledged"]:
+        says.append(f"{count(row['messages_unacknowledged'])} messages that channels hold stay with them.")
+    return _confirmed(call, row, "Purge", says)
+
+
+def _confirm_delete(call: HttpCall) -> Response:
+    at = _at(call)
+    row = asked(call, "/api/queues/{vhost}/{name}", at)
+    bindings = [each for each in asked(call, "/api/queues/{vhost}/{name}/bindings", at) if each["source"]]
+    says = [f"The queue is deleted with {count(row['messages'])} messages. They cannot be had back."]
+    if bindings:
+        says.append(f"{len(bindings)} bindings end: what is published there no longer comes here.")
+    if row["consumers"]:
+        says.append(f"{row['consumers']} consumers are cancelled.")
+    if row["app"]:
+        says.append(f"The app {row['app']} reads this queue: its stream fails.")
+    return _confirmed(call, row, "Delete", says)
+
+
+def _confirmed(call: HttpCall, row: Row, verb: str, says: list[str]) -> Response:
+    what = f"queue {row['name']} in {row['vhost']}"
+    back = link("/ui/queue", vhost=row["vhost"], name=row["name"])
+    return shown(call, "confirm.html", section="Queues", what=what, says=says, verb=verb, back=back)
+
+
+def _purge(call: HttpCall) -> Response:
+    at = _at(call)
+    asked(call, "/api/queues/{vhost}/{name}/contents", at, method="DELETE")
+    return moved(call, link("/ui/queue", **at), f"Queue {at['name']} is purged.")
+
+
+def _delete(call: HttpCall) -> Response:
+    at = _at(call)
+    asked(call, "/api/queues/{vhost}/{name}", at, method="DELETE")
+    return moved(call, "/ui/queues", f"Queue {at['name']} is deleted.")
+
+
+def _route(method: str, path: str, answer: Any, text: str) -> Route:
+    need = "management" if path == "/ui/queues" else "vhost"
+    return Route(method, path, need, answer, f"The page: {text}", works=True, page=True)  # type: ignore[arg-type]
+
+
+ROUTES = (
+    _route("GET", "/ui/queues", _queues, "queues"),
+    _route("GET", "/ui/queue", _queue, "one queue"),
+    _route("GET", "/ui/queue/purge", _confirm_purge, "what a purge does"),
+    _route("POST", "/ui/queue/purge", _purge, "purge"),
+    _route("GET", "/ui/queue/delete", _confirm_delete, "what the deletion of a queue does"),
+    _route("POST", "/ui/queue/delete", _delete, "delete a queue"),
+)

@@ -1,0 +1,104 @@
+"""Transactions: those in doubt, which are decided by hand, and those that are open."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from broker_core.broker.decision import Decision
+from broker_core.server.http.call import HttpCall
+from broker_core.server.http.gate import within
+from broker_core.server.http.page.asking import asked
+from broker_core.server.http.page.rendering import count, duration, moved, shown, size
+from broker_core.server.http.refusal import not_found
+from broker_core.server.http.route import Route
+
+Row = dict[str, Any]
+HOME = "/ui/transactions"
+
+
+def _transactions(call: HttpCall) -> Response:
+    return shown(
+        call,
+        "transactions.html",
+        prepared=asked(call, "/api/txmq/prepared"),
+        open=asked(call, "/api/txmq/transactions"),
+        operates=call.caller.operates,
+    )
+
+
+def _there(call: HttpCall) -> Row:
+    """The transaction in doubt that the query names. Raises Refusal."""
+    vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
+    found: list[Row] = asked(call, "/api/txmq/prepared")
+    for row in found:
+        if (row["vhost"], row["xid"], row["user"]) == (vhost, xid, of):
+            return row
+    raise not_found()
+
+
+def _confirm(verb: Decision, call: HttpCall) -> Response:
+    row = _there(call)
+    within(call.served, call.caller, row["vhost"])
+    publishes, settles = count(row["publishes"]), count(row["settles"])
+    if verb == "commit":
+        says = [
+            f"{publishes} messages ({size(row['size_bytes'])}) are published: consumers and pipelines see "
+            "them at once.",
+        ]
+        if row["settles"]:
+            says.append(f"{settles} messages that it has acked or rejected are settled for good.")
+    else:
+        says = [
+            f"{publishes} messages ({size(row['size_bytes'])}) are dropped as if they had never been "
+            "published.",
+        ]
+        if row["settles"]:
+            says.append(
+                f"{settles} messages that it has acked or rejected go back to their queues, and are "
+                "delivered again."
+            )
+    for word, field in (("It publishes to", "to"), ("It settles messages of", "acked")):
+        if row.get(field):
+            says.append(f"{word} {', '.join(f'{name} ({count(n)})' for name, n in row[field].items())}.")
+    if row["dropped"]:
+        says.append(f"{count(row['dropped'])} of all these have no effect: their queue was deleted.")
+    says += [
+        f"It has waited for {duration(row['age_s'])}. Its coordinator may still decide: ask it first, since "
+        "it cannot decide otherwise afterwards.",
+        "The decision is durable, and final.",
+    ]
+    what = f"transaction {row['xid']} of {row['user'] or 'the owner of the directory'} in {row['vhost']}"
+    word = "Commit" if verb == "commit" else "Roll back"
+    return shown(call, "confirm.html", section="Transactions", what=what, says=says, verb=word, back=HOME)
+
+
+def _decide(verb: Decision, call: HttpCall) -> Response:
+    vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
+    path = (
+        "/api/txmq/prepared/{vhost}/{xid}/commit"
+        if verb == "commit"
+        else "/api/txmq/prepared/{vhost}/{xid}/rollback"
+    )
+    asked(call, path, {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
+    done = "committed" if verb == "commit" else "rolled back"
+    return moved(call, HOME, f"Transaction {xid} is {done}.")
+
+
+def _of(verb: Decision) -> tuple[Route, ...]:
+    path, text = f"/ui/transaction/{verb}", f"The page: {verb} by hand"
+    return (
+        Route(
+            "GET", path, "monitoring", partial(_confirm, verb), f"{text}, what it does", works=True, page=True
+        ),
+        Route("POST", path, "vhost", partial(_decide, verb), text, works=True, page=True),
+    )
+
+
+ROUTES = (
+    Route("GET", HOME, "monitoring", _transactions, "The page: transactions", works=True, page=True),
+    *_of("commit"),
+    *_of("rollback"),
+)
