@@ -37,6 +37,7 @@ REFUSED_ROWS = "refused_rows"  # the numbers of rows that were published, becaus
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[Name, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
+BranchTarget = Mapping[str, Any]  # JSON: where the rows of a branch go, see BranchHeader
 BranchKind = Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
 
 
@@ -185,7 +186,7 @@ class ToApply:
     """Rows of a decided batch that must reach a table or a function."""
 
     kind: BranchKind
-    target: Mapping[str, Any]
+    target: BranchTarget
     branches: tuple[str, ...]  # names for ``read_branches``, by which only the engine finds anything
     rows: int
 

@@ -123,7 +123,7 @@ def _snapshot(
     return files, state["metaData"], state["protocol"]
 
 
-def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(value: Mapping[str, object]) -> dict[str, Any]:
     """An action of a checkpoint: maps are lists of pairs there."""
     return {
         name: dict(found)

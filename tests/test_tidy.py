@@ -165,6 +165,23 @@ def test_classes_have_few_attributes() -> None:
     require({name: len(attributes(node)) for name, node in classes()}, ATTRIBUTES, MANY_ATTRIBUTES)
 
 
+# -- types ---------------------------------------------------------------------------------------------------
+ANY_LINES = 290  # lines of code that name ``Any``; it falls with each value that gets a type
+
+
+def test_few_lines_say_any() -> None:
+    """What comes from outside is ``object`` until it is checked; ``Any`` is for packages without types."""
+    lines = {
+        (module, node.lineno)
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "Any"
+    }
+    found = len(lines)
+    assert found <= ANY_LINES, "give it a type: a record, a TypedDict, a protocol, or object"
+    assert found > ANY_LINES - 20, f"fewer than the limit says: lower it to {found}"
+
+
 # -- imports -------------------------------------------------------------------------------------------------
 
 

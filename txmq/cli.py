@@ -360,7 +360,7 @@ def _shown(row: Row, *, as_json: bool) -> Row:
     given = {name: value for name, value in properties.items() if value is not None and value != {}}
     body = row.pop("body")
     try:
-        text: Any = body.decode()
+        text: object = body.decode()
     except UnicodeDecodeError:
         text = {"base64": base64.b64encode(body).decode()} if as_json else repr(body)
     row["timestamp"] = row["timestamp"].astimezone(timezone.utc).isoformat()

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_expiration
@@ -147,7 +146,7 @@ class Channel:
         no_local: bool = False,
         priority: int = 0,
         prefetch: int | None = None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Adds a consumer. ``prefetch`` None: as basic.qos set it. Raises NotAllowed (the tag is in use),
         AccessRefused (exclusive), ResourceLocked.

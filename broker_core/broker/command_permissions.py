@@ -22,7 +22,6 @@ it. Every function raises AccessRefused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -70,7 +69,7 @@ def delete_queue(rights: Rights, queue: str) -> None:
     rights.require("configure", "queue", queue)
 
 
-def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Mapping[str, Any]) -> None:
+def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Mapping[str, object]) -> None:
     """Not passive."""
     rights.require("configure", "queue", queue)
     dead_letters = arguments.get("x-dead-letter-exchange")
@@ -80,7 +79,7 @@ def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Map
 
 
 def declare_exchange(
-    rights: Rights, topology: Topology, exchange: str, type: str, arguments: Mapping[str, Any]
+    rights: Rights, topology: Topology, exchange: str, type: str, arguments: Mapping[str, object]
 ) -> None:
     """Not passive."""
     if not exchange or type not in EXCHANGE_TYPES:

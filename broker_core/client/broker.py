@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -52,6 +52,9 @@ from broker_core.engine import (
 )
 from broker_core.flight import contract
 from broker_core.ids import NO_BLOCK, BlockId
+
+Slices = tuple[tuple[str, int, int], ...]
+TicketOf = Callable[[Slices], contract.Ticket]
 
 _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
@@ -122,7 +125,7 @@ class BrokerClient:
         self.closed = False
         self._connection = FlightConnection(address, reconnect_s, connect_s)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_client_of, self._arguments)
 
     def __enter__(self) -> BrokerClient:
@@ -243,7 +246,7 @@ class BrokerClient:
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         return self._resumed(tuple(slices), lambda left: contract.Ticket(browse=left))
 
-    def _resumed(self, slices: tuple[tuple[str, int, int], ...], ticket_of: Any) -> Iterator[pa.RecordBatch]:
+    def _resumed(self, slices: Slices, ticket_of: TicketOf) -> Iterator[pa.RecordBatch]:
         left = slices
         patience = self._connection.patience()
         while left:
@@ -455,9 +458,9 @@ class BrokerClient:
         found: str = self.administer(str, "outcome", xid=xid, since=since, of=of)
         return found
 
-    def administer(self, kind: Any, word: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+    def administer(self, kind: object, word: str, *, timeout_s: float | None = None, **given: object) -> Any:
         """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
-        (answer,) = self._connection.call(f"admin.{word}", contract.encode(arguments), timeout_s=timeout_s)
+        (answer,) = self._connection.call(f"admin.{word}", contract.encode(given), timeout_s=timeout_s)
         return contract.decode(kind, answer)
 
 
@@ -478,9 +481,7 @@ def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:
         reader.cancel()  # a reader that stops early must not leave the server waiting
 
 
-def _after(
-    slices: tuple[tuple[str, int, int], ...], batch: pa.RecordBatch
-) -> tuple[tuple[str, int, int], ...]:
+def _after(slices: Slices, batch: pa.RecordBatch) -> Slices:
     """What of ``slices`` is left when ``batch`` was delivered."""
     log = batch.column("queue")[0].as_py()
     last = batch.column("offset")[batch.num_rows - 1].as_py()
@@ -491,7 +492,7 @@ def _after(
     raise errors.RemoteProtocolError(f"the broker sent offset {last} of {log!r}, which was not asked for")
 
 
-def _joined(slices: Sequence[tuple[str, int, int]]) -> tuple[tuple[str, int, int], ...]:
+def _joined(slices: Sequence[tuple[str, int, int]]) -> Slices:
     joined: list[tuple[str, int, int]] = []
     for log, start, end in slices:
         if joined and joined[-1][0] == log and joined[-1][2] == start:

@@ -40,7 +40,7 @@ _INSTEAD = {
 _MOST = 10_000  # partitions
 
 
-def connect(url: str, settings: Mapping[str, Any] | None = None) -> KafkaAdmin:
+def connect(url: str, settings: Mapping[str, object] | None = None) -> KafkaAdmin:
     """Raises OptionError."""
     return KafkaAdmin(engine.connect(url, settings))
 
@@ -89,7 +89,7 @@ class KafkaAdmin:
 
     # -- topics ----------------------------------------------------------------------------------------------
     def declare_queue(
-        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
     ) -> None:
         """Makes a topic, of ``x-partitions`` and ``x-replication`` (default: the cluster's)."""
         names.require_queue_name(name)
@@ -135,7 +135,7 @@ class KafkaAdmin:
         self._engine.topology.change(lambda rules, change: rules.delete_exchange(change, name))
 
     def bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         given = dict(arguments or {})
         self._engine.topology.change(
@@ -143,7 +143,7 @@ class KafkaAdmin:
         )
 
     def unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         given = dict(arguments or {})
         self._engine.topology.change(

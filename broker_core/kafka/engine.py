@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -46,11 +46,11 @@ from broker_core.kafka.topics.routing import ClusterTopology
 
 OnUnroutable = Literal["fail", "drop"]
 
-_engines: dict[tuple[int, str, tuple[tuple[str, Any], ...]], KafkaEngine] = {}
+_engines: dict[tuple[int, str, tuple[tuple[str, object], ...]], KafkaEngine] = {}
 _engines_lock = threading.Lock()
 
 
-def connect(url: str, settings: Mapping[str, Any] | None = None) -> KafkaEngine:
+def connect(url: str, settings: Mapping[str, object] | None = None) -> KafkaEngine:
     """Returns the engine of this process for an address and settings: one, made once. Raises OptionError."""
     key = os.getpid(), url, tuple(sorted((settings or {}).items()))
     with _engines_lock:
@@ -100,7 +100,7 @@ class KafkaEngine:
     def __init__(
         self,
         url: str,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         wire: Callable[[KafkaSettings], Wire] = over_sockets,
     ) -> None:
         self._arguments = url, dict(settings or {}), wire
@@ -110,7 +110,7 @@ class KafkaEngine:
         self._parts: _Parts | None = None
         self.closed = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return KafkaEngine, self._arguments
 
     def __enter__(self) -> KafkaEngine:

@@ -87,7 +87,7 @@ class LocalChannel:
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
     ) -> None:
         """Declares an exchange. Raises PreconditionFailed (other properties), AccessRefused (reserved)."""
 
@@ -113,7 +113,7 @@ class LocalChannel:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         passive: bool = False,
     ) -> str:
         """Declares a queue and returns its name; for "" the broker chooses one. ``passive`` only checks.
@@ -144,7 +144,7 @@ class LocalChannel:
         return queue
 
     def queue_bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, object] | None = None
     ) -> None:
         connection = self._channel.connection
         self._run(
@@ -154,7 +154,7 @@ class LocalChannel:
         )
 
     def queue_unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, object] | None = None
     ) -> None:
         connection = self._channel.connection
         self._run(

@@ -61,13 +61,13 @@ def _unsigned(value: Any) -> int:
     raise ValueError(f"{number} needs more than 64 bits")
 
 
-def _flag(value: Any) -> int:
+def _flag(value: object) -> int:
     if value is True or value is False:
         return int(value)
     raise TypeError(f"{value!r} is neither True nor False")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
     if not value.isascii():
@@ -75,20 +75,20 @@ def _text(value: Any) -> str:
     return value if type(value) is str else str(value)
 
 
-def _blob(value: Any) -> bytes:
+def _blob(value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"{value!r} is not bytes")
 
 
-def _has_text_keys(value: Any) -> bool:
+def _has_text_keys(value: object) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_has_text_keys, value.values()))
     return not isinstance(value, list | tuple) or all(map(_has_text_keys, value))
 
 
-def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
-    def to_json(value: Any) -> str:
+def _json(kind: type[dict[object, object]] | type[list[object]]) -> Coder:
+    def to_json(value: object) -> str:
         if not value and type(value) is kind:
             return "{}" if kind is dict else "[]"
         if not isinstance(value, kind):
@@ -100,7 +100,7 @@ def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
     return to_json
 
 
-def _tagged(value: Any) -> dict[str, str]:
+def _tagged(value: object) -> dict[str, str]:
     """Encodes what AMQP has and JSON has not. No name in a table of arguments starts with this character."""
     if isinstance(value, Decimal):
         return {_DECIMAL: str(value)}
@@ -109,7 +109,7 @@ def _tagged(value: Any) -> dict[str, str]:
     raise TypeError(f"{value!r} cannot be stored")
 
 
-def _untagged(found: dict[str, Any]) -> Any:
+def _untagged(found: dict[str, object]) -> object:
     if len(found) == 1:
         ((tag, value),) = found.items()
         if tag == _DECIMAL and isinstance(value, str):
@@ -119,16 +119,16 @@ def _untagged(found: dict[str, Any]) -> Any:
     return found
 
 
-def _from_json(text: str) -> Any:
+def _from_json(text: str) -> object:
     return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
 
 
 class _Codec(NamedTuple):
-    values: Callable[[Any], tuple[Any, ...]]  # of the fields of a record, in order
+    values: Callable[[object], tuple[Any, ...]]  # of the fields of a record, in order
     # the types of a record that is its own row, if the class has such; texts and integers are checked
     plain: tuple[type, ...] | None
     texts: tuple[int, ...]
-    numbers: Callable[[Row], tuple[Any, ...]]  # the integers
+    numbers: Callable[[Row], tuple[object, ...]]  # the integers
     pack: Callable[..., bytes]  # raises if one of them needs more than 64 bits
     encoders: tuple[Coder, ...]
     decoders: tuple[tuple[int, Coder], ...]  # of the fields that are not stored as they are
@@ -220,7 +220,7 @@ def encode(record: Record) -> Row:
     return _encoded(type(record), range(len(values)), values)
 
 
-def encode_key(cls: type[Record], key: Sequence[Any]) -> Row:
+def encode_key(cls: type[Record], key: Sequence[object]) -> Row:
     """Returns a key as SQL values. Raises OptionError."""
     return _encoded(cls, _CODECS[cls].key, key, is_key=True)
 
@@ -363,7 +363,7 @@ def decode(cls: type[Record], row: Sequence[Value]) -> Record:
     decoders = _CODECS[cls].decoders
     if not decoders:
         return cls(*row)
-    values: list[Any] = list(row)
+    values: list[object] = list(row)
     for place, decoder in decoders:
         values[place] = decoder(values[place])
     return cls(*values)
@@ -390,7 +390,7 @@ def guard(values: Sequence[Value]) -> int:
 
 def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
     """Returns the messages of an open block, row by row, as MERGED_SCHEMA."""
-    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
+    columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
     place = InboxRow._fields.index
     names = {"commit_sequence": "sequence"}
     arrays = [

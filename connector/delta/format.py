@@ -60,7 +60,7 @@ class Delta:
     ) -> dict[str, Mapping[str, Any]]:
         return log.said(log.commits(spark, table), tokens)
 
-    def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    def writer_options(self, table: str, options: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
         return append.writer_options(table, options)
 
     def context(self, spark: SparkSession) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Delta:
         return Checked(lambda rows: append.fitted(rows, found), why, evaluates)
 
     def settled(
-        self, table: Table, change: Merge | Overwrite, context: Mapping[str, Any]
+        self, table: Table, change: Merge | Overwrite, context: Mapping[str, object]
     ) -> Merge | Overwrite:
         return changes.settled(table, change, context)
 
@@ -94,7 +94,7 @@ class Delta:
         table: Table,
         schema: StructType,
         change: Merge | Overwrite,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, object] | None = None,
     ) -> Checked:
         found = changes.check(spark, table, schema, change, context)
         if isinstance(found, Fit):
@@ -123,7 +123,7 @@ class Delta:
 
     # -- after it --------------------------------------------------------------------------------------------
     def decided(
-        self, spark: SparkSession, context: Mapping[str, Any] | None
+        self, spark: SparkSession, context: Mapping[str, object] | None
     ) -> AbstractContextManager[SparkSession]:
         return isolated.decided(spark, context)
 
@@ -175,7 +175,7 @@ class Delta:
         change: Merge | Overwrite,
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, object] | None = None,
     ) -> None:
         make_change.change(spark, table, change, rows, once, context)
 

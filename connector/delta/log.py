@@ -135,7 +135,7 @@ def disturbed(
     return now, found[::-1]
 
 
-def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:
+def held(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> bool | None:
     """Whether ``history`` (newest first) has the commit of ``batch``; None if it is not known."""
     oldest = None
     for oldest in history:
@@ -151,7 +151,7 @@ def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, Any]:
     return _json_object(commit_info.get("userMetadata"))
 
 
-def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
+def is_of(metadata: Mapping[str, object], batch: Mapping[str, object]) -> bool:
     """Whether a commit is that of ``batch``, and of its ``txn_app_id`` if both name one: each operation of a
     batch on a table is a commit. Earlier versions of txmq did not write the token.
     """
@@ -215,7 +215,7 @@ def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str,
 def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mapping[str, Any]]:
     """What the commits of these batches say about them, by token; batches without a commit are missing."""
     missing = set(tokens)
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Mapping[str, object]] = {}
     for commit in history if missing else ():
         for batch in (commit.metadata, *commit.metadata.get(OTHERS, ())):
             if batch.get("token") in missing:

@@ -35,7 +35,7 @@ class AdmittedReader(StreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._final = self._ends()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, Any]:
         here("connector.latest_offset.asked")
         vector = self._vector(start)
         self._require_only()

@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader):
     def _engine(self) -> Engine:
         return self._options.address.engine()
 
-    def _vector(self, logged: Any) -> Vector:
+    def _vector(self, logged: object) -> Vector:
         """The offset that Spark passes back. A log that is not known may have been added meanwhile."""
         try:
             if self._logs:
@@ -204,7 +204,7 @@ class StreamReader(DataSourceStreamReader):
         found = self._engine.available(logs or self._engine.logs(self._options.queues))
         return {log: one.end for log, one in found.items()}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = self._vector(start), self._vector(end)
         if first == last:
@@ -233,7 +233,7 @@ class StreamReader(DataSourceStreamReader):
         rows = to_spark(self._engine.read(ticket), include_properties=options.include_properties)
         return _marked(rows)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: dict[str, object]) -> None:
         """S5: Spark has ``end`` in its commit log. Nothing is left to do if the next claim was first (S2)."""
         vector = self._vector(end)
         if vector != self._acked and not offset.is_symbolic(vector):

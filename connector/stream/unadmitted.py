@@ -55,7 +55,7 @@ class UnadmittedReader(StreamReader):
         self._given_end = None if end == self._planned else end
         return end
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         if start == end and self._given_end not in (None, end) and self._planned is None:
             raise OptionError(
                 "Spark 4.1 asks for an end before it says where the checkpoint is",

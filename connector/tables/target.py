@@ -34,7 +34,7 @@ LOST = (
 
 
 def of_change(
-    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, Any]
+    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, object]
 ) -> dict[str, Any]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}

@@ -127,7 +127,9 @@ class DeadLetters:
         """
         return append_headers(b"", encode_headers({DAMAGED: row.properties}) + self._first_entries(row))
 
-    def _headers(self, row: InboxRow, headers: Mapping[str, Any], found: list[Any]) -> dict[str, Any]:
+    def _headers(
+        self, row: InboxRow, headers: Mapping[str, object], found: list[object]
+    ) -> dict[str, object]:
         """Returns the changed headers. The additional routing keys and the deaths are added to ``found``."""
         death = Death(
             self._queue,

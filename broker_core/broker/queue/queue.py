@@ -55,7 +55,7 @@ class Queue:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
         vhost: str = VHOST,
         tally: Tally | None = None,
     ) -> None:

@@ -36,14 +36,14 @@ BINDING_BYTES, PART_BYTES = 600, 400  # of a binding, and of a word or an argume
 class Binding(NamedTuple):
     destination: Queue | Exchange
     routing_key: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
 
-def canonical(arguments: Mapping[str, Any]) -> str:
+def canonical(arguments: Mapping[str, object]) -> str:
     return json.dumps(arguments, sort_keys=True, default=repr) if arguments else "{}"
 
 
-def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> BindingKey:
+def _key(destination: Destination, routing_key: str, arguments: Mapping[str, object]) -> BindingKey:
     return (destination, routing_key, canonical(arguments))
 
 
@@ -63,7 +63,7 @@ class Exchange:
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         undo: Undo | None = None,
     ) -> None:
         self._undo = Undo() if undo is None else undo
@@ -110,10 +110,10 @@ class Exchange:
     def bindings(self) -> list[Binding]:
         return [binding for found in self._by_destination.values() for binding in found.values()]
 
-    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+    def check(self, destination: Destination, arguments: Mapping[str, object]) -> None:
         """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
 
-    def bind(self, destination: Destination, routing_key: str, arguments: dict[str, Any]) -> bool:
+    def bind(self, destination: Destination, routing_key: str, arguments: dict[str, object]) -> bool:
         """Adds a binding and returns whether it is new. Raises like ``check``."""
         self.check(destination, arguments)
         key = _key(destination, routing_key, arguments)
@@ -143,10 +143,10 @@ class Exchange:
             self._forget(destination)
         self.changed()
 
-    def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+    def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, object]) -> bool:
         return _key(destination, routing_key, arguments) in self._by_destination.get(destination, ())
 
-    def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+    def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, object]) -> bool:
         """Removes a binding and returns whether it existed."""
         key = _key(destination, routing_key, arguments)
         binding = self._by_destination.get(destination, {}).get(key)
@@ -421,7 +421,7 @@ class HeadersExchange(Exchange):
         super().__init__(name, **properties)
         self._candidates: HeaderIndex[BindingKey, Destination] = HeaderIndex()
 
-    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+    def check(self, destination: Destination, arguments: Mapping[str, object]) -> None:
         match = arguments.get("x-match", "all")
         expected = f"expected {', '.join(MATCHES[:-1])}, or {MATCHES[-1]}"
         if not isinstance(match, str):
@@ -441,7 +441,7 @@ class HeadersExchange(Exchange):
         return self._candidates.matching(_headers(properties))
 
 
-def _headers(properties: bytes) -> Mapping[str, Any]:
+def _headers(properties: bytes) -> Mapping[str, object]:
     """Returns the headers of a message; none for damaged properties, which are refused at entry."""
     try:
         return Properties.decode(properties).headers

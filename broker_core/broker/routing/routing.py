@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,13 @@ from broker_core.broker.state.block import RowNumbers
 from broker_core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.ids import QueueId
 
+T = TypeVar("T")
+
 _EXAMPLES = 3
 PIECE = 64  # routing keys that are looked up while the bindings are held
 REACHED = 4_000_000  # queues of all distinct keys of a column
 SELECTED_BYTES = 64 * 1024 * 1024  # of all bitmaps
-Held = AbstractContextManager[Any]
+Held = AbstractContextManager[object]
 FREE: Held = nullcontext()  # nobody changes the bindings meanwhile
 
 
@@ -151,7 +153,7 @@ class _Source:
     def route_all(self, values: Sequence[tuple[tuple[str, ...], bytes]]) -> list[Queues]:
         return self._in_pieces(values, lambda value: self._exchange.route_all(*value), 1)
 
-    def _in_pieces(self, values: Sequence[Any], route: Callable[[Any], Queues], piece: int) -> list[Queues]:
+    def _in_pieces(self, values: Sequence[T], route: Callable[[T], Queues], piece: int) -> list[Queues]:
         found: list[Queues] = []
         for start in range(0, len(values), piece):
             with self._held:

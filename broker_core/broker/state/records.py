@@ -26,7 +26,7 @@ class Record:
     KEY: ClassVar[tuple[str, ...]]
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.KEY)
 
     @classmethod
@@ -42,7 +42,7 @@ class ExchangeRecord(Record):
     durable: bool
     auto_delete: bool
     internal: bool
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -54,7 +54,7 @@ class QueueRecord(Record):
     durable: bool
     exclusive: bool
     auto_delete: bool
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -64,7 +64,7 @@ class BindingRecord(Record):
     exchange: str
     queue: str
     routing_key: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -76,7 +76,7 @@ class ExchangeBindingRecord(Record):
     source: str
     destination: str
     routing_key: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -150,10 +150,10 @@ class ClaimRecord(Record):
     app_id: str
     lineage: int  # counts the checkpoints that the source of this app has seen
     start: str  # canonical JSON of the start vector, with the queues as keys
-    end: dict[str, Any]
-    ranges: dict[str, Any]
-    skipped: dict[str, Any]
-    redelivered: dict[str, Any]
+    end: dict[str, int]
+    ranges: dict[str, list[int]]
+    skipped: dict[str, list[list[int]]]
+    redelivered: dict[str, list[list[int]]]
     position: int  # order of the claims of an app
     vhost: str = VHOST
 
@@ -166,7 +166,7 @@ class OriginRecord(Record):
     app_id: str
     queues: str  # canonical JSON list
     lineage: int
-    start: dict[str, Any]  # concrete vector
+    start: dict[str, int]  # concrete vector
     passed: bool  # a later start than the symbolic one has been seen
     vhost: str = VHOST
 
@@ -182,7 +182,7 @@ class ReadRecord(Record):
     query_id: str
     batch_id: int
     queues: str
-    ranges: dict[str, Any]
+    ranges: dict[str, list[int]]
     vhost: str = VHOST
 
 
@@ -226,7 +226,7 @@ class PartRecord(Record):
     part: int
     token: str
     kind: Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
-    target: dict[str, Any]
+    target: dict[str, object]
     partition: int
     attempt: int
     rows: int
@@ -234,9 +234,9 @@ class PartRecord(Record):
     checksum: int
     block_id: BlockId
     inline: bytes
-    routes: dict[str, Any]
+    routes: dict[str, list[Any]]
     unroutable: int
-    examples: list[Any]  # at most three [exchange, routing_key] of unroutable messages
+    examples: list[list[str]]  # at most three [exchange, routing_key] of unroutable messages
     vhost: str = VHOST
 
 
@@ -250,7 +250,7 @@ class LedgerRecord(Record):
     query_id: str
     batch_id: int
     token: str
-    ranges: dict[str, Any]  # log -> [start, end]; empty if the batch consumed nothing
+    ranges: dict[str, list[int]]  # log -> [start, end]; empty if the batch consumed nothing
     messages: int  # consumed
     published: int
     committed_at: int
@@ -287,7 +287,7 @@ class ReleaseNoteRecord(Record):
     released_by: str = ""  # "": unknown
     interrupted: bool = False  # something was claimed and undecided, or decided and not applied
     position: int = 0  # of the app's newest claim
-    ends: dict[str, Any] = field(default_factory=dict)  # log -> first offset that the app had not consumed
+    ends: dict[str, int] = field(default_factory=dict)  # log -> first offset that the app had not consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class UserRecord(Record):
     TABLE, KEY = "user", ("name",)
     name: str
     password_hash: str
-    tags: list[Any]
+    tags: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ else has. An auto-delete exchange that has had a binding since the broker starte
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pyarrow as pa
 
@@ -187,7 +186,7 @@ class Topology:
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
     ) -> Exchange:
         """Declares an exchange. Raises CommandInvalid (unknown type), AccessRefused (reserved names),
         PreconditionFailed (other properties, wrong argument).
@@ -228,7 +227,7 @@ class Topology:
         self.exchanges[exchange.name] = exchange
         exchange.room, exchange.stale_bindings = self._registry.routes, self._registry.stale_bindings
         alternate = exchange.arguments.get("alternate-exchange")
-        if alternate is not None:
+        if isinstance(alternate, str):
             self._undo.enter(self._alternates, alternate, exchange)
             exchange.divert(self.exchanges.get(alternate))
         for other in self._alternates.get(exchange.name, ()):
@@ -270,7 +269,7 @@ class Topology:
             pending += self._unbind_everywhere(change, exchange)
             exchange.divert(None)
             alternate = exchange.arguments.get("alternate-exchange")
-            if alternate is not None:
+            if isinstance(alternate, str):
                 self._undo.leave(self._alternates, alternate, exchange)
             for other in self._alternates.get(exchange.name, ()):
                 other.divert(None)
@@ -304,7 +303,7 @@ class Topology:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         connection: object = None,
     ) -> Queue:
         """Declares a queue. Raises PreconditionFailed (other properties, wrong or unknown argument),
@@ -459,7 +458,7 @@ class Topology:
         queue: str,
         exchange: str,
         routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         *,
         connection: object = None,
     ) -> None:
@@ -477,7 +476,7 @@ class Topology:
         destination: str,
         source: str,
         routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
     ) -> None:
         """Routes messages that match in ``source`` on to ``destination``; cycles are allowed.
 
@@ -494,7 +493,7 @@ class Topology:
         source: Exchange,
         target: Destination,
         routing_key: str,
-        arguments: dict[str, Any],
+        arguments: dict[str, object],
     ) -> None:
         check_text("a routing key", routing_key)
         if isinstance(target, Queue) and target.replies:
@@ -517,7 +516,7 @@ class Topology:
         queue: str,
         exchange: str,
         routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         *,
         connection: object = None,
     ) -> None:
@@ -539,7 +538,7 @@ class Topology:
         destination: str,
         source: str,
         routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
     ) -> None:
         """Like ``unbind``."""
         if "" in (destination, source):
@@ -554,7 +553,7 @@ class Topology:
         source: Exchange,
         target: Destination,
         routing_key: str,
-        arguments: dict[str, Any],
+        arguments: dict[str, object],
     ) -> None:
         before = source.bytes_of(target)
         if source.unbind(target, routing_key, arguments):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -284,7 +284,7 @@ class Transaction:
         """Returns the record of a prepared transaction. ``routes`` starts with one object for each spilled
         block, then has a list of queue ids for each publish.
         """
-        routes: list[Any] = [spilled.record() for spilled in self.spilled]
+        routes: list[object] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
         publishes = _to_ipc([publish.message for publish in self.publishes])

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from broker_core import failpoint
 from broker_core.broker.state.records import ReadRecord
@@ -64,7 +64,7 @@ class Journal:
             return dict(self._history.positions)
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         """By key, without the reads."""
         with self._lock:
             return dict(self._history.facts)
@@ -157,7 +157,7 @@ class Journal:
             patience.wait(lost)  # it may still come, and is void then
         return won
 
-    def note(self, facts: Mapping[str, Any]) -> None:
+    def note(self, facts: Mapping[str, object]) -> None:
         """Records facts; returns when they are durable. What this process has written or read already is not
         written again.
         """

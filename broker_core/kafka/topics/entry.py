@@ -26,7 +26,7 @@ from broker_core.broker.state.records import RECORDS, Record
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
-from broker_core.kafka.record.decode import decode
+from broker_core.kafka.record.decode import Records, decode
 from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
 from broker_core.kafka.record.encode import encode, encode_headers
 
@@ -65,7 +65,7 @@ def put(record: Record) -> Entry:
     return Entry(key_text(type(record), record.key), dumps(fields_of(record)))
 
 
-def drop(kind: type[Record], key: Sequence[Any]) -> Entry:
+def drop(kind: type[Record], key: Sequence[object]) -> Entry:
     return Entry(key_text(kind, key), None)
 
 
@@ -74,7 +74,7 @@ def parse(key: bytes | str, value: bytes | str) -> Record:
     return record_of(parse_key(key)[0], loads(value))
 
 
-def key_text(kind: type[Record], key: Sequence[Any]) -> str:
+def key_text(kind: type[Record], key: Sequence[object]) -> str:
     stored = [value for name, value in zip(kind.KEY, key, strict=True) if name != _VHOST]
     return dumps([kind.TABLE, *stored])
 
@@ -96,7 +96,7 @@ def kind_of(table: str) -> type[Record]:
     return _KINDS[table]
 
 
-def fields_of(record: Record) -> dict[str, Any]:
+def fields_of(record: Record) -> dict[str, object]:
     return {name: getattr(record, name) for name in record.columns() if name != _VHOST}
 
 
@@ -127,7 +127,7 @@ def loads(text: bytes | str) -> Any:
         ) from None
 
 
-def _tagged(value: Any) -> Mapping[str, str]:
+def _tagged(value: object) -> Mapping[str, str]:
     if isinstance(value, Decimal):
         return {_DECIMAL: str(value)}
     if isinstance(value, bytes):
@@ -202,7 +202,7 @@ def replay(
             patience.renew()
 
 
-def _rows(records: Any) -> Iterator[Row]:
+def _rows(records: Records) -> Iterator[Row]:
     count = len(records)
     nothing: Iterable[None] = [None] * count
     keys = nothing if records.keys is None else records.keys.to_pylist()

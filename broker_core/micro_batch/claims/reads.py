@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from broker_core.address import VHOST
 from broker_core.broker.state.records import LedgerRecord, ReadRecord
@@ -121,7 +120,7 @@ class Reads:
         """
         if not query_id or self.already(app_id, query_id, batch_id, ranges):
             return
-        wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
+        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
         newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted, self._vhost)
         self.apply(newest)
         sink.put(newest)
