@@ -41,7 +41,6 @@ import struct
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pyarrow as pa
@@ -50,7 +49,7 @@ from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import PART_BYTES
 from broker_core.arrow.stated_size import stated_bytes
-from broker_core.engine import BranchHeader, Engine, ReadTicket
+from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 
 VERSION = 5  # of this contract; a client refuses a broker of another one
@@ -247,7 +246,8 @@ def _chosen(kinds: tuple[object, ...], origins: tuple[object, ...]) -> object:
 STREAMS = ("read", "browse", "read_branches", "stage")  # not actions of their own
 METHODS = tuple(
     name
-    for name, member in vars(Engine).items()
+    for port in (Source, Sink, AppOperator, Engine)
+    for name, member in vars(port).items()
     if inspect.isfunction(member) and not name.startswith("_") and name not in (*STREAMS, "close")
 )
 
@@ -274,17 +274,6 @@ ACCOUNTS = (
 )
 
 
-@cache
-def _signature(method: str) -> tuple[tuple[str, ...], dict[str, object]]:
-    function = getattr(Engine, method)
-    return tuple(inspect.signature(function).parameters)[1:], checks.hints_of(function)
-
-
-def encode_arguments(method: str, positional: tuple[object, ...], named: dict[str, object]) -> bytes:
-    names, _ = _signature(method)
-    return encode({**dict(zip(names, positional, strict=False)), **named})
-
-
 def decode_arguments(call: str, function: Callable[..., object], data: bytes | pa.Buffer) -> dict[str, Any]:
     """The arguments of ``function``, checked by its annotations. Raises RemoteProtocolError, OptionError."""
     given = _object(call, data)
@@ -308,7 +297,7 @@ def _object(call: str, data: bytes | pa.Buffer) -> dict[str, object]:
 
 
 def answer_type(method: str) -> object:
-    return _signature(method)[1]["return"]
+    return checks.hints_of(getattr(Engine, method))["return"]
 
 
 # -- rows in an action ---------------------------------------------------------------------------------------
