@@ -21,10 +21,9 @@ from operator import attrgetter
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_expiration
 from broker_core.broker.message.dispatch import with_delivery_count
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
 from broker_core.broker.queue.consumer import Unacked as Unacked
-from broker_core.broker.routing.exchange import Queues
 from broker_core.broker.state.block import EXPIRATION, NotLoaded
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction

@@ -17,12 +17,12 @@ from broker_core import errors
 from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
-from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
 from broker_core.kafka.topics import setup, topics
+from broker_core.kafka.topics.routing import Rules
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
 _INTERNAL = "__"  # how Kafka's own topics begin

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.queue import Queues
 from broker_core.broker.state.change import InboxRow
 from broker_core.errors import RemoteProtocolError
 from broker_core.message.field_table import Timestamp

@@ -19,8 +19,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from broker_core.broker.queue import Queue
-from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.routing.routing import RowSelection
 from broker_core.broker.state.block import EXPIRATION
 from broker_core.broker.state.records import PreparedRecord
