@@ -29,7 +29,6 @@ from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 from broker_core.node.committer import Work
-from broker_core.node.dead_letter_batch import is_worth_it
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
@@ -360,7 +359,7 @@ class LocalChannel:
             if self._timed:
                 transaction.check_open_time(self._clock())
             self._broker.spill_large(transaction)
-            if transaction.settles and is_worth_it(transaction):
+            if transaction.rejects_many:
                 self._broker.write_ahead(transaction).apply(transaction)
             self._commit(transaction, self.call)
             channel.finish(0)
@@ -448,7 +447,7 @@ class LocalChannel:
         single.atomic = True
         if single:
             try:
-                if single.settles and is_worth_it(single):
+                if single.rejects_many:
                     self._broker.write_ahead(single).apply(single)
                 self._commit(single)
             # what it acked has left this channel, so it must be requeued here

@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # files at most
 LIMITS = {
-    "commit": 39,
-    "confirm": 37,
-    "publish": 13,
+    "commit": 35,
+    "confirm": 35,
+    "publish": 11,
     "login": 34,
-    "channel": 26,
-    "batch": 46,
+    "channel": 25,
+    "batch": 45,
     "kafka-batch": 38,
 }
 

@@ -73,6 +73,23 @@ class Undo(list[tuple[Any, ...]]):
         self.clear()  # steps that were appended meanwhile
 
 
+class Tally:
+    """A running count, which a failed work gives back: saved once per work."""
+
+    __slots__ = ("_saved", "_undo", "total")
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self._saved = 0  # ``Undo.work`` when the total was last saved
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        if self._saved != self._undo.work:
+            self._saved = self._undo.work
+            self._undo.append((setattr, self, "total", self.total))
+        self.total += count
+
+
 def _restore_item(table: MutableMapping[K, V], key: K, value: V) -> None:
     if value is _MISSING:
         table.pop(key, None)

@@ -23,7 +23,6 @@ from broker_core.broker.arguments import (
     inequivalent,
     inequivalent_arguments,
 )
-from broker_core.broker.queue.tally import Tally
 from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.broker.routing.exchange import (
     EXCHANGE_TYPES,
@@ -38,7 +37,7 @@ from broker_core.broker.routing.routing import FREE, Held, Routed, find_exchange
 from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.state.change import ANY, Change
 from broker_core.broker.state.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
-from broker_core.broker.state.undo import Undo
+from broker_core.broker.state.undo import Tally, Undo
 from broker_core.broker.topology import refusals
 from broker_core.errors import AccessRefused, PreconditionFailed
 from broker_core.ids import QueueId

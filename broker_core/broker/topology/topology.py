@@ -18,7 +18,6 @@ from broker_core.broker.arguments import (
     inequivalent_arguments,
 )
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.tally import Tally
 from broker_core.broker.routing.exchange import DefaultExchange
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ANY, Change
@@ -31,6 +30,7 @@ from broker_core.broker.state.records import (
     ProgressRecord,
     QueueRecord,
 )
+from broker_core.broker.state.undo import Tally
 from broker_core.broker.topology import refusals
 from broker_core.broker.topology.exchanges import PREDECLARED as PREDECLARED
 from broker_core.broker.topology.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE

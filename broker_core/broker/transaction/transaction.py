@@ -96,6 +96,9 @@ class Consumed(NamedTuple):
     end: int
 
 
+MANY_REJECTS = 1_024  # of messages that have a dead-letter exchange
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one transaction (decision 18), and of the body of one message. None: no limit."""
@@ -162,6 +165,18 @@ class Transaction:
     def __bool__(self) -> bool:
         """Returns whether there is anything to commit."""
         return bool(self.publishes or self.settles or self.spilled)
+
+    @property
+    def rejects_many(self) -> bool:
+        """Returns whether its commit would make many dead letters, so that they are written before it."""
+        settles = self.settles
+        return (
+            len(settles) >= MANY_REJECTS
+            and sum(
+                1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters
+            )
+            >= MANY_REJECTS
+        )
 
     def publish(self, message: Message, queues: Queues, mandatory: bool = False) -> None:
         """Adds a publish. Raises TransactionTooLarge, with nothing added."""
