@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker_core.broker.access.own_id import name_in
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.broker.state.records import LedgerRecord, canonical
 from broker_core.engine import BranchKind, LedgerEntry, ToApply
-from broker_core.micro_batch.canonical import canonical
 
 
 def public(entry: LedgerRecord) -> LedgerEntry:

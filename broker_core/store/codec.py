@@ -10,11 +10,9 @@ written.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from operator import attrgetter, index, itemgetter
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ import xxhash
 
 from broker_core import ids
 from broker_core.broker.state.change import ANY, Change, Drop, InboxRow
-from broker_core.broker.state.records import RECORDS, Record
+from broker_core.broker.state.records import RECORDS, Record, canonical, parse
 from broker_core.errors import OptionError
 from broker_core.message.message import MERGED_SCHEMA
 
@@ -35,7 +33,6 @@ Coder = Callable[[Any], Any]
 
 _UNSIGNED = 1 << 64
 _BIT_63 = 1 << 63
-_DECIMAL, _BYTES = "\0decimal", "\0bytes"
 
 
 def to_signed(checksum: int) -> int:
@@ -95,32 +92,9 @@ def _json(kind: type[dict[object, object]] | type[list[object]]) -> Coder:
             raise TypeError(f"{value!r} is not a {kind.__name__}")
         if not _has_text_keys(value):
             raise TypeError(f"{value!r} has a key that is not text")
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
+        return canonical(value)
 
     return to_json
-
-
-def _tagged(value: object) -> dict[str, str]:
-    """Encodes what AMQP has and JSON has not. No name in a table of arguments starts with this character."""
-    if isinstance(value, Decimal):
-        return {_DECIMAL: str(value)}
-    if isinstance(value, bytes):
-        return {_BYTES: value.hex()}
-    raise TypeError(f"{value!r} cannot be stored")
-
-
-def _untagged(found: dict[str, object]) -> object:
-    if len(found) == 1:
-        ((tag, value),) = found.items()
-        if tag == _DECIMAL and isinstance(value, str):
-            return Decimal(value)
-        if tag == _BYTES and isinstance(value, str):
-            return bytes.fromhex(value)
-    return found
-
-
-def _from_json(text: str) -> object:
-    return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
 
 
 class _Codec(NamedTuple):
@@ -146,8 +120,8 @@ def _coders(name: str, annotation: str) -> tuple[Coder, Coder, str]:
         "str": (_text, str, "TEXT"),
         "Literal": (_text, str, "TEXT"),
         "bytes": (_blob, bytes, "BLOB"),
-        "dict": (_json(dict), _from_json, "TEXT"),
-        "list": (_json(list), _from_json, "TEXT"),
+        "dict": (_json(dict), parse, "TEXT"),
+        "list": (_json(list), parse, "TEXT"),
     }
     kind = annotation.partition("[")[0]
     return coders["int" if hasattr(ids, kind) else kind]

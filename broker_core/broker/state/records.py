@@ -11,13 +11,16 @@ Offsets are end-exclusive: ``end`` is the next offset to read. Times are microse
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 from broker_core.address import VHOST
 from broker_core.ids import BlockId, CommitSequence, QueueId
 
 Ranges = dict[str, list[int]]  # log -> [start, end]
+_DECIMAL, _BYTES = "\0decimal", "\0bytes"  # no name in a table of arguments starts with this character
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,3 +433,36 @@ RECORDS: tuple[type[Record], ...] = (
     WriteUserRecord,
     VhostRecord,
 )
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def canonical(value: object) -> str:
+    """Returns one text for equal values: of a field that is a dict or a list, and of keys. It has what AMQP
+    has and JSON has not: decimals, bytes. Raises TypeError, ValueError for a value without such a text.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
+
+
+def parse(text: str) -> Any:
+    """Returns the value of a canonical text. Raises ValueError."""
+    return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
+
+
+def _tagged(value: object) -> dict[str, str]:
+    if isinstance(value, Decimal):
+        return {_DECIMAL: str(value)}
+    if isinstance(value, bytes):
+        return {_BYTES: value.hex()}
+    raise TypeError(f"{value!r} cannot be stored")
+
+
+def _untagged(found: dict[str, object]) -> object:
+    if len(found) == 1:
+        ((tag, value),) = found.items()
+        if tag == _DECIMAL and isinstance(value, str):
+            return Decimal(value)
+        if tag == _BYTES and isinstance(value, str):
+            return bytes.fromhex(value)
+    return found

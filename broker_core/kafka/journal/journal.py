@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from broker_core import failpoint
-from broker_core.broker.state.records import ReadRecord
+from broker_core.broker.state.records import ReadRecord, canonical
 from broker_core.engine import Ranges
 from broker_core.kafka import names
 from broker_core.kafka.cluster.backoff import Backoff
@@ -27,7 +27,6 @@ from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, replay
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims.claim import Claims
 
 T = TypeVar("T")

@@ -10,11 +10,9 @@ last one.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,7 +20,8 @@ import pyarrow as pa
 
 from broker_core import errors
 from broker_core.address import VHOST
-from broker_core.broker.state.records import RECORDS, Record
+from broker_core.broker.state.records import RECORDS, Record, canonical
+from broker_core.broker.state.records import parse as canonical_parse
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
@@ -33,7 +32,6 @@ from broker_core.kafka.record.encode import encode, encode_headers
 _KINDS: dict[str, type[Record]] = {kind.TABLE: kind for kind in RECORDS}
 _VHOST = "vhost"
 LARGE = 64 << 10  # bytes of a batch
-_DECIMAL, _BYTES = "\0decimal", "\0bytes"  # what AMQP has and JSON has not
 
 
 def now_ms() -> int:
@@ -111,7 +109,7 @@ def record_of(kind: type[Record], values: Any) -> Record:
 def dumps(value: object) -> str:
     """Returns one text for equal values. Raises OptionError for a value that has no JSON."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
+        return canonical(value)
     except (TypeError, ValueError) as error:
         raise errors.OptionError(f"{value!r} cannot be stored on Kafka: {error}") from None
 
@@ -119,30 +117,12 @@ def dumps(value: object) -> str:
 def loads(text: bytes | str) -> Any:
     """Raises KafkaError for a text that is no JSON."""
     try:
-        return json.loads(text, object_hook=_untagged)
+        return canonical_parse(text if isinstance(text, str) else text.decode())
     except ValueError as error:
         raise errors.KafkaError(
             f"a topic of txmq has a record that is not JSON ({error}): {text[:100]!r}",
             "nothing else may write to it: revoke the ACL of the other writer",
         ) from None
-
-
-def _tagged(value: object) -> Mapping[str, str]:
-    if isinstance(value, Decimal):
-        return {_DECIMAL: str(value)}
-    if isinstance(value, bytes):
-        return {_BYTES: value.hex()}
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _untagged(found: dict[str, Any]) -> Any:
-    if len(found) == 1:
-        ((tag, value),) = found.items()
-        if tag == _DECIMAL:
-            return Decimal(value)
-        if tag == _BYTES:
-            return bytes.fromhex(value)
-    return found
 
 
 def _other_version(what: str) -> errors.KafkaError:

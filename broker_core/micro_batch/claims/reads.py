@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from broker_core.address import VHOST
-from broker_core.broker.state.records import LedgerRecord, ReadRecord
+from broker_core.broker.state.records import LedgerRecord, ReadRecord, canonical
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import Ranges
 from broker_core.errors import LineageConflict, OptionError
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.sink import RecordSink
 
 ReleaseText = Callable[[str, Collection[str]], str]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker_core.broker.state.records import canonical
 from broker_core.engine import START, Limit, Vector
 from broker_core.errors import LineageConflict, TxmqError
 from broker_core.kafka import names
@@ -24,7 +25,6 @@ from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Request, TopicPartition
 from broker_core.kafka.source.source import KafkaSource
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims import claim as claims_module
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, read
