@@ -37,8 +37,8 @@ from txmq.ledger import ledger
 from txmq.limits import count, seconds
 from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, print_lines, script, show
-from txmq.serve import arguments as serve_arguments
 from txmq.serve import serve
+from txmq.serve_options import arguments as serve_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
