@@ -47,14 +47,10 @@ def publish(
             rights.require_topic("write", exchange, copy)
 
 
-def publish_again(
-    rights: Rights, topology: Topology, transaction: Transaction, blocks: Blocks, *, asked: object
-) -> None:
-    """Before its commit: all that it publishes, unless nothing has changed since ``asked``, an epoch. Keys
-    under BCC are not kept, and not asked for again. Raises NotLoaded.
+def publish_again(rights: Rights, topology: Topology, transaction: Transaction, blocks: Blocks) -> None:
+    """Before its commit: all that it publishes, unless what was asked then ``holds``. Keys under BCC are not
+    kept, and not asked for again. Raises NotLoaded.
     """
-    if rights.everything or rights.epoch is asked:
-        return
     for message, _queues, _mandatory in transaction.publishes:
         publish(rights, topology, message.exchange, message.routing_key, message.properties)
     for spilled in transaction.spilled:

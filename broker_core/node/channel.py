@@ -474,9 +474,9 @@ class LocalChannel:
 
     def _ask_again(self, transaction: Transaction) -> None:
         """Rights may have changed since it began. Raises AccessRefused."""
-        if self._rights is not None:
+        if self._rights is not None and not self._rights.holds(self._channel.asked):
             state = self._state
-            publish_again(self._rights, state.topology, transaction, state.blocks, asked=self._channel.asked)
+            publish_again(self._rights, state.topology, transaction, state.blocks)
 
     def _run(self, work: Work[T]) -> T:
         channel, seen = self._channel, self._state

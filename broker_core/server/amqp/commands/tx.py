@@ -102,7 +102,8 @@ def _commit(
 def _ask_again(transaction: Transaction, session: Session) -> None:
     """Rights may have changed since it began. Raises AccessRefused."""
     seen = session.state
-    publish_again(session.rights, seen.topology, transaction, seen.blocks, asked=session.channel.asked)
+    if not session.rights.holds(session.channel.asked):
+        publish_again(session.rights, seen.topology, transaction, seen.blocks)
 
 
 def _committed(
