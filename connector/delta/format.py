@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import reduce
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -57,13 +56,13 @@ class Delta:
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, Mapping[str, object]]:
         return log.said(log.commits(spark, table), tokens)
 
     def writer_options(self, table: str, options: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
         return append.writer_options(table, options)
 
-    def context(self, spark: SparkSession) -> dict[str, Any]:
+    def context(self, spark: SparkSession) -> dict[str, object]:
         return sql_context.of(spark)
 
     # -- before the decision ---------------------------------------------------------------------------------

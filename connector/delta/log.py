@@ -53,7 +53,7 @@ def _location(spark: SparkSession, table: Table) -> str:
     return resolve(spark, table.name).location if table.location.startswith("name:") else table.location
 
 
-def snapshot(spark: SparkSession, table: Table) -> Any:
+def snapshot(spark: SparkSession, table: Table) -> JavaObject:
     """Delta's current snapshot of an existing table; not on Connect."""
     return snapshot_at(spark, _location(spark, table))
 
@@ -82,7 +82,7 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
             lines.close()
 
 
-def _commit(version: int, lines: Any) -> Commit:
+def _commit(version: int, lines: JavaObject) -> Commit:
     """The commitInfo of a commit, which is among its first lines."""
     while lines.hasNext():
         commit_info = _json_object(lines.next()).get("commitInfo")
@@ -146,7 +146,7 @@ def held(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: 
     return False if oldest is None or oldest.version == 0 else None
 
 
-def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, Any]:
+def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, object]:
     """What a commit says about its batch; empty for another one."""
     return _json_object(commit_info.get("userMetadata"))
 
@@ -215,7 +215,7 @@ def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str,
 def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mapping[str, Any]]:
     """What the commits of these batches say about them, by token; batches without a commit are missing."""
     missing = set(tokens)
-    found: dict[str, Mapping[str, object]] = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for commit in history if missing else ():
         for batch in (commit.metadata, *commit.metadata.get(OTHERS, ())):
             if batch.get("token") in missing:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -141,7 +140,7 @@ class StreamReader(DataSourceStreamReader):
         if not self._lock.taken:
             self._lock.take(self._engine.identity(), self._options.app_id, self._options.queues)
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Vector:
         self._require_only()
         # S1: symbolic. Spark logs no start for batch 0 and asks again; a new number would skip messages.
         self._logs = logs_of(self._engine, self._options.queues)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +54,7 @@ class HiddenFiles(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def target(self) -> dict[str, Any]:
+    def target(self) -> dict[str, object]:
         """What the target of the branch says about them: ``target.FILES``."""
 
     def batch(self) -> pa.RecordBatch:
@@ -99,7 +99,7 @@ class TableFormat(Protocol):
         may have taken rows away, except what txmq does; None and nothing if that cannot be said cheaply.
         """
 
-    def context(self, spark: SparkSession) -> dict[str, Any]:
+    def context(self, spark: SparkSession) -> dict[str, object]:
         """What of a session decides what SQL text means, as JSON."""
 
     def sequences(self, spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
@@ -107,7 +107,7 @@ class TableFormat(Protocol):
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, Mapping[str, object]]:
         """What the log of an existing table says of these batches, by token; what it does not know is
         missing.
         """
