@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 NOBODY = "User:NAME"  # stands for a user where none is given
 
@@ -24,7 +24,7 @@ class QueueInfo:
     consumers: int
     owner: str  # app_id, "" for none
     durable: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     logs: int = 1
 
 
@@ -38,7 +38,7 @@ class ExchangeInfo:
     auto_delete: bool
     internal: bool
     bindings: int
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BindingInfo:
     destination: str
     kind: str  # of the destination: queue or exchange
     routing_key: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ConnectionInfo:
     frame_max: int
     heartbeat_s: int
     connected_at_ms: int
-    client_properties: Mapping[str, Any]
+    client_properties: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    definitions: Mapping[str, Any]
+    definitions: Mapping[str, object]
     skipped: tuple[Skipped, ...]
 
 
@@ -220,7 +220,7 @@ class Admin(Protocol):
         """Returns every queue, by name."""
 
     def declare_queue(
-        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
     ) -> None:
         """Makes a queue. Raises PreconditionFailed for arguments that the engine does not have, or that the
         existing queue does not have.
@@ -244,12 +244,12 @@ class Admin(Protocol):
         """Deletes an exchange, if it exists, with its bindings."""
 
     def bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         """Binds a queue to an exchange. Raises QueueNotFound, ExchangeNotFound."""
 
     def unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         """Removes a binding, if it exists."""
 

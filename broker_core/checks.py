@@ -36,7 +36,7 @@ from broker_core.errors import OptionError
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
-Check = Callable[[Any], None]
+Check = Callable[[object], None]
 
 MAX_NAME_BYTES = 255  # AMQP's short string: names, routing keys, xids
 MAX_TEXT_BYTES = 1024 * 1024
@@ -52,7 +52,7 @@ Name = Annotated[str, NAME]  # of at most MAX_NAME_BYTES
 UNSIGNED = "unsigned"
 Unsigned = Annotated[int, UNSIGNED]  # of 64 bits: a checksum, an inode
 JSON = "json"
-Json = Annotated[Any, JSON]  # stored as JSON: no bytes, no objects
+Json = Annotated[object, JSON]  # stored as JSON: no bytes, no objects
 
 _INT = range(-(1 << 63), 1 << 63)
 _WHOLE = range(1 << 64)
@@ -99,7 +99,7 @@ def shown(value: object) -> str:
 # -- the annotations -----------------------------------------------------------------------------------------
 
 
-def check_text(value: Any, limit: int = MAX_TEXT_BYTES) -> None:
+def check_text(value: object, limit: int = MAX_TEXT_BYTES) -> None:
     if not isinstance(value, str):
         raise Mismatch("text", value)
     if value.isascii():
@@ -113,41 +113,41 @@ def check_text(value: Any, limit: int = MAX_TEXT_BYTES) -> None:
         raise Mismatch(f"text of at most {limit} bytes", value)
 
 
-def _check_name(value: Any) -> None:
+def _check_name(value: object) -> None:
     check_text(value, MAX_NAME_BYTES)
 
 
-def _check_int(value: Any) -> None:
+def _check_int(value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value not in _INT:
         raise Mismatch("a whole number of 64 bits", value)
 
 
-def _check_unsigned(value: Any) -> None:
+def _check_unsigned(value: object) -> None:
     if type(value) is not int or value not in _WHOLE:
         raise Mismatch("a whole number of 64 bits, 0 or more", value)
 
 
-def _check_bool(value: Any) -> None:
+def _check_bool(value: object) -> None:
     if value is not True and value is not False:
         raise Mismatch("True or False", value)
 
 
-def _check_float(value: Any) -> None:
+def _check_float(value: object) -> None:
     if type(value) not in (int, float) or value != value or (type(value) is int and value not in _INT):
         raise Mismatch("a number", value)
 
 
-def _check_bytes(value: Any) -> None:
+def _check_bytes(value: object) -> None:
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise Mismatch("bytes", value)
 
 
-def _check_none(value: Any) -> None:
+def _check_none(value: object) -> None:
     if value is not None:
         raise Mismatch("None", value)
 
 
-def _check_any(value: Any, depth: int = 0) -> None:
+def _check_any(value: object, depth: int = 0) -> None:
     """Checks a value of a table: its texts, numbers and keys. Objects of other classes are not checked
     here.
     """
@@ -168,13 +168,13 @@ def _check_any(value: Any, depth: int = 0) -> None:
                 raise wrong.within(f"[{key!a}]") from None
 
 
-def _check_json(value: Any) -> None:
+def _check_json(value: object) -> None:
     _check_any(value)
     if not _is_json(value):
         raise Mismatch("text, a number, True, False, None, or a list or dict of these", value)
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_json, value.values()))
     if isinstance(value, (list, tuple)):
@@ -182,7 +182,7 @@ def _is_json(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
-_SCALARS: dict[Any, Check] = {
+_SCALARS: dict[object, Check] = {
     str: check_text,
     int: _check_int,
     bool: _check_bool,
@@ -190,15 +190,16 @@ _SCALARS: dict[Any, Check] = {
     bytes: _check_bytes,
     None: _check_none,
     type(None): _check_none,
+    object: _check_any,
     Any: _check_any,
 }
 
 
-_ANNOTATED: dict[Any, Check] = {UNSIGNED: _check_unsigned, JSON: _check_json, NAME: _check_name}
+_ANNOTATED: dict[object, Check] = {UNSIGNED: _check_unsigned, JSON: _check_json, NAME: _check_name}
 
 
 @cache
-def check_of(kind: Any) -> Check:
+def check_of(kind: object) -> Check:
     """Returns the checker of an annotation; it raises Mismatch."""
     if kind in _SCALARS:
         return _SCALARS[kind]
@@ -225,10 +226,10 @@ def check_of(kind: Any) -> Check:
     raise TypeError(f"no check for the annotation {kind!r}")
 
 
-def _literal(options: tuple[Any, ...]) -> Check:
+def _literal(options: tuple[object, ...]) -> Check:
     allowed = " or ".join(map(repr, options))
 
-    def check(value: Any) -> None:
+    def check(value: object) -> None:
         if not any(
             value is option or (type(value) is type(option) and value == option) for option in options
         ):
@@ -237,10 +238,10 @@ def _literal(options: tuple[Any, ...]) -> Check:
     return check
 
 
-def _union(kinds: tuple[Any, ...]) -> Check:
+def _union(kinds: tuple[object, ...]) -> Check:
     checks = [check_of(kind) for kind in kinds]
 
-    def check(value: Any) -> None:
+    def check(value: object) -> None:
         allowed: list[str] = []
         deeper: Mismatch | None = None
         for each in checks:
@@ -256,7 +257,7 @@ def _union(kinds: tuple[Any, ...]) -> Check:
 
 
 def _fixed(checks: tuple[Check, ...]) -> Check:
-    def check(value: Any) -> None:
+    def check(value: object) -> None:
         if not isinstance(value, (tuple, list)) or len(value) != len(checks):
             raise Mismatch(f"a list of {len(checks)}", value)
         for place, (each, item) in enumerate(zip(checks, value, strict=True)):
@@ -266,7 +267,7 @@ def _fixed(checks: tuple[Check, ...]) -> Check:
 
 
 def _sequence(item_check: Check) -> Check:
-    def check(value: Any) -> None:
+    def check(value: object) -> None:
         if not isinstance(value, collections.abc.Sequence) or isinstance(
             value, (str, bytes, bytearray, memoryview)
         ):
@@ -278,7 +279,7 @@ def _sequence(item_check: Check) -> Check:
 
 
 def _mapping(key_check: Check, item_check: Check) -> Check:
-    def check(value: Any) -> None:
+    def check(value: object) -> None:
         if not isinstance(value, Mapping):
             raise Mismatch("a dict", value)
         for key, item in value.items():
@@ -289,7 +290,7 @@ def _mapping(key_check: Check, item_check: Check) -> Check:
     return check
 
 
-def _iterable(value: Any) -> None:
+def _iterable(value: object) -> None:
     if not isinstance(value, collections.abc.Iterable) or isinstance(value, (str, bytes)):
         raise Mismatch("iterable", value)
 
@@ -301,7 +302,7 @@ def _fields(kind: type) -> Check:
     def checks() -> list[tuple[str, Check]]:  # late, because classes may name each other
         return [(name, place_check(name, hint)) for name, hint in hints.items()]
 
-    def check(value: Any) -> None:
+    def check(value: object) -> None:
         if not isinstance(value, kind):
             raise Mismatch(f"a {kind.__name__}", value)
         for name, each in checks():
@@ -310,12 +311,12 @@ def _fields(kind: type) -> Check:
     return check
 
 
-def _instance(kind: type, value: Any) -> None:
+def _instance(kind: type, value: object) -> None:
     if not isinstance(value, kind):
         raise Mismatch(f"a {kind.__name__}", value)
 
 
-def _within(check: Check, value: Any, step: str) -> None:
+def _within(check: Check, value: object, step: str) -> None:
     try:
         check(value)
     except Mismatch as wrong:
@@ -323,16 +324,16 @@ def _within(check: Check, value: Any, step: str) -> None:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: object) -> dict[str, object]:
     return get_type_hints(kind, include_extras=True)
 
 
-def hints_of(kind: Any) -> dict[str, Any]:
+def hints_of(kind: object) -> dict[str, object]:
     """Returns the annotations of a class, function or method, by name."""
     return _hints(getattr(kind, "__func__", kind))
 
 
-def place_check(name: str, kind: Any) -> Check:
+def place_check(name: str, kind: object) -> Check:
     """Returns the checker of an argument or field: names are shorter than other texts."""
     if name in NAMES and kind is str:
         return _check_name
@@ -345,7 +346,7 @@ def place_check(name: str, kind: Any) -> Check:
 
 
 @cache
-def checks_of(function: Callable[..., Any]) -> dict[str, Check]:
+def checks_of(function: Callable[..., object]) -> dict[str, Check]:
     """Returns the checkers by argument, without ``self``, in the order of the signature."""
     hints = hints_of(function)
     names = [name for name in inspect.signature(function).parameters if name != "self"]
@@ -353,7 +354,7 @@ def checks_of(function: Callable[..., Any]) -> dict[str, Check]:
 
 
 @cache
-def _required(function: Callable[..., Any]) -> tuple[str, ...]:
+def _required(function: Callable[..., object]) -> tuple[str, ...]:
     parameters = inspect.signature(function).parameters.values()
     return tuple(
         parameter.name
@@ -362,7 +363,7 @@ def _required(function: Callable[..., Any]) -> tuple[str, ...]:
     )
 
 
-def check_call(call: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_call(call: str, function: Callable[..., object], arguments: Mapping[str, object]) -> None:
     """Checks that ``arguments`` fit the signature of ``function``. Raises OptionError."""
     function = getattr(function, "__func__", function)
     checks = checks_of(function)

@@ -37,6 +37,7 @@ REFUSED_ROWS = "refused_rows"  # the numbers of rows that were published, becaus
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[Name, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
+BranchTarget = Mapping[str, Any]  # JSON: where the rows of a branch go, see BranchHeader
 BranchKind = Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
 
 
@@ -185,7 +186,7 @@ class ToApply:
     """Rows of a decided batch that must reach a table or a function."""
 
     kind: BranchKind
-    target: Mapping[str, Any]
+    target: BranchTarget
     branches: tuple[str, ...]  # names for ``read_branches``, by which only the engine finds anything
     rows: int
 
@@ -258,15 +259,9 @@ class Features:
     refuses_late_tasks: bool = True  # by BatchDecided, when they stage
 
 
-class Engine(Protocol):
-    features: Features
+class Source(Protocol):
+    """The logs, and what one app reads of them."""
 
-    def identity(self, app_id: str = "") -> str:
-        """Returns whose data answers: of which data directory or cluster; with ``app_id``, whose ledger of
-        that app. What is made again at the same place has a new identity; a copy has the same.
-        """
-
-    # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
         """Returns the logs of these queues, in order. Raises QueueNotFound."""
 
@@ -340,7 +335,10 @@ class Engine(Protocol):
         end of a claim.
         """
 
-    # -- sink ------------------------------------------------------------------------------------------------
+
+class Sink(Protocol):
+    """What a micro-batch publishes and decides, and what is done with its entry afterwards."""
+
     def open_batch(
         self,
         app_id: str,
@@ -408,19 +406,6 @@ class Engine(Protocol):
     def mark_applied(self, app_id: str, sequence: int) -> None:
         """Frees the rows of this batch, which have reached their tables. Idempotent."""
 
-    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        """Records that an operator has written the rows of these branches of a decided batch to ``to``, so
-        that nothing applies them. Idempotent.
-
-        The ledger keeps ``to``. Raises UnknownTransaction if there is no such batch or branch to apply.
-        """
-
-    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
-        """Records something about these branches in their target, with the time when it was said first:
-        ``REFUSED``, why they could not be applied, or ``ROWS_TO``. Raises UnknownTransaction if they are
-        applied or skipped.
-        """
-
     def publish_refused(
         self,
         app_id: str,
@@ -457,10 +442,14 @@ class Engine(Protocol):
         QueueNotFound, ResourceLocked, LineageConflict for an end that a log has not reached.
         """
 
-    def app(self, app_id: str) -> AppInfo | None:
-        """Returns what ``apps`` says of one app; None if it has neither claimed nor decided."""
+
+class AppOperator(Protocol):
+    """What is seen of apps, and done for one that cannot go on by itself."""
 
     def apps(self) -> list[AppInfo]: ...
+
+    def app(self, app_id: str) -> AppInfo | None:
+        """Returns what ``apps`` says of one app; None if it has neither claimed nor decided."""
 
     def attempts(self) -> list[AttemptInfo]:
         """Returns open attempts, oldest first. ``rollback_batch`` drops one that has lost its driver."""
@@ -471,6 +460,28 @@ class Engine(Protocol):
 
         Raises QueueNotFound, PreconditionFailed: the app does not have it, or, without ``force``, something
         of it is claimed and not decided, or a decided batch of the app is not applied.
+        """
+
+    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
+        """Records that an operator has written the rows of these branches of a decided batch to ``to``, so
+        that nothing applies them. Idempotent.
+
+        The ledger keeps ``to``. Raises UnknownTransaction if there is no such batch or branch to apply.
+        """
+
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
+        """Records something about these branches in their target, with the time when it was said first:
+        ``REFUSED``, why they could not be applied, or ``ROWS_TO``. Raises UnknownTransaction if they are
+        applied or skipped.
+        """
+
+
+class Engine(Source, Sink, AppOperator, Protocol):
+    features: Features
+
+    def identity(self, app_id: str = "") -> str:
+        """Returns whose data answers: of which data directory or cluster; with ``app_id``, whose ledger of
+        that app. What is made again at the same place has a new identity; a copy has the same.
         """
 
     def close(self) -> None: ...

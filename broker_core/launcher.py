@@ -25,7 +25,7 @@ from types import FrameType
 import pyarrow as pa
 
 from broker_core import endpoint, failpoint
-from broker_core.address import DEFAULT_PORT, VHOST, bracketed, parse_listen
+from broker_core.address import VHOST, bracketed
 from broker_core.admin import QueueInfo
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
@@ -38,6 +38,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.takeover import open_store
 from broker_core.node.vhost_engines import VhostEngines
+from broker_core.options import ServeOptions
 from broker_core.printable import LineFormatter
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
@@ -62,6 +63,8 @@ from broker_core.store.port import Store
 
 log = logging.getLogger("txmq")
 
+DEFAULTS = ServeOptions()
+
 SWITCH_S = 0.001  # after which a computing thread lets other threads run
 LOOK_S = 0.25  # how often ``serve`` checks whether it must end
 
@@ -73,32 +76,17 @@ class Broker:
         channel.tx_select()
     """
 
-    def __init__(
-        self,
-        store: Store,
-        directory: str = "",
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        amqp: Sequence[str] = (),
-        amqp_options: AmqpOptions | None = None,
-        handlers: Sequence[Handler] = (),
-        limits: Limits | None = None,
-        outcomes: Kept | None = None,
-        users: Mapping[str, str] | None = None,
-        doors: Doors | None = None,
-        quotas: QuotaLimits | None = None,
-    ) -> None:
+    def __init__(self, store: Store, directory: str = "", options: ServeOptions = DEFAULTS) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
         self._closed = False
-        self._doors = doors = doors or Doors()
-        self.quotas = Quotas(quotas)
+        self._doors = doors = options.doors
+        self.quotas = Quotas(options.quotas)
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
             id_ = _data_id(directory) if directory else ""
-            self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=id_)
+            self._local = LocalBroker(store, limits=options.limits, outcomes=options.outcomes, identity=id_)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             adopt = store.adopt if isinstance(store, DurableStore) else None
@@ -110,7 +98,7 @@ class Broker:
             self._logins = Logins(
                 self._local.state.users,
                 audit,
-                given=users,
+                given=options.users,
                 token=token,
                 open_to_anonymous=not doors.token_only,
             )
@@ -120,29 +108,29 @@ class Broker:
             files = TlsFiles(doors.tls) if doors.tls is not None else None
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
             vhosts = self.vhosts.unaudited()
-            self.quotas.alarm = Alarm(self._local, directory, (amqp_options or AmqpOptions()).alarms)
+            self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
             parts = (self.engines, self._local, hello, self._logins, of_flight, vhosts, self.quotas)
-            entrance = _connection_limit(self._logins, doors, quotas, amqp_options)
+            entrance = _connection_limit(self._logins, options)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
-            self.host, self.port = host, self._server.listen(host, port, files)
+            self.host, self.port = options.host, self._server.listen(options.host, options.port, files)
             # what a certificate is for is a name of this host, and seldom loopback
-            near = (_reachable(host), self.port)
+            near = (_reachable(self.host), self.port)
             if directory and files is not None:
                 near = (LOOPBACK, self._server.listen(LOOPBACK, 0))
             self._amqp = (
                 AmqpServer(
                     self._local,
-                    amqp,
-                    handlers=handlers,
-                    options=amqp_options,
+                    options.amqp,
+                    handlers=options.handlers,
+                    options=options.amqp_options,
                     logins=self._logins,
                     directory=directory,
                     tls_listeners=doors.amqps,
                     tls=files,
                     quotas=self.quotas,
                 )
-                if amqp or doors.amqps
+                if options.amqp or doors.amqps
                 else None
             )
             if self._amqp is not None:
@@ -156,7 +144,7 @@ class Broker:
             self._http = opening.started(
                 *(doors.http, doors.open_metrics, files),
                 *(self._local, self.engines, of_flight, vhosts, self._logins, self.quotas, directory),
-                cluster=(amqp_options or AmqpOptions()).cluster_name,
+                cluster=options.amqp_options.cluster_name,
                 connections=self._amqp.shown if self._amqp is not None else tuple,
                 urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
                 flight_calls=self._server.calls_in_progress,
@@ -198,23 +186,26 @@ class Broker:
 
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, DiskFull,
         ConnectionFailed (the port is in use), OptionError (a listener that others reach without TLS)."""
-        (doors or Doors()).check(host, amqp)
+        given = ServeOptions(
+            host,
+            port,
+            amqp,
+            amqp_options or DEFAULTS.amqp_options,
+            handlers,
+            limits or DEFAULTS.limits,
+            outcomes or DEFAULTS.outcomes,
+            users,
+            doors or DEFAULTS.doors,
+            quotas or DEFAULTS.quotas,
+        )
+        return cls._opened(directory, given, started=started)
+
+    @classmethod
+    def _opened(cls, directory: str | os.PathLike[str], options: ServeOptions, *, started: bool) -> Broker:
+        options.doors.check(options.host, options.amqp)
         path = os.path.abspath(os.fspath(directory))
         with full_disk_named(path):
-            return cls(
-                DurableStore(path) if started else open_store(path),
-                path,
-                host=host,
-                port=port,
-                amqp=amqp,
-                amqp_options=amqp_options,
-                handlers=handlers,
-                limits=limits,
-                outcomes=outcomes,
-                users=users,
-                doors=doors,
-                quotas=quotas,
-            )
+            return cls(DurableStore(path) if started else open_store(path), path, options)
 
     @classmethod
     def memory(
@@ -226,7 +217,9 @@ class Broker:
         users: Mapping[str, str] | None = None,
     ) -> Broker:
         """Opens a broker without files, for tests."""
-        return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers, users=users)
+        given = amqp_options or DEFAULTS.amqp_options
+        options = ServeOptions(amqp=amqp, amqp_options=given, handlers=handlers, users=users)
+        return cls(MemoryStore(), options=options)
 
     @property
     def engine(self) -> EmbeddedEngine:
@@ -335,12 +328,9 @@ class Broker:
         self.close()
 
 
-def _connection_limit(
-    logins: Logins, doors: Doors, quotas: QuotaLimits | None, amqp_options: AmqpOptions | None
-) -> FlightConnectionLimit:
-    most = (quotas or QuotaLimits()).flight_connections
-    handshake_s = (amqp_options or AmqpOptions()).handshake_timeout_s
-    return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=doors.token_only)
+def _connection_limit(logins: Logins, options: ServeOptions) -> FlightConnectionLimit:
+    most, handshake_s = options.quotas.flight_connections, options.amqp_options.handshake_timeout_s
+    return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=options.doors.token_only)
 
 
 def _reachable(host: str) -> str:
@@ -363,20 +353,7 @@ def _data_id(directory: str) -> str:
     return endpoint.read_id(directory)
 
 
-def serve(
-    directory: str,
-    *,
-    listen: str = f"127.0.0.1:{DEFAULT_PORT}",
-    amqp: Sequence[str] = (),
-    amqp_options: AmqpOptions | None = None,
-    handlers: Sequence[Handler] = (),
-    limits: Limits | None = None,
-    outcomes: Kept | None = None,
-    users: Mapping[str, str] | None = None,
-    doors: Doors | None = None,
-    quotas: QuotaLimits | None = None,
-    idle_timeout_s: float | None = None,
-) -> int:
+def serve(directory: str, options: ServeOptions = DEFAULTS, *, idle_timeout_s: float | None = None) -> int:
     """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
     Returns the exit code.
 
@@ -387,7 +364,6 @@ def serve(
     handler = LogFile(os.path.join(directory, endpoint.LOG))
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])
-    host, port = parse_listen(listen)
     _leave_out_pandas()
     ending = threading.Event()
 
@@ -396,21 +372,8 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with Broker.open(
-        directory,
-        host=host,
-        port=port,
-        amqp=amqp,
-        amqp_options=amqp_options,
-        handlers=handlers,
-        limits=limits,
-        outcomes=outcomes,
-        users=users,
-        doors=doors,
-        quotas=quotas,
-        started=True,
-    ) as broker:
-        if doors is not None and doors.tls is not None:  # otherwise it ends the broker with its terminal
+    with Broker._opened(directory, options, started=True) as broker:
+        if options.doors.tls is not None:  # otherwise it ends the broker with its terminal
             signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())
         broker.server.gives_up = idle_timeout_s is not None
         # messages in flight are thousands of short-lived objects: collect cycles less often
@@ -420,10 +383,9 @@ def serve(
         # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
         # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
-        scheme = (doors or Doors()).scheme
         print(
             "ready",
-            f"{scheme}://{bracketed(host)}:{broker.port}",
+            f"{options.doors.scheme}://{bracketed(options.host)}:{broker.port}",
             *broker.amqp_urls,
             *broker.http_urls,
             flush=True,

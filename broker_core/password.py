@@ -14,7 +14,8 @@ import binascii
 import hashlib
 import hmac
 import os
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from broker_core.errors import OptionError
 
@@ -44,7 +45,7 @@ class _Hash(NamedTuple):
 
 
 class _Rabbit(NamedTuple):
-    hash: Any
+    hash: Callable[[bytes], hashlib._Hash]
     salt: bytes
     digest: bytes
 

@@ -28,6 +28,9 @@ _URL = re.compile(r"(?i)([a-z][a-z0-9+.-]*):(?!\\)")
 _KNOWN = {"timestampNtz", "vacuumProtocolCheck", "deletionVectors", "columnMapping", "v2Checkpoint"}
 
 
+Action = Mapping[str, Any]  # of Delta's log, as JSON
+
+
 def rows(table: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the rows of a table at a path, with these columns; one that the table lacks is None. Raises
     OptionError.
@@ -81,9 +84,7 @@ def _rows(place: Path, table: str, columns: Sequence[str]) -> Iterator[dict[str,
             yield {name: row.get(name, partition.get(name)) for name in columns}
 
 
-def _snapshot(
-    log: Path, table: str
-) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any], Mapping[str, Any]]:
+def _snapshot(log: Path, table: str) -> tuple[dict[str, Action], Action, Action]:
     """Files, metadata and protocol of the newest version."""
     names = os.listdir(log)
     commits = sorted(int(found[1]) for name in names if (found := _COMMIT.fullmatch(name)))
@@ -93,10 +94,10 @@ def _snapshot(
             parts.setdefault(int(found[1]), []).append((name, int(found[3] or 1)))
     whole = [version for version, each in parts.items() if len(each) == each[0][1]]
     base = max(whole, default=-1)
-    files: dict[str, Mapping[str, Any]] = {}
-    state: dict[str, Mapping[str, Any]] = {}
+    files: dict[str, Action] = {}
+    state: dict[str, Action] = {}
 
-    def take(action: Mapping[str, Any]) -> None:
+    def take(action: Action) -> None:
         if add := action.get("add"):
             files[add["path"]] = add
         if remove := action.get("remove"):
@@ -123,7 +124,7 @@ def _snapshot(
     return files, state["metaData"], state["protocol"]
 
 
-def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(value: Mapping[str, object]) -> dict[str, Any]:
     """An action of a checkpoint: maps are lists of pairs there."""
     return {
         name: dict(found)

@@ -188,7 +188,7 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
                 f"option {option.name!r} (value {_shown(key, value)}) is for "
                 f"{' and '.join(option.modes)}, not for a {mode}; leave it out"
             )
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, option in BY_KEY.items():
         if key in given:
             values[option.name] = _parse_one(option, given)

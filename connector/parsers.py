@@ -115,9 +115,9 @@ def _json_offsets(value: str) -> dict[str, int] | None:
     return offsets
 
 
-def _by_log(offsets: Mapping[str, Any]) -> dict[str, Any]:
+def _by_log(offsets: Mapping[str, object]) -> dict[str, Any]:
     """``{"orders": {"3": 12}}``, as Spark's Kafka source takes it, is ``{"orders/3": 12}``."""
-    logs: dict[str, Any] = {}
+    logs: dict[str, object] = {}
     for name, found in offsets.items():
         if isinstance(found, dict) and found:
             logs |= {f"{name}/{partition}": offset for partition, offset in found.items()}

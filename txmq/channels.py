@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from broker_core.admin import ChannelInfo
 from broker_core.errors import OptionError
@@ -19,7 +18,7 @@ from txmq.topology import yes
 Add = Callable[..., argparse.ArgumentParser]
 
 
-def arguments(commands: Any, add: Add) -> None:
+def arguments(commands: object, add: Add) -> None:
     """``add``: as ``cli._command``."""
     channels = add(commands, "channels", _channels, "list the open channels and what they hold", address=True)
     channels.add_argument(

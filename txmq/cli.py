@@ -37,8 +37,8 @@ from txmq.ledger import ledger
 from txmq.limits import count, seconds
 from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, print_lines, script, show
-from txmq.serve import arguments as serve_arguments
 from txmq.serve import serve
+from txmq.serve_options import arguments as serve_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -360,7 +360,7 @@ def _shown(row: Row, *, as_json: bool) -> Row:
     given = {name: value for name, value in properties.items() if value is not None and value != {}}
     body = row.pop("body")
     try:
-        text: Any = body.decode()
+        text: object = body.decode()
     except UnicodeDecodeError:
         text = {"base64": base64.b64encode(body).decode()} if as_json else repr(body)
     row["timestamp"] = row["timestamp"].astimezone(timezone.utc).isoformat()

@@ -9,7 +9,6 @@ import argparse
 import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Any
 
 from broker_core.engine import LedgerEntry
 from broker_core.errors import OptionError
@@ -35,12 +34,14 @@ def ledger(options: argparse.Namespace) -> int:
 
 def _of_engine(options: argparse.Namespace) -> Iterator[Row]:
     for entry in engine_at(options).entries(options.app):
-        spans: list[tuple[str, tuple[Any, Any]]] = [*sorted(entry.ranges.items())] or [("", (None, None))]
+        spans: list[tuple[str, tuple[object, object]]] = [*sorted(entry.ranges.items())] or [
+            ("", (None, None))
+        ]
         for log, span in spans:
             yield _row(entry, log, span)
 
 
-def _row(entry: LedgerEntry, log: str, span: tuple[Any, Any]) -> Row:
+def _row(entry: LedgerEntry, log: str, span: tuple[object, object]) -> Row:
     return {
         "sequence": entry.sequence,
         "query_id": entry.query_id,

@@ -13,7 +13,7 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -61,7 +61,7 @@ class MessageSelection:
         return Chosen(offset, to, reason)
 
 
-def arguments(commands: Any, add: Add) -> None:
+def arguments(commands: object, add: Add) -> None:
     """``add``: as ``cli._command``."""
     parser = add(
         commands, "move", _move, "move messages to another queue, or dead letters back", address=True
@@ -140,7 +140,7 @@ def without_deaths(properties: bytes) -> bytes:
     With ``x-death`` it would be dropped as a cycle where it dies again without a rejection.
     """
 
-    def changed(headers: dict[str, Any]) -> dict[str, Any]:
+    def changed(headers: dict[str, object]) -> dict[str, object]:
         deaths, earlier = headers.get(DEATHS), headers.get(PREVIOUS)
         kept = [each for found in (deaths, earlier) if isinstance(found, list) for each in found]
         return {**dict.fromkeys((DEATHS, QUEUE, REASON, EXCHANGE)), PREVIOUS: kept or None}

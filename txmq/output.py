@@ -30,7 +30,7 @@ def show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
     return 0
 
 
-def done(options: argparse.Namespace, text: str, **result: Any) -> int:
+def done(options: argparse.Namespace, text: str, **result: object) -> int:
     """``text``, or ``result`` as JSON with ``--json``. The exit code."""
     if options.json:
         print_json(result)
@@ -74,11 +74,11 @@ def script(prepared: Sequence[Preparation]) -> list[str]:
     return lines
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     print(json.dumps(value, default=_json_default))
 
 
-def _json_default(value: Any) -> Any:
+def _json_default(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, datetime):
@@ -105,7 +105,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
     return [aligned(names), *(aligned(line) for line in cells)]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

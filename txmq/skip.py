@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +28,7 @@ def goal(part: ToApply) -> str:
     return str(part.target["name"] if part.kind == "after_commit" else part.target["table"])
 
 
-def waiting(engine: Engine, app_id: str, examples: int = 0) -> list[dict[str, Any]]:
+def waiting(engine: Engine, app_id: str, examples: int = 0) -> list[dict[str, object]]:
     """A row for each batch and table or function, in the order in which they will be applied, with the last
     error and the time of the first. ``examples``: how many rows of each to show.
     """
@@ -56,9 +55,9 @@ def _fields(part: ToApply) -> dict[str, str]:
     return {"since": since, "error": error, "rows_to": part.target.get(ROWS_TO, (0, ""))[1]}
 
 
-def _examples(engine: Engine, part: ToApply, count: int) -> list[dict[str, Any]]:
+def _examples(engine: Engine, part: ToApply, count: int) -> list[dict[str, object]]:
     """The first rows of a part that are there."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for batch in _rows(engine, part, lost=True):
         found += batch.slice(0, count - len(found)).to_pylist()
         if len(found) == count:

@@ -20,7 +20,7 @@ from txmq.output import confirm, done, show
 Add = Callable[..., argparse.ArgumentParser]
 
 
-def arguments(commands: Any, add: Add) -> None:
+def arguments(commands: object, add: Add) -> None:
     """``add``: as ``cli._command``."""
     for name, command in (("queues", _queues), ("exchanges", _exchanges), ("bindings", _bindings)):
         add(commands, name, command, f"list the {name}", address=True)
@@ -70,7 +70,7 @@ def _given(parser: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def _argument(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")

@@ -8,8 +8,7 @@ branch without rows has no parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import xxhash
@@ -113,7 +112,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _normalised(
-    rows: Iterable[pa.RecordBatch], target: Any, *, null_bodies: bool
+    rows: Iterable[pa.RecordBatch], target: Mapping[str, object], *, null_bodies: bool
 ) -> Iterator[pa.RecordBatch]:
     seen = 0
     exchange, routing_key = str(target.get("exchange", "")), str(target.get("routing_key", ""))

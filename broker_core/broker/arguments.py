@@ -113,7 +113,7 @@ def same(one: object, other: object) -> bool:
     return one == other and all(isinstance(one, kind) == isinstance(other, kind) for kind in (float, Decimal))
 
 
-def _check_kept(what: str, arguments: Mapping[str, Any]) -> None:
+def _check_kept(what: str, arguments: Mapping[str, object]) -> None:
     """Raises PreconditionFailed for a value that cannot be stored as it is."""
     for name, value in arguments.items():
         if not _is_kept(value):
@@ -135,7 +135,7 @@ def _is_kept(value: object) -> bool:
     return value is None or isinstance(value, (str, int, bytes))
 
 
-def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:
+def check_binding(destination: str, arguments: Mapping[str, object]) -> None:
     """Raises PreconditionFailed for a value that cannot be stored. ``destination``: like ``of`` below."""
     _check_kept(f"a binding of {destination}", arguments)
 
@@ -144,7 +144,7 @@ def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:
 # -- queues --------------------------------------------------------------------------------------------------
 
 
-def check_known(of: str, arguments: Mapping[str, Any]) -> None:
+def check_known(of: str, arguments: Mapping[str, object]) -> None:
     """Raises PreconditionFailed for the name of an argument that would have no effect."""
     for name in arguments:
         if name.startswith("x-") and name not in ALLOWED:
@@ -153,7 +153,7 @@ def check_known(of: str, arguments: Mapping[str, Any]) -> None:
 
 def check_arguments(
     of: str,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     *,
     durable: bool = True,
     exclusive: bool = False,
@@ -200,7 +200,7 @@ class QueueArguments:
     with later declarations.
     """
 
-    declared: dict[str, Any] = field(default_factory=dict)
+    declared: dict[str, object] = field(default_factory=dict)
     expires_ms: int | None = None
     ttl_ms: int | None = None
     dead_letter_exchange: str = ""  # of a queue that ``dead_letters``
@@ -277,7 +277,7 @@ def _check_choice(of: str, name: str, value: object) -> None:
 
 
 def _check_quorum(
-    of: str, arguments: Mapping[str, Any], durable: bool, exclusive: bool, auto_delete: bool
+    of: str, arguments: Mapping[str, object], durable: bool, exclusive: bool, auto_delete: bool
 ) -> None:
     for name in _NOT_QUORUM:
         if name in arguments:
@@ -294,7 +294,7 @@ def _check_quorum(
             )
 
 
-def _not_of_type(of: str, name: str, arguments: Mapping[str, Any]) -> str:
+def _not_of_type(of: str, name: str, arguments: Mapping[str, object]) -> str:
     kind = "quorum" if arguments.get("x-queue-type") == "quorum" else "classic"
     return f"invalid arg '{name}' for {of} of queue type rabbit_{kind}_queue"
 
@@ -310,7 +310,7 @@ def _unacceptable(of: str, name: str, value: object, advice: str) -> Preconditio
 # -- exchanges -----------------------------------------------------------------------------------------------
 
 
-def check_exchange_arguments(of: str, arguments: Mapping[str, Any]) -> None:
+def check_exchange_arguments(of: str, arguments: Mapping[str, object]) -> None:
     """Raises PreconditionFailed that names the argument."""
     _check_kept(of, arguments)
     for name, value in arguments.items():
@@ -330,7 +330,7 @@ def check_exchange_arguments(of: str, arguments: Mapping[str, Any]) -> None:
 # -- declared again ------------------------------------------------------------------------------------------
 
 
-def inequivalent(of: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def inequivalent(of: str, wanted: Mapping[str, object], current: Mapping[str, object]) -> None:
     """Compares properties. Raises PreconditionFailed if a declaration differs from what exists."""
     for argument, value in wanted.items():
         if value != current[argument]:
@@ -341,8 +341,8 @@ def inequivalent(of: str, wanted: Mapping[str, Any], current: Mapping[str, Any])
 
 def inequivalent_arguments(
     of: str,
-    wanted: Mapping[str, Any],
-    current: Mapping[str, Any],
+    wanted: Mapping[str, object],
+    current: Mapping[str, object],
     compared: Sequence[str] = ALLOWED,
 ) -> None:
     """Checks that each argument of ``compared`` is equal or missing in both. Raises PreconditionFailed."""

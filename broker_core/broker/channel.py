@@ -17,15 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_expiration
 from broker_core.broker.message.dispatch import with_delivery_count
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
 from broker_core.broker.queue.consumer import Unacked as Unacked
-from broker_core.broker.routing.exchange import Queues
 from broker_core.broker.state.block import EXPIRATION, NotLoaded
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
@@ -147,7 +145,7 @@ class Channel:
         no_local: bool = False,
         priority: int = 0,
         prefetch: int | None = None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Adds a consumer. ``prefetch`` None: as basic.qos set it. Raises NotAllowed (the tag is in use),
         AccessRefused (exclusive), ResourceLocked.

@@ -22,7 +22,6 @@ it. Every function raises AccessRefused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,14 +47,10 @@ def publish(
             rights.require_topic("write", exchange, copy)
 
 
-def publish_again(
-    rights: Rights, topology: Topology, transaction: Transaction, blocks: Blocks, *, asked: object
-) -> None:
-    """Before its commit: all that it publishes, unless nothing has changed since ``asked``, an epoch. Keys
-    under BCC are not kept, and not asked for again. Raises NotLoaded.
+def publish_again(rights: Rights, topology: Topology, transaction: Transaction, blocks: Blocks) -> None:
+    """Before its commit: all that it publishes, unless what was asked then ``holds``. Keys under BCC are not
+    kept, and not asked for again. Raises NotLoaded.
     """
-    if rights.everything or rights.epoch is asked:
-        return
     for message, _queues, _mandatory in transaction.publishes:
         publish(rights, topology, message.exchange, message.routing_key, message.properties)
     for spilled in transaction.spilled:
@@ -70,7 +65,7 @@ def delete_queue(rights: Rights, queue: str) -> None:
     rights.require("configure", "queue", queue)
 
 
-def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Mapping[str, Any]) -> None:
+def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Mapping[str, object]) -> None:
     """Not passive."""
     rights.require("configure", "queue", queue)
     dead_letters = arguments.get("x-dead-letter-exchange")
@@ -80,7 +75,7 @@ def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Map
 
 
 def declare_exchange(
-    rights: Rights, topology: Topology, exchange: str, type: str, arguments: Mapping[str, Any]
+    rights: Rights, topology: Topology, exchange: str, type: str, arguments: Mapping[str, object]
 ) -> None:
     """Not passive."""
     if not exchange or type not in EXCHANGE_TYPES:

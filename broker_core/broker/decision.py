@@ -57,7 +57,8 @@ def decide(
     if verb == "commit":
         if prepared is not None and rights is not None and not actor.operates:
             seen = state.of(state.prepared.vhosts[key])
-            publish_again(rights, seen.topology, prepared, state.blocks, asked=None)
+            if not rights.holds(None):
+                publish_again(rights, seen.topology, prepared, state.blocks)
         dropped = state.prepared.commit(change, key, now_us).dropped
     else:
         state.prepared.rollback(change, key, now_us)

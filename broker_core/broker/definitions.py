@@ -103,7 +103,7 @@ _TEXTS = {
 _FLAGS = {"exchanges": ("durable", "auto_delete", "internal"), "queues": ("durable", "auto_delete")}
 
 
-def _rows(document: Row, kind: str, vhost: str) -> Iterator[dict[str, Any]]:
+def _rows(document: Row, kind: str, vhost: str) -> Iterator[Row]:
     """The entries of a list, with the types that they must have. Raises OptionError."""
     rows = document.get(kind, [])
     if not isinstance(rows, list):
@@ -184,7 +184,7 @@ def _read_user(found: Definitions, row: Row) -> None:
     return None
 
 
-def _read_parameters(found: Definitions, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+def _read_parameters(found: Definitions, rows: Mapping[str, list[Row]]) -> None:
     for row in rows["parameters"]:
         if row.get("component") == "vhost-limits" and row.get("vhost") in found.vhosts:
             found.vhosts[str(row["vhost"])] |= _limits(found, str(row["vhost"]), row.get("value"))
@@ -213,7 +213,7 @@ def _read_permission(
 Names = set[tuple[str, str, str]]  # (kind, vhost, name)
 
 
-def _read_exchanges(found: Definitions, rows: list[dict[str, Any]]) -> Names:
+def _read_exchanges(found: Definitions, rows: list[Row]) -> Names:
     gone: Names = set()
     for row in rows:
         if row["name"] in ("", *PREDECLARED):
@@ -226,7 +226,7 @@ def _read_exchanges(found: Definitions, rows: list[dict[str, Any]]) -> Names:
     return gone
 
 
-def _read_queues(found: Definitions, rows: list[dict[str, Any]]) -> Names:
+def _read_queues(found: Definitions, rows: list[Row]) -> Names:
     gone: Names = set()
     for row in rows:
         kind = (row.get("arguments") or {}).get("x-queue-type", "classic")
@@ -238,7 +238,7 @@ def _read_queues(found: Definitions, rows: list[dict[str, Any]]) -> Names:
     return gone
 
 
-def _arguments(found: Definitions, kind: str, row: Row, allowed: tuple[str, ...]) -> dict[str, Any]:
+def _arguments(found: Definitions, kind: str, row: Row, allowed: tuple[str, ...]) -> Row:
     """Those that have an effect here, and those of clients."""
     kept = dict(row.get("arguments") or {})
     for name in [name for name in kept if name.startswith("x-") and name not in allowed]:
@@ -379,7 +379,7 @@ def write(state: BrokerState, version: str) -> Exported:
     return Exported(document, tuple(skipped))
 
 
-def _user(record: UserRecord) -> dict[str, Any]:
+def _user(record: UserRecord) -> Row:
     algorithm, text = passwords.to_rabbitmq(record.password_hash)
     return {
         "name": record.name,
@@ -396,14 +396,14 @@ def _messages(state: BrokerState, vhost: str) -> dict[str, int]:
     return {"max_messages": limit} if limit != NO_LIMIT else {}
 
 
-def _vhost_limits(state: BrokerState, vhost: str) -> dict[str, Any]:
+def _vhost_limits(state: BrokerState, vhost: str) -> Row:
     found = state.virtual_hosts.limits(vhost)
     limits = {"max-queues": found.max_queues, "max-connections": found.max_connections}
     value = {name: limit for name, limit in limits.items() if limit != NO_LIMIT}
     return {"component": "vhost-limits", "name": "limits", "vhost": vhost, "value": value}
 
 
-def _queues(topology: Topology) -> list[dict[str, Any]]:
+def _queues(topology: Topology) -> list[Row]:
     return [
         {
             "name": name,
@@ -416,7 +416,7 @@ def _queues(topology: Topology) -> list[dict[str, Any]]:
     ]
 
 
-def _exchanges(topology: Topology) -> list[dict[str, Any]]:
+def _exchanges(topology: Topology) -> list[Row]:
     return [
         {
             "name": name,
@@ -431,7 +431,7 @@ def _exchanges(topology: Topology) -> list[dict[str, Any]]:
     ]
 
 
-def _bindings(topology: Topology) -> list[dict[str, Any]]:
+def _bindings(topology: Topology) -> list[Row]:
     found = [
         {
             "source": name,

@@ -247,5 +247,5 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
             )
 
 
-def _first(entry: tuple[int, Any]) -> int:
+def _first(entry: tuple[int, object]) -> int:
     return entry[0]

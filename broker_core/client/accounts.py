@@ -72,7 +72,7 @@ class RemoteAccounts:
         found: Exported = self._client.administer(Exported, "export_definitions")
         return found
 
-    def import_definitions(self, definitions: Mapping[str, Any], *, check: bool = False) -> Imported:
+    def import_definitions(self, definitions: Mapping[str, object], *, check: bool = False) -> Imported:
         """All or nothing; ``check``: only what would be done. What names no virtual host is for that of the
         client. Raises PreconditionFailed and others too, where something is there in another form.
         """

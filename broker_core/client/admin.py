@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from broker_core.admin import BindingInfo, BrokerStatus, ExchangeInfo, Preparation, QueueInfo
 from broker_core.client.broker import BrokerClient
@@ -33,7 +32,7 @@ class RemoteAdmin:
         return self._client.bindings()
 
     def declare_queue(
-        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
     ) -> None:
         with self._client.channel() as channel:
             channel.queue_declare(name, durable=durable, arguments=arguments)
@@ -51,13 +50,13 @@ class RemoteAdmin:
             channel.exchange_delete(name)
 
     def bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         with self._client.channel() as channel:
             channel.queue_bind(queue, exchange, routing_key, arguments)
 
     def unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         with self._client.channel() as channel:
             channel.queue_unbind(queue, exchange, routing_key, arguments)

@@ -11,11 +11,13 @@ connection breaks.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
@@ -31,27 +33,24 @@ from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, Flight
 from broker_core.client.stage import stage
 from broker_core.credentials import Credentials
 from broker_core.engine import (
-    AppInfo,
-    AttemptInfo,
-    Available,
+    AppOperator,
     BranchHeader,
-    Committed,
-    DeadLetterRoute,
     Features,
-    LedgerEntry,
-    Limit,
-    Note,
     OnNewCheckpoint,
     Opened,
-    Origin,
     PreparedInfo,
-    Ranges,
     ReadTicket,
+    Sink,
+    Source,
     StagedBranch,
-    Vector,
 )
 from broker_core.flight import contract
 from broker_core.ids import NO_BLOCK, BlockId
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Slices = tuple[tuple[str, int, int], ...]
+TicketOf = Callable[[Slices], contract.Ticket]
 
 _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
@@ -90,6 +89,19 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A word of the port as a call of the broker, with the signature and the text that the port gives it."""
+    name, signature = method.__name__, inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(client: BrokerClient, /, *positional: P.args, **named: P.kwargs) -> T:
+        given = signature.bind(client, *positional, **named).arguments
+        answer: T = client._call(name, **{word: given[word] for word in given if word != "self"})
+        return answer
+
+    return call
+
+
 @checked_calls()
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
@@ -122,7 +134,7 @@ class BrokerClient:
         self.closed = False
         self._connection = FlightConnection(address, reconnect_s, connect_s)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_client_of, self._arguments)
 
     def __enter__(self) -> BrokerClient:
@@ -138,10 +150,8 @@ class BrokerClient:
         self.closed = True
         self._connection.close()
 
-    def _call(self, method: str, *positional: Any, **named: Any) -> Any:
-        (answer,) = self._connection.call(
-            f"engine.{method}", contract.encode_arguments(method, positional, named)
-        )
+    def _call(self, method: str, **arguments: object) -> Any:
+        (answer,) = self._connection.call(f"engine.{method}", contract.encode(arguments))
         return contract.decode(contract.answer_type(method), answer)
 
     def identity(self, app_id: str = "") -> str:
@@ -151,59 +161,28 @@ class BrokerClient:
 
     # -- logs ------------------------------------------------------------------------------------------------
 
-    def logs(self, queues: Sequence[str]) -> list[str]:
-        found: list[str] = self._call("logs", list(queues))
-        return found
+    logs = _word(Source.logs)
+    log_ids = _word(Source.log_ids)
+    available = _word(Source.available)
+    offsets = _word(Source.offsets)
 
-    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = self._call("log_ids", list(logs))
-        return found
-
-    def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
-        found: dict[str, Available] = self._call("available", list(logs), starts)
-        return found
-
-    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
-        found: dict[str, int] = self._call("offsets", list(queues), origin)
-        return found
+    _grown = _word(Source.wait)
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         """As in the port; the server keeps one call for at most WAIT_S, so a long wait is several."""
         while True:
-            grown: bool = self._call("wait", list(queues), dict(ends), min(timeout_s, contract.WAIT_S))
+            grown = self._grown(queues, ends, min(timeout_s, contract.WAIT_S))
             timeout_s -= contract.WAIT_S
             if grown or timeout_s <= 0:
                 return grown
 
     # -- source ----------------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        app_id: str,
-        queues: Sequence[str],
-        start: Vector,
-        limit: Limit,
-        origin: Origin,
-        on_new_checkpoint: OnNewCheckpoint,
-        acks: bool = True,
-    ) -> Vector:
-        end: Vector = self._call("claim", app_id, list(queues), start, limit, origin, on_new_checkpoint, acks)
-        return end
-
-    def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        ranges: Ranges = self._call("resolve", app_id, start, end)
-        return ranges
-
-    def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
-        found: dict[str, Available] = self._call("count", app_id, ranges)
-        return found
-
-    def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
-        found: DeadLetterRoute | None = self._call("dead_letter_route", queue)
-        return found
-
-    def ack(self, app_id: str, end: Vector) -> None:
-        self._call("ack", app_id, end)
+    claim = _word(Source.claim)
+    resolve = _word(Source.resolve)
+    count = _word(Source.count)
+    dead_letter_route = _word(Source.dead_letter_route)
+    ack = _word(Source.ack)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """As in the port: from mapped files on the broker's host, elsewhere over Flight."""
@@ -243,7 +222,7 @@ class BrokerClient:
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         return self._resumed(tuple(slices), lambda left: contract.Ticket(browse=left))
 
-    def _resumed(self, slices: tuple[tuple[str, int, int], ...], ticket_of: Any) -> Iterator[pa.RecordBatch]:
+    def _resumed(self, slices: Slices, ticket_of: TicketOf) -> Iterator[pa.RecordBatch]:
         left = slices
         patience = self._connection.patience()
         while left:
@@ -259,6 +238,8 @@ class BrokerClient:
 
     # -- sink ------------------------------------------------------------------------------------------------
 
+    _opened = _word(Sink.open_batch)
+
     def open_batch(
         self,
         app_id: str,
@@ -271,10 +252,7 @@ class BrokerClient:
     ) -> Opened:
         # the token is made here: an open that is sent twice opens one attempt
         token = token or os.urandom(16).hex()
-        opened: Opened = self._call(
-            "open_batch", app_id, query_id, batch_id, on_new_checkpoint, token=token, consumes=consumes
-        )
-        return opened
+        return self._opened(app_id, query_id, batch_id, on_new_checkpoint, token=token, consumes=consumes)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """As in the port. On the broker's host many rows are staged by files, elsewhere over Flight.
@@ -283,43 +261,13 @@ class BrokerClient:
         """
         return stage(self._connection, header, rows, by_files=self._map_files)
 
-    def commit_batch(
-        self,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
-        token: str,
-        branches: Sequence[StagedBranch],
-        *,
-        on_unroutable: Literal["fail", "drop"] = "fail",
-        consumes: bool = True,
-    ) -> Committed:
-        committed: Committed = self._call(
-            "commit_batch",
-            app_id,
-            query_id,
-            batch_id,
-            token,
-            list(branches),
-            on_unroutable=on_unroutable,
-            consumes=consumes,
-        )
-        return committed
-
-    def commit_branches(
-        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
-    ) -> int:
-        messages: int = self._call("commit_branches", token, list(branches), on_unroutable=on_unroutable)
-        return messages
-
-    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
-        self._call("rollback_batch", token, of=of)
+    commit_batch = _word(Sink.commit_batch)
+    commit_branches = _word(Sink.commit_branches)
+    rollback_batch = _word(Sink.rollback_batch)
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
 
-    def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        found: list[LedgerEntry] = self._call("unapplied", app_id)
-        return found
+    unapplied = _word(Sink.unapplied)
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """As in the port; after a broken connection delivered batches, which never change, are skipped."""
@@ -338,62 +286,22 @@ class BrokerClient:
             except FAILED as error:
                 self._connection.broken(live, error, patience)
 
-    def mark_applied(self, app_id: str, sequence: int) -> None:
-        self._call("mark_applied", app_id, sequence)
+    mark_applied = _word(Sink.mark_applied)
+    publish_refused = _word(Sink.publish_refused)
+    entries = _word(Sink.entries)
+    unmirrored = _word(Sink.unmirrored)
+    mark_mirrored = _word(Sink.mark_mirrored)
+    last_entry = _word(Sink.last_entry)
+    resume = _word(Sink.resume)
 
-    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        self._call("skip", app_id, sequence, list(branches), to)
+    # -- apps ------------------------------------------------------------------------------------------------
 
-    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
-        self._call("note", app_id, sequence, list(branches), name, text)
-
-    def publish_refused(
-        self,
-        app_id: str,
-        sequence: int,
-        branches: Sequence[str],
-        rows: str,
-        token: str,
-        staged: Sequence[StagedBranch],
-    ) -> str:
-        recorded: str = self._call(
-            "publish_refused", app_id, sequence, list(branches), rows, token, list(staged)
-        )
-        return recorded
-
-    def entries(self, app_id: str) -> list[LedgerEntry]:
-        found: list[LedgerEntry] = self._call("entries", app_id)
-        return found
-
-    def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        found: list[LedgerEntry] = self._call("unmirrored", app_id, limit)
-        return found
-
-    def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        self._call("mark_mirrored", app_id, sequence)
-
-    def last_entry(self, app_id: str) -> LedgerEntry | None:
-        entry: LedgerEntry | None = self._call("last_entry", app_id)
-        return entry
-
-    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
-        resumed: bool = self._call("resume", app_id, list(entries))
-        return resumed
-
-    def app(self, app_id: str) -> AppInfo | None:
-        found: AppInfo | None = self._call("app", app_id)
-        return found
-
-    def apps(self) -> list[AppInfo]:
-        found: list[AppInfo] = self._call("apps")
-        return found
-
-    def attempts(self) -> list[AttemptInfo]:
-        found: list[AttemptInfo] = self._call("attempts")
-        return found
-
-    def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
-        self._call("release", app_id, queue, force=force, by=by)
+    apps = _word(AppOperator.apps)
+    app = _word(AppOperator.app)
+    attempts = _word(AppOperator.attempts)
+    release = _word(AppOperator.release)
+    skip = _word(AppOperator.skip)
+    note = _word(AppOperator.note)
 
     # -- channels and the operator ---------------------------------------------------------------------------
 
@@ -455,9 +363,9 @@ class BrokerClient:
         found: str = self.administer(str, "outcome", xid=xid, since=since, of=of)
         return found
 
-    def administer(self, kind: Any, word: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+    def administer(self, kind: object, word: str, *, timeout_s: float | None = None, **given: object) -> Any:
         """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
-        (answer,) = self._connection.call(f"admin.{word}", contract.encode(arguments), timeout_s=timeout_s)
+        (answer,) = self._connection.call(f"admin.{word}", contract.encode(given), timeout_s=timeout_s)
         return contract.decode(kind, answer)
 
 
@@ -478,9 +386,7 @@ def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:
         reader.cancel()  # a reader that stops early must not leave the server waiting
 
 
-def _after(
-    slices: tuple[tuple[str, int, int], ...], batch: pa.RecordBatch
-) -> tuple[tuple[str, int, int], ...]:
+def _after(slices: Slices, batch: pa.RecordBatch) -> Slices:
     """What of ``slices`` is left when ``batch`` was delivered."""
     log = batch.column("queue")[0].as_py()
     last = batch.column("offset")[batch.num_rows - 1].as_py()
@@ -491,7 +397,7 @@ def _after(
     raise errors.RemoteProtocolError(f"the broker sent offset {last} of {log!r}, which was not asked for")
 
 
-def _joined(slices: Sequence[tuple[str, int, int]]) -> tuple[tuple[str, int, int], ...]:
+def _joined(slices: Sequence[tuple[str, int, int]]) -> Slices:
     joined: list[tuple[str, int, int]] = []
     for log, start, end in slices:
         if joined and joined[-1][0] == log and joined[-1][2] == start:

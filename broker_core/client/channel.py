@@ -46,7 +46,7 @@ class RemoteChannel:
         self._lock = threading.Lock()
         self._closed: type[errors.TxmqError] | None = None  # what calls after the end raise
         self._transactional = False
-        self._waiting: list[dict[str, Any]] = []  # publishes of the transaction that are not sent yet
+        self._waiting: list[dict[str, object]] = []  # publishes of the transaction that are not sent yet
         self._waiting_bytes = 0
         self._pid = os.getpid()
         self._opened_us: int = contract.decode(int, self._send("open", 0, {}))
@@ -68,7 +68,7 @@ class RemoteChannel:
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> None:
         options = {
             "durable": durable,
@@ -88,7 +88,7 @@ class RemoteChannel:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
         passive: bool = False,
     ) -> str:
         """The queue's name; "" lets the broker choose one. ``passive`` only looks."""
@@ -103,14 +103,14 @@ class RemoteChannel:
         return declared
 
     def queue_bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         self._call(
             "queue_bind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
         )
 
     def queue_unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         self._call(
             "queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
@@ -289,7 +289,7 @@ class RemoteChannel:
             self._end()
             raise
 
-    def _numbered(self, word: str, arguments: dict[str, Any]) -> Any:
+    def _numbered(self, word: str, arguments: dict[str, object]) -> object:
         """Make the next call. If its answer is lost for good, the channel ends: its effect is unknown."""
         call = contract.encode(contract.ChannelCall(self._id, self._number + 1, arguments))
         self._number += 1
@@ -304,7 +304,7 @@ class RemoteChannel:
             raise
         return answer
 
-    def _send(self, word: str, number: int, arguments: dict[str, Any]) -> Any:
+    def _send(self, word: str, number: int, arguments: dict[str, object]) -> object:
         (answer,) = self._connection.call(
             f"channel.{word}", contract.encode(contract.ChannelCall(self._id, number, arguments))
         )

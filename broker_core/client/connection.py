@@ -15,7 +15,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
@@ -52,7 +51,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
 ]
 
-_inherited: list[Any] = []  # clients from before a fork: neither usable nor safe to close in this process
+_inherited: list[object] = []  # clients from before a fork: neither usable nor safe to close in this process
 _used = False  # gRPC has threads in this process
 _forked_in_use = False  # ... and had them in the parent before a fork: a call would hang
 

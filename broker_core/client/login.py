@@ -4,7 +4,6 @@ host.
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
 import pyarrow.flight
@@ -27,7 +26,7 @@ class SendHeader(pyarrow.flight.ClientMiddlewareFactory):  # type: ignore[misc] 
         """From the next call on."""
         self._middleware = _Header(header, self._vhost)
 
-    def start_call(self, _info: Any) -> _Header:
+    def start_call(self, _info: object) -> _Header:
         return self._middleware
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -89,7 +89,7 @@ class _PartStream:
             with contextlib.suppress(*FAILED):
                 writer.close()
 
-    def _attempt(self, step: Any) -> None:
+    def _attempt(self, step: Callable[[], None]) -> None:
         while True:
             live = self._open[0] if self._open is not None else self._connection.live(self._patience)
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core.address import Address
 from broker_core.errors import OptionError
@@ -19,11 +19,11 @@ HANDSHAKE_S = 5.0
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 
 
-def arguments(address: Address) -> dict[str, Any]:
+def arguments(address: Address) -> dict[str, object]:
     """For ``pyarrow.flight.connect``. Raises OptionError if a file cannot be used."""
     if not address.tls:
         return {}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     context(address)
     if address.tls_ca:
         found["tls_root_certs"] = _read("tlsCa", address.tls_ca)

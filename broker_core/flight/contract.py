@@ -39,8 +39,8 @@ import inspect
 import json
 import struct
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import PART_BYTES
 from broker_core.arrow.stated_size import stated_bytes
-from broker_core.engine import BranchHeader, Engine, ReadTicket
+from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 
 VERSION = 5  # of this contract; a client refuses a broker of another one
@@ -121,7 +121,7 @@ class ChannelCall:
 
     channel: str
     number: int
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
 
 # -- values --------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ _UNREADABLE = (
 )
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
@@ -171,7 +171,7 @@ def _unreadable(what: str, error: Exception) -> errors.RemoteProtocolError:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -190,12 +190,12 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _is_marked(value: dict[str, Any]) -> bool:
+def _is_marked(value: dict[str, object]) -> bool:
     """``{"$bytes": ...}`` are bytes, ``{"$map": ...}`` is a table that would look like them."""
     return len(value) == 1 and ("$bytes" in value or "$map" in value)
 
 
-def _typed(kind: Any, value: Any) -> Any:
+def _typed(kind: object, value: object) -> object:
     """A value of another form than its annotation is left as it is; the check reports it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -208,7 +208,7 @@ def _typed(kind: Any, value: Any) -> Any:
             return kind(**{name: _typed(hints[name], item) for name, item in value.items() if name in hints})
         if origin in (Union, types.UnionType):
             return _typed(_chosen(arguments, (dict, collections.abc.Mapping)), value)
-        inner = arguments[1] if origin in (dict, collections.abc.Mapping) else Any
+        inner = arguments[1] if origin in (dict, collections.abc.Mapping) else object
         return {key: _typed(inner, item) for key, item in _unmarked(value).items()}
     if isinstance(value, list):
         if origin in (Union, types.UnionType):
@@ -217,17 +217,17 @@ def _typed(kind: Any, value: Any) -> Any:
             return tuple(_typed(arguments[0], item) for item in value)
         if origin is tuple and len(arguments) == len(value):
             return tuple(_typed(item_kind, item) for item_kind, item in zip(arguments, value, strict=True))
-        inner = arguments[0] if origin in (list, collections.abc.Sequence) else Any
+        inner = arguments[0] if origin in (list, collections.abc.Sequence) else object
         return [_typed(inner, item) for item in value]
     return float(value) if kind is float and type(value) is int else value
 
 
-def _unmarked(value: dict[str, Any]) -> dict[str, Any]:
+def _unmarked(value: dict[str, object]) -> dict[str, object]:
     inner = value.get("$map") if len(value) == 1 else None
     return inner if isinstance(inner, dict) else value
 
 
-def _chosen(kinds: tuple[Any, ...], origins: tuple[Any, ...]) -> Any:
+def _chosen(kinds: tuple[object, ...], origins: tuple[object, ...]) -> object:
     """The member of a union that takes a value of this form; the unions of this contract are ``X | None`` and
     unions of scalars.
     """
@@ -238,7 +238,7 @@ def _chosen(kinds: tuple[Any, ...], origins: tuple[Any, ...]) -> Any:
             return kind
         if dict in origins and hasattr(kind, "_fields"):
             return kind
-    return Any
+    return object
 
 
 # -- methods -------------------------------------------------------------------------------------------------
@@ -246,7 +246,8 @@ def _chosen(kinds: tuple[Any, ...], origins: tuple[Any, ...]) -> Any:
 STREAMS = ("read", "browse", "read_branches", "stage")  # not actions of their own
 METHODS = tuple(
     name
-    for name, member in vars(Engine).items()
+    for port in (Source, Sink, AppOperator, Engine)
+    for name, member in vars(port).items()
     if inspect.isfunction(member) and not name.startswith("_") and name not in (*STREAMS, "close")
 )
 
@@ -273,30 +274,19 @@ ACCOUNTS = (
 )
 
 
-@cache
-def _signature(method: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    function = getattr(Engine, method)
-    return tuple(inspect.signature(function).parameters)[1:], checks.hints_of(function)
-
-
-def encode_arguments(method: str, positional: tuple[Any, ...], named: dict[str, Any]) -> bytes:
-    names, _ = _signature(method)
-    return encode({**dict(zip(names, positional, strict=False)), **named})
-
-
-def decode_arguments(call: str, function: Any, data: bytes | pa.Buffer) -> dict[str, Any]:
+def decode_arguments(call: str, function: Callable[..., object], data: bytes | pa.Buffer) -> dict[str, Any]:
     """The arguments of ``function``, checked by its annotations. Raises RemoteProtocolError, OptionError."""
     given = _object(call, data)
     hints = checks.hints_of(function)
     try:
-        arguments = {name: _typed(hints.get(name, Any), value) for name, value in given.items()}
+        arguments = {name: _typed(hints.get(name, object), value) for name, value in given.items()}
     except _UNREADABLE as error:
         raise _unreadable(f"the arguments of {call}", error) from error
     checks.check_call(call, function, arguments)
     return arguments
 
 
-def _object(call: str, data: bytes | pa.Buffer) -> dict[str, Any]:
+def _object(call: str, data: bytes | pa.Buffer) -> dict[str, object]:
     try:
         given = json.loads(bytes(data)) if len(data) else {}
     except _UNREADABLE as error:
@@ -306,8 +296,8 @@ def _object(call: str, data: bytes | pa.Buffer) -> dict[str, Any]:
     return given
 
 
-def answer_type(method: str) -> Any:
-    return _signature(method)[1]["return"]
+def answer_type(method: str) -> object:
+    return checks.hints_of(getattr(Engine, method))["return"]
 
 
 # -- rows in an action ---------------------------------------------------------------------------------------

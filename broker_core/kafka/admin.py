@@ -17,12 +17,12 @@ from broker_core import errors
 from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
-from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
 from broker_core.kafka.topics import setup, topics
+from broker_core.kafka.topics.routing import Rules
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
 _INTERNAL = "__"  # how Kafka's own topics begin
@@ -40,7 +40,7 @@ _INSTEAD = {
 _MOST = 10_000  # partitions
 
 
-def connect(url: str, settings: Mapping[str, Any] | None = None) -> KafkaAdmin:
+def connect(url: str, settings: Mapping[str, object] | None = None) -> KafkaAdmin:
     """Raises OptionError."""
     return KafkaAdmin(engine.connect(url, settings))
 
@@ -89,7 +89,7 @@ class KafkaAdmin:
 
     # -- topics ----------------------------------------------------------------------------------------------
     def declare_queue(
-        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
     ) -> None:
         """Makes a topic, of ``x-partitions`` and ``x-replication`` (default: the cluster's)."""
         names.require_queue_name(name)
@@ -135,7 +135,7 @@ class KafkaAdmin:
         self._engine.topology.change(lambda rules, change: rules.delete_exchange(change, name))
 
     def bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         given = dict(arguments or {})
         self._engine.topology.change(
@@ -143,7 +143,7 @@ class KafkaAdmin:
         )
 
     def unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
         given = dict(arguments or {})
         self._engine.topology.change(

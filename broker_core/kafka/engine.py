@@ -7,32 +7,19 @@ also after a fork; the engine pickles by its arguments.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
-
-import pyarrow as pa
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from broker_core.checks import checked_calls
 from broker_core.engine import (
-    AppInfo,
-    AttemptInfo,
-    Available,
-    BranchHeader,
-    Committed,
+    AppOperator,
     DeadLetterRoute,
     Features,
-    LedgerEntry,
-    Limit,
-    Note,
-    OnNewCheckpoint,
-    Opened,
-    Origin,
-    Ranges,
-    ReadTicket,
-    StagedBranch,
-    Vector,
+    Sink,
+    Source,
 )
 from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.cluster.client import Client
@@ -41,16 +28,17 @@ from broker_core.kafka.journal.journal_progress import JournalProgress
 from broker_core.kafka.protocol.port import Wire
 from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
 from broker_core.kafka.sink.sink import KafkaSink
-from broker_core.kafka.source.source import Source
+from broker_core.kafka.source.source import KafkaSource
 from broker_core.kafka.topics.routing import ClusterTopology
 
-OnUnroutable = Literal["fail", "drop"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
-_engines: dict[tuple[int, str, tuple[tuple[str, Any], ...]], KafkaEngine] = {}
+_engines: dict[tuple[int, str, tuple[tuple[str, object], ...]], KafkaEngine] = {}
 _engines_lock = threading.Lock()
 
 
-def connect(url: str, settings: Mapping[str, Any] | None = None) -> KafkaEngine:
+def connect(url: str, settings: Mapping[str, object] | None = None) -> KafkaEngine:
     """Returns the engine of this process for an address and settings: one, made once. Raises OptionError."""
     key = os.getpid(), url, tuple(sorted((settings or {}).items()))
     with _engines_lock:
@@ -77,8 +65,22 @@ class _Parts(NamedTuple):
 
     pid: int
     client: Client
-    source: Source
+    source: KafkaSource
     sink: KafkaSink
+
+
+def _word(
+    part: Literal["source", "sink"], method: Callable[Concatenate[Any, P], T]
+) -> Callable[Concatenate[Any, P], T]:
+    """A word of the port that a part of this process carries out."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(engine: KafkaEngine, /, *positional: P.args, **named: P.kwargs) -> T:
+        answer: T = getattr(getattr(engine, part), name)(*positional, **named)
+        return answer
+
+    return call
 
 
 @checked_calls()
@@ -100,7 +102,7 @@ class KafkaEngine:
     def __init__(
         self,
         url: str,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         wire: Callable[[KafkaSettings], Wire] = over_sockets,
     ) -> None:
         self._arguments = url, dict(settings or {}), wire
@@ -110,7 +112,7 @@ class KafkaEngine:
         self._parts: _Parts | None = None
         self.closed = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return KafkaEngine, self._arguments
 
     def __enter__(self) -> KafkaEngine:
@@ -146,7 +148,7 @@ class KafkaEngine:
         if self._wire is None:
             self._wire = self._arguments[2](self._settings)
         client = Client(self._wire, self._settings.bootstrap, reconnect_s=self._settings.reconnect_s)
-        source = Source(client, lambda app_id: sink.consumed(app_id))
+        source = KafkaSource(client, lambda app_id: sink.consumed(app_id))
 
         def progress(app_id: str) -> JournalProgress:
             return JournalProgress(client, app_id, source.journal(app_id), source)
@@ -167,63 +169,36 @@ class KafkaEngine:
     @property
     def topology(self) -> ClusterTopology:
         """Exchanges and bindings, for the operator's port."""
-        return self._sink.topology
+        return self.sink.topology
 
     @property
-    def _source(self) -> Source:
+    def source(self) -> KafkaSource:
         return self._here().source
 
     @property
-    def _sink(self) -> KafkaSink:
+    def sink(self) -> KafkaSink:
         return self._here().sink
 
     def identity(self, app_id: str = "") -> str:
         """Returns which cluster answers; with ``app_id``, also which topic holds the app's ledger."""
         cluster = self._here().client.cluster_id()
-        return f"{cluster}/{self._sink.ledger_id(app_id)}" if app_id else cluster
+        return f"{cluster}/{self.sink.ledger_id(app_id)}" if app_id else cluster
 
     # -- logs ------------------------------------------------------------------------------------------------
 
-    def logs(self, queues: Sequence[str]) -> list[str]:
-        return self._source.logs(queues)
-
-    def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
-        return self._source.log_ids(logs)
-
-    def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
-        return self._source.available(logs, starts)
-
-    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
-        return self._source.offsets(queues, origin)
-
-    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        return self._source.wait(queues, ends, timeout_s)
+    logs = _word("source", Source.logs)
+    log_ids = _word("source", Source.log_ids)
+    available = _word("source", Source.available)
+    offsets = _word("source", Source.offsets)
+    wait = _word("source", Source.wait)
 
     # -- source ----------------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        app_id: str,
-        queues: Sequence[str],
-        start: Vector,
-        limit: Limit,
-        origin: Origin,
-        on_new_checkpoint: OnNewCheckpoint,
-        acks: bool = True,
-    ) -> Vector:
-        return self._source.claim(app_id, queues, start, limit, origin, on_new_checkpoint, acks=acks)
-
-    def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        return self._source.resolve(app_id, start, end)
-
-    def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
-        return self._source.count(app_id, ranges)
-
-    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        return self._source.read(ticket)
-
-    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
-        return self._source.browse(slices)
+    claim = _word("source", Source.claim)
+    resolve = _word("source", Source.resolve)
+    count = _word("source", Source.count)
+    read = _word("source", Source.read)
+    browse = _word("source", Source.browse)
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
         raise OptionError(
@@ -231,103 +206,33 @@ class KafkaEngine:
             "name where its rejected messages go: an exchange, or another queue",
         )
 
-    def ack(self, app_id: str, end: Vector) -> None:
-        self._source.ack(app_id, end)
+    ack = _word("source", Source.ack)
 
     # -- sink ------------------------------------------------------------------------------------------------
 
-    def open_batch(
-        self,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
-        on_new_checkpoint: OnNewCheckpoint,
-        *,
-        token: str = "",
-        consumes: bool = True,
-    ) -> Opened:
-        return self._sink.open_batch(
-            app_id, query_id, batch_id, on_new_checkpoint, token=token, consumes=consumes
-        )
-
-    def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
-        return self._sink.stage(header, rows)
-
-    def commit_batch(
-        self,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
-        token: str,
-        branches: Sequence[StagedBranch],
-        *,
-        on_unroutable: OnUnroutable = "fail",
-        consumes: bool = True,
-    ) -> Committed:
-        return self._sink.commit_batch(
-            app_id, query_id, batch_id, token, branches, on_unroutable=on_unroutable, consumes=consumes
-        )
-
-    def commit_branches(
-        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: OnUnroutable = "fail"
-    ) -> int:
-        return self._sink.commit_branches(token, branches, on_unroutable=on_unroutable)
-
-    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
-        self._sink.rollback_batch(token)
+    open_batch = _word("sink", Sink.open_batch)
+    stage = _word("sink", Sink.stage)
+    commit_batch = _word("sink", Sink.commit_batch)
+    commit_branches = _word("sink", Sink.commit_branches)
+    rollback_batch = _word("sink", Sink.rollback_batch)
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
 
-    def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        return self._sink.unapplied(app_id)
-
-    def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        return self._sink.read_branches(branches)
-
-    def mark_applied(self, app_id: str, sequence: int) -> None:
-        self._sink.mark_applied(app_id, sequence)
-
-    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        self._sink.skip(app_id, sequence, branches, to)
-
-    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
-        self._sink.note(app_id, sequence, branches, name, text)
-
-    def publish_refused(
-        self,
-        app_id: str,
-        sequence: int,
-        branches: Sequence[str],
-        rows: str,
-        token: str,
-        staged: Sequence[StagedBranch],
-    ) -> str:
-        return self._sink.publish_refused(app_id, sequence, branches, rows, token, staged)
-
-    def entries(self, app_id: str) -> list[LedgerEntry]:
-        return self._sink.entries(app_id)
-
-    def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        return self._sink.unmirrored(app_id, limit)
-
-    def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        self._sink.mark_mirrored(app_id, sequence)
-
-    def last_entry(self, app_id: str) -> LedgerEntry | None:
-        return self._sink.last_entry(app_id)
-
-    def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
-        return self._sink.resume(app_id, entries)
-
-    def app(self, app_id: str) -> AppInfo | None:
-        return self._sink.app(app_id)
-
-    def apps(self) -> list[AppInfo]:
-        return self._sink.apps()
-
-    def attempts(self) -> list[AttemptInfo]:
-        return self._sink.attempts()
+    unapplied = _word("sink", Sink.unapplied)
+    read_branches = _word("sink", Sink.read_branches)
+    mark_applied = _word("sink", Sink.mark_applied)
+    skip = _word("sink", AppOperator.skip)
+    note = _word("sink", AppOperator.note)
+    publish_refused = _word("sink", Sink.publish_refused)
+    entries = _word("sink", Sink.entries)
+    unmirrored = _word("sink", Sink.unmirrored)
+    mark_mirrored = _word("sink", Sink.mark_mirrored)
+    last_entry = _word("sink", Sink.last_entry)
+    resume = _word("sink", Sink.resume)
+    app = _word("sink", AppOperator.app)
+    apps = _word("sink", AppOperator.apps)
+    attempts = _word("sink", AppOperator.attempts)
 
     def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
         login = self._settings.connection.login
-        self._sink.release(app_id, queue, force=force, by=(login.user if login else "") or by)
+        self.sink.release(app_id, queue, force=force, by=(login.user if login else "") or by)

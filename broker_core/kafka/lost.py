@@ -5,10 +5,10 @@ Not here: finding it out (``cluster/acls.py``, ``journal/journal.py``, ``source/
 
 from __future__ import annotations
 
+from broker_core.broker.state.records import canonical
 from broker_core.engine import Vector
 from broker_core.errors import LedgerLost, LineageConflict
 from broker_core.kafka import names
-from broker_core.micro_batch.canonical import canonical
 
 _START = (
     "a new checkpoint: with onNewCheckpoint=resume and its Delta ledger, or with startingOffsets where it was"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from broker_core.errors import OptionError
 from broker_core.kafka.cluster import connection
@@ -56,7 +56,7 @@ class KafkaSettings:
     codec: Codec = Codec.NONE
 
 
-def parse_settings(url: str, settings: Mapping[str, Any] | None = None) -> KafkaSettings:
+def parse_settings(url: str, settings: Mapping[str, object] | None = None) -> KafkaSettings:
     """Raises OptionError for an address or a setting that is wrong or unknown."""
     given = {_name(name): str(value) for name, value in (settings or {}).items()}
     take = _Settings(given)
@@ -105,7 +105,7 @@ def parse_url(url: str) -> tuple[NodeAddress, ...]:
     return tuple(NodeAddress(each[1] or each[2], int(each[3] or DEFAULT_PORT)) for each in found if each)
 
 
-def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+def shown(settings: Mapping[str, object]) -> dict[str, object]:
     """Returns the settings for a text: without secrets."""
     return {name: "***" if _name(name) in SECRETS else value for name, value in settings.items()}
 
@@ -124,7 +124,7 @@ class _Settings:
     def text(self, name: str, default: str = "") -> str:
         return self._left.pop(name, default)
 
-    def choice(self, name: str, allowed: Any, default: str) -> str:
+    def choice(self, name: str, allowed: Collection[str], default: str) -> str:
         value = self.text(name, default).upper()
         if value not in allowed:
             raise OptionError(f"{PREFIX}{name} is {value!r}", f"use one of {', '.join(allowed)}")

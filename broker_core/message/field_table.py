@@ -96,11 +96,11 @@ class FieldReader:
         except UnicodeDecodeError:
             raise damaged(f"the short string at byte {start} is not UTF-8") from None
 
-    def table(self, depth: int = 0) -> dict[str, Any]:
+    def table(self, depth: int = 0) -> dict[str, object]:
         if depth > MAX_NESTING:
             raise damaged(f"tables are nested deeper than {MAX_NESTING}")
         end = self.end_of_length()
-        table: dict[str, Any] = {}
+        table: dict[str, object] = {}
         while self.position < end:
             name = self.short_string()
             table[name] = self.value(depth)
@@ -110,11 +110,11 @@ class FieldReader:
             )
         return table
 
-    def array(self, depth: int) -> list[Any]:
+    def array(self, depth: int) -> list[object]:
         if depth > MAX_NESTING:
             raise damaged(f"arrays are nested deeper than {MAX_NESTING}")
         end = self.end_of_length()
-        values: list[Any] = []
+        values: list[object] = []
         while self.position < end:
             values.append(self.value(depth))
         if self.position != end:
@@ -132,7 +132,7 @@ class FieldReader:
             )
         return end
 
-    def value(self, depth: int) -> Any:
+    def value(self, depth: int) -> object:
         kind: int = self.number(U8)
         shape = NUMBERS.get(kind)
         if shape is not None:
@@ -155,7 +155,7 @@ class FieldReader:
         return Decimal((int(unscaled < 0), tuple(int(digit) for digit in str(abs(unscaled))), -scale))
 
 
-_OTHERS: dict[int, Callable[[FieldReader, int], Any]] = {
+_OTHERS: dict[int, Callable[[FieldReader, int], object]] = {
     ord("t"): lambda reader, _: reader.number(U8) != 0,
     ord("D"): lambda reader, _: reader.decimal(),
     ord("S"): lambda reader, _: reader.long_string(),
@@ -189,7 +189,7 @@ def check_integer(value: object, name: str, bits: int) -> int:
     return value
 
 
-def encode_table(table: Mapping[str, Any], depth: int = 0) -> bytes:
+def encode_table(table: Mapping[str, object], depth: int = 0) -> bytes:
     """Returns a field table after its length. Raises LocalProtocolError for a value without an AMQP type."""
     if depth > MAX_NESTING:
         raise LocalProtocolError(f"headers are nested deeper than {MAX_NESTING}")
@@ -200,7 +200,7 @@ def encode_table(table: Mapping[str, Any], depth: int = 0) -> bytes:
     return sized(b"".join(parts))
 
 
-def decode_table(data: bytes) -> dict[str, Any]:
+def decode_table(data: bytes) -> dict[str, object]:
     """The inverse of :func:`encode_table`. Raises RemoteProtocolError."""
     reader = FieldReader(data)
     table = reader.table()
@@ -212,7 +212,7 @@ def sized(raw: bytes) -> bytes:
     return U32.pack(len(raw)) + raw
 
 
-def encode_value(value: Any, name: str, depth: int) -> bytes:
+def encode_value(value: object, name: str, depth: int) -> bytes:
     match value:
         case None:
             return b"V"

@@ -69,7 +69,7 @@ class Properties:
 
     content_type: str | None = None
     content_encoding: str | None = None
-    headers: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, object] = field(default_factory=dict)
     delivery_mode: int | None = None
     priority: int | None = None
     correlation_id: str | None = None
@@ -125,7 +125,7 @@ def _flags(reader: FieldReader) -> int:
     return flags
 
 
-def _property(reader: FieldReader, name: str) -> Any:
+def _property(reader: FieldReader, name: str) -> object:
     if name == "headers":
         return reader.table()
     if name in _OCTETS:
@@ -248,7 +248,7 @@ def with_reply_to(data: bytes, reply_to: str) -> bytes:
     return data[:start] + encode_short_string(reply_to, "reply_to") + data[reader.position :]
 
 
-def rewrite(data: bytes, headers: Mapping[str, Any], without: Collection[str] = ()) -> bytes:
+def rewrite(data: bytes, headers: Mapping[str, object], without: Collection[str] = ()) -> bytes:
     """Returns encoded properties with some headers replaced (None: removed), and some properties omitted.
 
     Other bytes do not change, so that header values keep their types. Raises RemoteProtocolError,
@@ -260,7 +260,7 @@ def rewrite(data: bytes, headers: Mapping[str, Any], without: Collection[str] = 
 
 def rewrite_of(
     data: bytes,
-    headers: Callable[[dict[str, Any]], Mapping[str, Any]],
+    headers: Callable[[dict[str, object]], Mapping[str, object]],
     read: Collection[str],
     without: Collection[str] = (),
 ) -> bytes:
@@ -272,12 +272,12 @@ def rewrite_of(
     )
 
 
-def _decoded(raw: bytes) -> Any:
+def _decoded(raw: bytes) -> object:
     return FieldReader(raw).value(0)
 
 
 def _rewritten(
-    found: dict[str, bytes], kept: dict[str, bytes], headers: Mapping[str, Any], without: Collection[str]
+    found: dict[str, bytes], kept: dict[str, bytes], headers: Mapping[str, object], without: Collection[str]
 ) -> bytes:
     for name, value in headers.items():
         kept.pop(name, None)
@@ -308,7 +308,7 @@ def with_raw_headers(data: bytes, headers: Mapping[str, bytes]) -> bytes:
     return _rewritten(_raw_properties(data) if data else {}, dict(headers), {}, ())
 
 
-def encode_headers(headers: Mapping[str, Any]) -> bytes:
+def encode_headers(headers: Mapping[str, object]) -> bytes:
     """Encodes headers for :func:`append_headers`. Raises LocalProtocolError."""
     return encode_table(headers)[4:]
 

@@ -8,11 +8,11 @@ Invariant: the newest death is in front, and one queue and reason have one entry
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core.message.field_table import Long, Timestamp
 
-Deaths = list[dict[str, Any]]
+Deaths = list[dict[str, object]]
 
 # the headers that a death depends on
 READ = ("CC", "x-death", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange")
@@ -32,15 +32,15 @@ class Death(NamedTuple):
 
 
 def headers_after(
-    headers: Mapping[str, Any], death: Death, *, keeps_key: bool
-) -> tuple[dict[str, Any], list[str], Deaths]:
+    headers: Mapping[str, object], death: Death, *, keeps_key: bool
+) -> tuple[dict[str, object], list[str], Deaths]:
     """Returns the changed headers (None: removed), the additional routing keys and the deaths, newest first.
 
     ``keeps_key``: the copy has the routing keys of the message, also those of its header CC.
     """
     copies = [key for key in _list(headers.get("CC")) if isinstance(key, str)]
     deaths = _deaths_after(headers, death, copies)
-    changed: dict[str, Any] = {"x-death": deaths, "x-delivery-count": None}
+    changed: dict[str, object] = {"x-death": deaths, "x-delivery-count": None}
     first = (("queue", death.queue), ("reason", death.reason), ("exchange", death.exchange))
     for name, value in first:
         if f"x-first-death-{name}" not in headers:
@@ -51,7 +51,7 @@ def headers_after(
     return changed, copies, deaths
 
 
-def _deaths_after(headers: Mapping[str, Any], death: Death, copies: list[str]) -> Deaths:
+def _deaths_after(headers: Mapping[str, object], death: Death, copies: list[str]) -> Deaths:
     """A repeated death with the same queue and reason increments the existing entry."""
     deaths = [each for each in _list(headers.get("x-death")) if isinstance(each, dict)]
     known = next(
@@ -61,7 +61,7 @@ def _deaths_after(headers: Mapping[str, Any], death: Death, copies: list[str]) -
     rest = [{**each, "count": Long(_count(each))} for each in deaths if each is not known]
     if known is not None:
         return [{**known, "count": Long(min(_count(known) + 1, _LONGEST))}, *rest]
-    entry: dict[str, Any] = {
+    entry: dict[str, object] = {
         "count": Long(1),
         "reason": death.reason,
         "queue": death.queue,
@@ -74,10 +74,10 @@ def _deaths_after(headers: Mapping[str, Any], death: Death, copies: list[str]) -
     return [entry, *rest]
 
 
-def _list(value: object) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _count(death: Mapping[str, Any]) -> int:
+def _count(death: Mapping[str, object]) -> int:
     count = death.get("count")
     return min(max(count, -_LONGEST), _LONGEST) if isinstance(count, int) else 0

@@ -13,12 +13,11 @@ from itertools import islice
 from typing import Any
 
 from broker_core.address import VHOST
-from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord
+from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import OnNewCheckpoint
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, CommitSequence
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.sink import RecordSink
 

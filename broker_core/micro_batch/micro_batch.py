@@ -281,7 +281,7 @@ class MicroBatches:
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
         self.branches.published(self._state, change, named)
-        to_apply: list[list[Any]] = [
+        to_apply: list[list[object]] = [
             [part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"
         ]
         decided = LedgerRecord(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from broker_core.broker.access.own_id import name_in
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.broker.state.records import LedgerRecord, canonical
 from broker_core.engine import BranchKind, LedgerEntry, ToApply
-from broker_core.micro_batch.canonical import canonical
 
 
 def public(entry: LedgerRecord) -> LedgerEntry:
     """Returns the entry for the connector: branches grouped by kind and target."""
-    groups: dict[str, tuple[Any, list[str], int, BranchKind]] = {}
+    groups: dict[str, tuple[Mapping[str, object], list[str], int, BranchKind]] = {}
     for kind, target, branch, rows in entry.branches:
         if "skipped" in target:
             continue

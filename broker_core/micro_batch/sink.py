@@ -6,7 +6,7 @@ record batch. Nothing is durable before the sink's owner has written it; ``Undo`
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from broker_core.broker.state.records import Record
 
@@ -15,5 +15,5 @@ class RecordSink(Protocol):
     def put(self, record: Record) -> None:
         """Writes ``record`` in place of the one with the same key."""
 
-    def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
+    def drop(self, kind: type[Record], key: tuple[object, ...]) -> None:
         """Removes a record, if it exists."""

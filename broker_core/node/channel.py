@@ -29,7 +29,6 @@ from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 from broker_core.node.committer import Work
-from broker_core.node.dead_letter_batch import is_worth_it
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
@@ -87,7 +86,7 @@ class LocalChannel:
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
     ) -> None:
         """Declares an exchange. Raises PreconditionFailed (other properties), AccessRefused (reserved)."""
 
@@ -113,7 +112,7 @@ class LocalChannel:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         passive: bool = False,
     ) -> str:
         """Declares a queue and returns its name; for "" the broker chooses one. ``passive`` only checks.
@@ -144,7 +143,7 @@ class LocalChannel:
         return queue
 
     def queue_bind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, object] | None = None
     ) -> None:
         connection = self._channel.connection
         self._run(
@@ -154,7 +153,7 @@ class LocalChannel:
         )
 
     def queue_unbind(
-        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, object] | None = None
     ) -> None:
         connection = self._channel.connection
         self._run(
@@ -360,7 +359,7 @@ class LocalChannel:
             if self._timed:
                 transaction.check_open_time(self._clock())
             self._broker.spill_large(transaction)
-            if transaction.settles and is_worth_it(transaction):
+            if transaction.rejects_many:
                 self._broker.write_ahead(transaction).apply(transaction)
             self._commit(transaction, self.call)
             channel.finish(0)
@@ -448,7 +447,7 @@ class LocalChannel:
         single.atomic = True
         if single:
             try:
-                if single.settles and is_worth_it(single):
+                if single.rejects_many:
                     self._broker.write_ahead(single).apply(single)
                 self._commit(single)
             # what it acked has left this channel, so it must be requeued here
@@ -475,9 +474,9 @@ class LocalChannel:
 
     def _ask_again(self, transaction: Transaction) -> None:
         """Rights may have changed since it began. Raises AccessRefused."""
-        if self._rights is not None:
+        if self._rights is not None and not self._rights.holds(self._channel.asked):
             state = self._state
-            publish_again(self._rights, state.topology, transaction, state.blocks, asked=self._channel.asked)
+            publish_again(self._rights, state.topology, transaction, state.blocks)
 
     def _run(self, work: Work[T]) -> T:
         channel, seen = self._channel, self._state

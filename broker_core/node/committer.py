@@ -68,7 +68,7 @@ class Waiting:
 
     __slots__ = ("answer", "done", "error", "gate", "leads", "loaded", "missing", "origin", "work")
 
-    def __init__(self, work: Work[Any], origin: object = None) -> None:
+    def __init__(self, work: Work[object], origin: object = None) -> None:
         self.work = work
         self.origin = origin
         self.missing: NotLoaded | None = None

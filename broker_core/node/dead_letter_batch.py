@@ -31,20 +31,9 @@ from broker_core.store.port import BlockInfo
 
 Append = Callable[[pa.RecordBatch], BlockInfo]
 
-MANY = 1_024  # from so many rejects on
 _STEP = 256  # messages that are read under the lock at a time
 _BLOCK_ROWS = 16_384
 _BLOCK_BYTES = 4 * 1024 * 1024
-
-
-def is_worth_it(transaction: Transaction) -> bool:
-    """Returns whether the commit would make many copies."""
-    settles = transaction.settles
-    return (
-        len(settles) >= MANY
-        and sum(1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters)
-        >= MANY
-    )
 
 
 @dataclass

@@ -18,7 +18,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,8 +28,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.
 
 # the functions behind the module ``signal``, without its enums: fifteen times as fast
 _c = importlib.import_module("_signal")
-_set: Callable[[int, Any], Any] = _c.signal
-_get: Callable[[int], Any] = _c.getsignal
+_set: Callable[[int, object], object] = _c.signal
+_get: Callable[[int], object] = _c.getsignal
 _numbers = tuple(int(number) for number in SIGNALS)
 _default = int(signal.SIG_DFL)
 
@@ -56,7 +56,7 @@ class DeferredSignals:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._aside: list[tuple[int, Any]] = []
+        self._aside: list[tuple[int, Callable[[int, FrameType | None], object]]] = []
 
     def __enter__(self) -> None:
         if self.depth:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -71,6 +71,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
 from broker_core.store.port import BlockInfo
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger("txmq.broker")
@@ -136,6 +137,14 @@ class EmbeddedEngine:
 
         return self._local.run(there)
 
+    def _look(self, question: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Runs what only asks."""
+        return self._run(lambda _state, _change, _now_us: question(*args, **named))
+
+    def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """Runs a work of the rules that needs nothing but the change."""
+        return self._run(lambda _state, change, _now_us: work(change, *args, **named))
+
     def identity(self, app_id: str = "") -> str:
         return self._identity  # the ledgers of all apps are in the data directory
 
@@ -144,40 +153,34 @@ class EmbeddedEngine:
         return [self._state.topology.shared(name).name for name in queues]
 
     def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
-        def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, str]:
-            queues = state.topology.queues
+        def look() -> dict[str, str]:
+            queues = self._state.topology.queues
             return {log: f"{self._identity}/{queues[log].queue_id}" for log in logs if log in queues}
 
-        return self._run(look)
+        return self._look(look)
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
-        def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, Available]:
+        def look() -> dict[str, Available]:
             found = {}
             for log in logs:
-                queue = state.topology.shared(log)
+                queue = self._state.topology.shared(log)
                 start = (starts or {}).get(log, queue.progress.floor)
-                found[log] = self._available(
-                    state,
-                    log,
-                    start,
-                    max(start, queue.log.visible_end),
-                    queue.progress.settled_within(start, queue.log.visible_end),
-                )
+                end = queue.log.visible_end
+                settled = queue.progress.settled_within(start, end)
+                found[log] = self._available(log, start, max(start, end), settled)
             return found
 
-        return self._run(look)
+        return self._look(look)
 
-    def _available(
-        self, state: BrokerState, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]
-    ) -> Available:
+    def _available(self, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]) -> Available:
         inside = ((max(first, start), min(last, end)) for first, last in skipped)
         rows = end - start - sum(max(0, last - first) for first, last in inside)
-        size = sum(run.size_bytes for run in state.topology.queue(log).log.runs_between(start, end))
+        size = sum(run.size_bytes for run in self._state.topology.queue(log).log.runs_between(start, end))
         return Available(start, end, rows, size)
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
         origin.check({queue: [queue] for queue in queues})
-        return self._run(lambda state, _change, _now_us: offsets(state, queues, origin, self._stamps))
+        return self._look(offsets, self._state, queues, origin, self._stamps)
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         topology = self._state.topology
@@ -215,20 +218,20 @@ class EmbeddedEngine:
         return self._run(work)
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        claim = self._run(lambda _state, _change, _now_us: self._claims.resolve(app_id, start, end))
+        claim = self._look(self._claims.resolve, app_id, start, end)
         return {} if claim is None else {log: (first, last) for log, (first, last) in claim.ranges.items()}
 
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
-        def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, Available]:
+        def look() -> dict[str, Available]:
             if not ranges:
                 return {}
             claim = self._claims.by_ranges(app_id, ranges)
             return {
-                log: self._available(state, log, first, last, claim.skipped.get(log, ()))
+                log: self._available(log, first, last, claim.skipped.get(log, ()))
                 for log, (first, last) in ranges.items()
             }
 
-        return self._run(look)
+        return self._look(look)
 
     def open_read(self, ticket: ReadTicket) -> ReadPlan:
         """Records what (query, batch) reads, then finds its rows (S4). Raises LineageConflict, DataLoss."""
@@ -248,9 +251,7 @@ class EmbeddedEngine:
         return plan
 
     def plan_browse(self, slices: Sequence[tuple[str, int, int]]) -> ReadPlan:
-        return self._run(
-            lambda _state, _change, _now_us: self._reader.plan(slices, None, fail_on_data_loss=False)
-        )
+        return self._look(self._reader.plan, slices, None, fail_on_data_loss=False)
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
         """Returns the rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; None
@@ -272,12 +273,9 @@ class EmbeddedEngine:
         return self.read_plan(self.plan_browse(slices))
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
-        def look(state: BrokerState, _change: Change, _now_us: int) -> DeadLetterRoute | None:
-            arguments = state.topology.shared(queue).arguments
-            exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
-            return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
-
-        return self._run(look)
+        arguments = self._look(self._state.topology.shared, queue).arguments
+        exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
+        return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
 
     def ack(self, app_id: str, end: Vector) -> None:
         def work(_state: BrokerState, change: Change, now_us: int) -> None:
@@ -442,15 +440,11 @@ class EmbeddedEngine:
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        return self._run(
-            lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.unapplied(app_id)]
-        )
+        return self._look(lambda: [public(entry) for entry in self._ledger.unapplied(app_id)])
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for branch in branches:
-            parts = self._run(
-                lambda _state, _change, _now_us, branch=branch: self._branches.parts(branch)  # type: ignore[misc]
-            )
+            parts = self._look(self._branches.parts, branch)
             if not parts:  # an entry names only branches with rows
                 raise MissingBranch(
                     f"the rows of branch {branch} are gone: another driver of this query has applied them; "
@@ -473,10 +467,10 @@ class EmbeddedEngine:
                         yield stream.read_next_batch()
 
     def mark_applied(self, app_id: str, sequence: int) -> None:
-        self._run(lambda _state, change, _now_us: self.batches.mark_applied(change, app_id, sequence))
+        self._do(self.batches.mark_applied, app_id, sequence)
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        self._run(lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to))
+        self._do(self.batches.skip, app_id, sequence, branches, to)
 
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
         noted = set(branches)
@@ -502,26 +496,20 @@ class EmbeddedEngine:
         return recorded
 
     def entries(self, app_id: str) -> list[LedgerEntry]:
-        return self._run(
-            lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.kept(app_id)]
-        )
+        return self._look(lambda: [public(entry) for entry in self._ledger.kept(app_id)])
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        return self._run(
-            lambda _state, _change, _now_us: [
-                public(entry) for entry in self._ledger.unmirrored(app_id, limit)
-            ]
-        )
+        return self._look(lambda: [public(entry) for entry in self._ledger.unmirrored(app_id, limit)])
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        self._run(lambda _state, change, _now_us: self._ledger.mark_mirrored(change, app_id, sequence))
+        self._do(self._ledger.mark_mirrored, app_id, sequence)
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
-        def look(_state: BrokerState, _change: Change, _now_us: int) -> LedgerEntry | None:
+        def look() -> LedgerEntry | None:
             last = self._ledger.last(app_id)
             return public(last) if last is not None else None
 
-        return self._run(look)
+        return self._look(look)
 
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
         return self._run(
@@ -534,7 +522,7 @@ class EmbeddedEngine:
         return next((app for app in self.apps() if app.app_id == app_id), None)
 
     def apps(self) -> list[AppInfo]:
-        return self._run(lambda state, _change, _now_us: overview.apps(state, self.batches))
+        return self._look(overview.apps, self._state, self.batches)
 
     def attempts(self) -> list[AttemptInfo]:
         return self._run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))

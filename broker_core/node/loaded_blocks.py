@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import pyarrow as pa
 
@@ -54,7 +53,7 @@ class LoadedBlocks:
             raise NotLoaded([block_id], part=part)
         return block
 
-    def load(self, missing: NotLoaded, loaded: Loaded, look: AbstractContextManager[Any]) -> None:
+    def load(self, missing: NotLoaded, loaded: Loaded, look: AbstractContextManager[object]) -> None:
         """Loads blocks into ``loaded``, without the lock. Raises nothing that reading a block raises."""
         prepare = missing.prepare
         while True:

@@ -206,7 +206,7 @@ class Node:
             self.spill(transaction)
 
     def write_ahead(self, transaction: Transaction) -> DeadLetterBatch:
-        """Before its commit, if ``dead_letter_batch.is_worth_it``, in a thread that may wait: writes dead
+        """Before its commit, if ``Transaction.rejects_many``, in a thread that may wait: writes dead
         letters. ``apply`` the result, or ``discard_burial``.
         """
         return write_ahead(transaction, self.state, self.committer, self.append, self.clock())

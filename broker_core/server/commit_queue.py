@@ -91,7 +91,7 @@ class CommitQueue:
         self.answered: Callable[[], None] | None = None
 
     # -- asking ----------------------------------------------------------------------------------------------
-    def submit(self, work: Work[Any], then: Then, origin: object = None) -> None:
+    def submit(self, work: Work[object], then: Then, origin: object = None) -> None:
         """Call ``then(answer, error)`` when all changes of ``work`` are durable, or it has failed. Works of
         the same ``origin`` are carried out and answered in the order of asking.
         """
@@ -100,13 +100,13 @@ class CommitQueue:
             self._unanswered.setdefault(origin, deque()).append((waiting, then))
         self._again(waiting, then)
 
-    def insist(self, work: Work[Any], then: Then, origin: object = None) -> None:
+    def insist(self, work: Work[object], then: Then, origin: object = None) -> None:
         """Like ``submit``, for what must be done and nobody asks for again: it is tried again until it
         succeeds, or the broker has stopped. ``then`` is called once, not for a shortage of resources.
         """
         wait_s, logged = AGAIN_S, False
 
-        def done(answer: Any, error: BaseException | None) -> None:
+        def done(answer: object, error: BaseException | None) -> None:
             nonlocal wait_s, logged
             if error is not None and not isinstance(error, StoreFailed):
                 logger.error("a work is tried again in %.1f s: %s", wait_s, error)

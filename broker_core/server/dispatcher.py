@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.dispatch import Dispatched
@@ -40,12 +40,14 @@ class Ticks(Protocol):
 
     def settle(self, settles: list[Settle]) -> None: ...
 
-    def aside(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None: ...
+    def aside(
+        self, work: Callable[[], object], then: Callable[[object, BaseException | None], None]
+    ) -> None: ...
 
     def submit(
         self,
-        work: Callable[[BrokerState, Change, int], Any],
-        then: Callable[[Any, BaseException | None], None],
+        work: Callable[[BrokerState, Change, int], object],
+        then: Callable[[object, BaseException | None], None],
         origin: object = None,
     ) -> None: ...
 

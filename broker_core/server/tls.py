@@ -104,9 +104,9 @@ class TlsFiles:
         logger.warning("the certificate of %s is used from now on", self.options.cert)
         return True
 
-    def _state(self) -> list[Any]:
+    def _state(self) -> list[object]:
         """Equal as long as nobody has written one of the files, or has put another one in its place."""
-        found: list[Any] = []
+        found: list[object] = []
         for path in (self.options.cert, self.options.key, self.options.ca):
             try:
                 at = os.stat(path)

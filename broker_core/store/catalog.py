@@ -244,7 +244,7 @@ class Catalog:
         failpoint.here("store.recovery.upgraded")
         self._execute("COMMIT")
 
-    def _without_hosts(self) -> list[tuple[type[Record], list[tuple[Any, ...]]]]:
+    def _without_hosts(self) -> list[tuple[type[Record], list[Row]]]:
         """Returns the rows of the tables that have got a virtual host, in ``/``, with their new guards."""
         hosted = []
         for cls in OF_HOSTS:

@@ -10,11 +10,9 @@ written.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from operator import attrgetter, index, itemgetter
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ import xxhash
 
 from broker_core import ids
 from broker_core.broker.state.change import ANY, Change, Drop, InboxRow
-from broker_core.broker.state.records import RECORDS, Record
+from broker_core.broker.state.records import RECORDS, Record, canonical, parse
 from broker_core.errors import OptionError
 from broker_core.message.message import MERGED_SCHEMA
 
@@ -35,7 +33,6 @@ Coder = Callable[[Any], Any]
 
 _UNSIGNED = 1 << 64
 _BIT_63 = 1 << 63
-_DECIMAL, _BYTES = "\0decimal", "\0bytes"
 
 
 def to_signed(checksum: int) -> int:
@@ -61,13 +58,13 @@ def _unsigned(value: Any) -> int:
     raise ValueError(f"{number} needs more than 64 bits")
 
 
-def _flag(value: Any) -> int:
+def _flag(value: object) -> int:
     if value is True or value is False:
         return int(value)
     raise TypeError(f"{value!r} is neither True nor False")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
     if not value.isascii():
@@ -75,60 +72,37 @@ def _text(value: Any) -> str:
     return value if type(value) is str else str(value)
 
 
-def _blob(value: Any) -> bytes:
+def _blob(value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"{value!r} is not bytes")
 
 
-def _has_text_keys(value: Any) -> bool:
+def _has_text_keys(value: object) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_has_text_keys, value.values()))
     return not isinstance(value, list | tuple) or all(map(_has_text_keys, value))
 
 
-def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
-    def to_json(value: Any) -> str:
+def _json(kind: type[dict[object, object]] | type[list[object]]) -> Coder:
+    def to_json(value: object) -> str:
         if not value and type(value) is kind:
             return "{}" if kind is dict else "[]"
         if not isinstance(value, kind):
             raise TypeError(f"{value!r} is not a {kind.__name__}")
         if not _has_text_keys(value):
             raise TypeError(f"{value!r} has a key that is not text")
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
+        return canonical(value)
 
     return to_json
 
 
-def _tagged(value: Any) -> dict[str, str]:
-    """Encodes what AMQP has and JSON has not. No name in a table of arguments starts with this character."""
-    if isinstance(value, Decimal):
-        return {_DECIMAL: str(value)}
-    if isinstance(value, bytes):
-        return {_BYTES: value.hex()}
-    raise TypeError(f"{value!r} cannot be stored")
-
-
-def _untagged(found: dict[str, Any]) -> Any:
-    if len(found) == 1:
-        ((tag, value),) = found.items()
-        if tag == _DECIMAL and isinstance(value, str):
-            return Decimal(value)
-        if tag == _BYTES and isinstance(value, str):
-            return bytes.fromhex(value)
-    return found
-
-
-def _from_json(text: str) -> Any:
-    return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
-
-
 class _Codec(NamedTuple):
-    values: Callable[[Any], tuple[Any, ...]]  # of the fields of a record, in order
+    values: Callable[[object], tuple[Any, ...]]  # of the fields of a record, in order
     # the types of a record that is its own row, if the class has such; texts and integers are checked
     plain: tuple[type, ...] | None
     texts: tuple[int, ...]
-    numbers: Callable[[Row], tuple[Any, ...]]  # the integers
+    numbers: Callable[[Row], tuple[object, ...]]  # the integers
     pack: Callable[..., bytes]  # raises if one of them needs more than 64 bits
     encoders: tuple[Coder, ...]
     decoders: tuple[tuple[int, Coder], ...]  # of the fields that are not stored as they are
@@ -146,8 +120,8 @@ def _coders(name: str, annotation: str) -> tuple[Coder, Coder, str]:
         "str": (_text, str, "TEXT"),
         "Literal": (_text, str, "TEXT"),
         "bytes": (_blob, bytes, "BLOB"),
-        "dict": (_json(dict), _from_json, "TEXT"),
-        "list": (_json(list), _from_json, "TEXT"),
+        "dict": (_json(dict), parse, "TEXT"),
+        "list": (_json(list), parse, "TEXT"),
     }
     kind = annotation.partition("[")[0]
     return coders["int" if hasattr(ids, kind) else kind]
@@ -220,7 +194,7 @@ def encode(record: Record) -> Row:
     return _encoded(type(record), range(len(values)), values)
 
 
-def encode_key(cls: type[Record], key: Sequence[Any]) -> Row:
+def encode_key(cls: type[Record], key: Sequence[object]) -> Row:
     """Returns a key as SQL values. Raises OptionError."""
     return _encoded(cls, _CODECS[cls].key, key, is_key=True)
 
@@ -363,7 +337,7 @@ def decode(cls: type[Record], row: Sequence[Value]) -> Record:
     decoders = _CODECS[cls].decoders
     if not decoders:
         return cls(*row)
-    values: list[Any] = list(row)
+    values: list[object] = list(row)
     for place, decoder in decoders:
         values[place] = decoder(values[place])
     return cls(*values)
@@ -390,7 +364,7 @@ def guard(values: Sequence[Value]) -> int:
 
 def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
     """Returns the messages of an open block, row by row, as MERGED_SCHEMA."""
-    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
+    columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
     place = InboxRow._fields.index
     names = {"commit_sequence": "sequence"}
     arrays = [

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -26,7 +25,7 @@ FORMS = "give a function f(rows, sequence), or f(rows, sequence, token)"
 _TOKENS = uuid.UUID("7f0c1c1e-5c0b-5d36-9a3f-2f1c3a0b7d55")  # part of every token, so it never changes
 
 
-def check_functions(functions: Mapping[str, Any]) -> None:
+def check_functions(functions: Mapping[str, object]) -> None:
     """Raises OptionError for a function that cannot be called with these arguments."""
     for name, function in functions.items():
         if not callable(function):

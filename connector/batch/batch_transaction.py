@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
-from broker_core.engine import BranchHeader, BranchKind, Engine, StagedBranch
+from broker_core.engine import BranchHeader, BranchKind, BranchTarget, Engine, StagedBranch
 from broker_core.errors import OptionError
 from connector.batch.apply import Apply
 from connector.batch.batch_reads import BatchReads
@@ -178,7 +178,7 @@ class BatchTransaction:
         """
         self._change("delete", rows, table, Merge.made(on, delete=True))
 
-    def overwrite(self, rows: DataFrame, table: str, where: str, **options: Any) -> None:
+    def overwrite(self, rows: DataFrame, table: str, where: str, **options: object) -> None:
         """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
         be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
         """
@@ -241,7 +241,7 @@ class BatchTransaction:
                 self._stage_here(kind, {**about, target.EMPTY: True}, [target.nothing()])
 
     def _stage(
-        self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], rejection: Rejection | None = None
+        self, rows: DataFrame, kind: BranchKind, target: BranchTarget, rejection: Rejection | None = None
     ) -> int:
         """Stage ``rows`` in their tasks, and return how many there are."""
         identity = (self.app_id, self.query_id, self.batch_id)
@@ -253,14 +253,14 @@ class BatchTransaction:
         return sum(branch.rows for branch in staged)
 
     def _stage_here(
-        self, kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch], number: int = 0
+        self, kind: BranchKind, target: BranchTarget, batches: Iterable[pa.RecordBatch], number: int = 0
     ) -> None:
         """Stage a branch in the driver."""
         batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
         header = BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
         self.branches.append(self._owner.engine.stage(header, iter(batches)))
 
-    def _stage_files(self, rows: DataFrame, table: Table, about: Mapping[str, Any]) -> bool:
+    def _stage_files(self, rows: DataFrame, table: Table, about: BranchTarget) -> bool:
         """Stage files that the table takes; False if it has changed since it was resolved."""
         attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._token)
         with self._lock:

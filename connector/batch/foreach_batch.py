@@ -176,7 +176,7 @@ class Transactional:
             del kept[name]
         return kept
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._forget_process()
 

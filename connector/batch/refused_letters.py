@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -71,7 +70,7 @@ class RefusedLetters:
 
     def _properties(self, number: int, reason: str) -> bytes:
         entry, part = self._entry, self._parts[0]
-        headers: dict[str, Any] = {
+        headers: dict[str, object] = {
             APP: entry.app_id,
             TABLE: part.target["table"],
             OPERATION: part.kind,

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
+from broker_core.engine import BranchTarget
 from broker_core.errors import OptionError
 
 
@@ -23,7 +23,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, bool]] = {}  # location -> its last step, and whether it appends
-        self._targets: dict[tuple[str, str, int], tuple[dict[str, Any], int]] = {}  # and how many share it
+        self._targets: dict[tuple[str, str, int], tuple[BranchTarget, int]] = {}  # and how many share it
 
     def append(self, location: str) -> int:
         """The step of an append."""
@@ -38,7 +38,7 @@ class Steps:
         self._last[location] = step, False
         return step
 
-    def same_target(self, kind: str, name: str, step: int, target: dict[str, Any]) -> None:
+    def same_target(self, kind: str, name: str, step: int, target: BranchTarget) -> None:
         """One more shares the step. Raises OptionError if another one has other columns or options."""
         earlier, sharing = self._targets.get((kind, name, step), (target, 0))
         if earlier == target:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from broker_core.errors import OptionError
 from connector.tables.table import is_connect
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 
 class ThreadContext:
@@ -21,8 +24,8 @@ class ThreadContext:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._context: Any = None if is_connect(spark) else spark.sparkContext._jsc.sc()
-        self._properties: Any = None if self._context is None else self._context.getLocalProperties()
+        self._context: JavaObject = None if is_connect(spark) else spark.sparkContext._jsc.sc()
+        self._properties: JavaObject = None if self._context is None else self._context.getLocalProperties()
 
     def require_query(self, query_id: str, operation: str) -> None:
         """Raises OptionError if the calling thread is that of another query, with a batch of its own."""
@@ -52,5 +55,5 @@ class ThreadContext:
             else:
                 sessions.clearActiveSession()
 
-    def _sessions(self) -> Any:
+    def _sessions(self) -> JavaObject:
         return SparkSession._get_j_spark_session_class(self._spark._jvm)

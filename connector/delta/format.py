@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import reduce
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -57,13 +56,13 @@ class Delta:
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, Mapping[str, object]]:
         return log.said(log.commits(spark, table), tokens)
 
-    def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    def writer_options(self, table: str, options: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
         return append.writer_options(table, options)
 
-    def context(self, spark: SparkSession) -> dict[str, Any]:
+    def context(self, spark: SparkSession) -> dict[str, object]:
         return sql_context.of(spark)
 
     # -- before the decision ---------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ class Delta:
         return Checked(lambda rows: append.fitted(rows, found), why, evaluates)
 
     def settled(
-        self, table: Table, change: Merge | Overwrite, context: Mapping[str, Any]
+        self, table: Table, change: Merge | Overwrite, context: Mapping[str, object]
     ) -> Merge | Overwrite:
         return changes.settled(table, change, context)
 
@@ -94,7 +93,7 @@ class Delta:
         table: Table,
         schema: StructType,
         change: Merge | Overwrite,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, object] | None = None,
     ) -> Checked:
         found = changes.check(spark, table, schema, change, context)
         if isinstance(found, Fit):
@@ -124,7 +123,7 @@ class Delta:
 
     # -- after it --------------------------------------------------------------------------------------------
     def decided(
-        self, spark: SparkSession, context: Mapping[str, Any] | None
+        self, spark: SparkSession, context: Mapping[str, object] | None
     ) -> AbstractContextManager[SparkSession]:
         return isolated.decided(spark, context)
 
@@ -176,7 +175,7 @@ class Delta:
         change: Merge | Overwrite,
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, object] | None = None,
     ) -> None:
         make_change.change(spark, table, change, rows, once, context)
 

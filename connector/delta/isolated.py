@@ -56,7 +56,7 @@ def isolated(
 
 
 @contextlib.contextmanager
-def decided(spark: SparkSession, context: Mapping[str, Any] | None) -> Iterator[SparkSession]:
+def decided(spark: SparkSession, context: Mapping[str, object] | None) -> Iterator[SparkSession]:
     """An active session with ``context``: ``spark`` itself if it has that. ``spark`` if there is none."""
     if context is None:
         yield spark

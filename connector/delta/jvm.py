@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from connector.tables.table import is_connect
 
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
-    from py4j.java_gateway import GatewayClient
+    from py4j.java_gateway import GatewayClient, JavaObject
 
 OPTION = "scala.Option"
 PATH = "org.apache.hadoop.fs.Path"
@@ -32,31 +32,31 @@ def only_sql(spark: SparkSession) -> bool:
     return is_connect(spark) or (not _has_delta(_client(spark)) and _reads_delta(spark))
 
 
-def new(spark: SparkSession, name: str, *arguments: object) -> Any:
+def new(spark: SparkSession, name: str, *arguments: object) -> JavaObject:
     """An object of the class. Raises Py4JError, Py4JJavaError."""
     return _class(_client(spark), name)(*arguments)
 
 
-def call(spark: SparkSession, name: str, method: str, *arguments: object) -> Any:
+def call(spark: SparkSession, name: str, method: str, *arguments: object) -> JavaObject:
     """What a static method returns. Raises Py4JError if there is none, Py4JJavaError."""
     return _member(_client(spark), name, method)(*arguments)
 
 
-def field(spark: SparkSession, name: str, member: str) -> Any:
+def field(spark: SparkSession, name: str, member: str) -> JavaObject:
     """The value of a static field."""
     return _member(_client(spark), name, member)
 
 
-def nothing(spark: SparkSession) -> Any:
+def nothing(spark: SparkSession) -> JavaObject:
     """Scala's None."""
     return _nothing(_client(spark))
 
 
-def some(spark: SparkSession, value: object) -> Any:
+def some(spark: SparkSession, value: object) -> JavaObject:
     return call(spark, OPTION, "apply", value)
 
 
-def json_mapper(spark: SparkSession) -> Any:
+def json_mapper(spark: SparkSession) -> JavaObject:
     """Jackson: the text of a map is one call, its items are one each."""
     return _mapper(_client(spark))
 
@@ -88,22 +88,22 @@ def _reads_delta(spark: SparkSession) -> bool:
     return True
 
 
-def _class(client: GatewayClient, name: str) -> Any:
+def _class(client: GatewayClient, name: str) -> JavaObject:
     from py4j.java_gateway import JavaClass
 
     return JavaClass(name, client)
 
 
 @lru_cache(maxsize=64)
-def _member(client: GatewayClient, name: str, member: str) -> Any:
+def _member(client: GatewayClient, name: str, member: str) -> JavaObject:
     return getattr(_class(client, name), member)
 
 
 @lru_cache(maxsize=8)
-def _nothing(client: GatewayClient) -> Any:
+def _nothing(client: GatewayClient) -> JavaObject:
     return _member(client, OPTION, "empty")()
 
 
 @lru_cache(maxsize=8)
-def _mapper(client: GatewayClient) -> Any:
+def _mapper(client: GatewayClient) -> JavaObject:
     return _class(client, _MAPPER)()

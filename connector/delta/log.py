@@ -53,7 +53,7 @@ def _location(spark: SparkSession, table: Table) -> str:
     return resolve(spark, table.name).location if table.location.startswith("name:") else table.location
 
 
-def snapshot(spark: SparkSession, table: Table) -> Any:
+def snapshot(spark: SparkSession, table: Table) -> JavaObject:
     """Delta's current snapshot of an existing table; not on Connect."""
     return snapshot_at(spark, _location(spark, table))
 
@@ -82,7 +82,7 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
             lines.close()
 
 
-def _commit(version: int, lines: Any) -> Commit:
+def _commit(version: int, lines: JavaObject) -> Commit:
     """The commitInfo of a commit, which is among its first lines."""
     while lines.hasNext():
         commit_info = _json_object(lines.next()).get("commitInfo")
@@ -135,7 +135,7 @@ def disturbed(
     return now, found[::-1]
 
 
-def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:
+def held(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> bool | None:
     """Whether ``history`` (newest first) has the commit of ``batch``; None if it is not known."""
     oldest = None
     for oldest in history:
@@ -146,12 +146,12 @@ def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int
     return False if oldest is None or oldest.version == 0 else None
 
 
-def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, Any]:
+def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, object]:
     """What a commit says about its batch; empty for another one."""
     return _json_object(commit_info.get("userMetadata"))
 
 
-def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
+def is_of(metadata: Mapping[str, object], batch: Mapping[str, object]) -> bool:
     """Whether a commit is that of ``batch``, and of its ``txn_app_id`` if both name one: each operation of a
     batch on a table is a commit. Earlier versions of txmq did not write the token.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -25,6 +25,9 @@ from connector.tables.table import (
     quoted,
     without_high_water_marks,
 )
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 _FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
 _SESSION_CATALOG = "spark_catalog"
@@ -96,7 +99,7 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
         return False
 
 
-def log_at(spark: SparkSession, location: str) -> Any:
+def log_at(spark: SparkSession, location: str) -> JavaObject:
     """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -111,13 +114,13 @@ def log_at(spark: SparkSession, location: str) -> Any:
         ) from error
 
 
-def snapshot_at(spark: SparkSession, location: str) -> Any:
+def snapshot_at(spark: SparkSession, location: str) -> JavaObject:
     """Delta's current snapshot of the table at a path; not on Connect."""
     nothing = jvm.nothing(spark)
     return log_at(spark, location).update(False, nothing, nothing)
 
 
-def look_at(snapshot: Any) -> tuple[str, str, str]:
+def look_at(snapshot: JavaObject) -> tuple[str, str, str]:
     """(id, metadata, protocol) of a table; empty if there is none."""
     if int(snapshot.version()) < 0:
         return "", "", ""
@@ -131,7 +134,7 @@ def _look(spark: SparkSession, place: str, location: str, commits: LastCommits) 
     return last.look if last is not None else look_at(snapshot_at(spark, place))
 
 
-def _metadata_json(spark: SparkSession, name: str, detail: Any) -> str:
+def _metadata_json(spark: SparkSession, name: str, detail: JavaObject) -> str:
     """The metadata action, from SQL."""
     metadata = {
         "schemaString": spark.table(name).schema.json(),
@@ -184,7 +187,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
     return Table(name, plain_location(location), table_id, metadata, protocol)
 
 
-def _decoded(spark: SparkSession, url: Any) -> str:
+def _decoded(spark: SparkSession, url: object) -> str:
     return str(jvm.new(spark, jvm.PATH, url).toString())
 
 
@@ -207,5 +210,5 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
     )
 
 
-def _detail(spark: SparkSession, table: str) -> Any:
+def _detail(spark: SparkSession, table: str) -> JavaObject:
     return spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]

@@ -8,7 +8,6 @@ Invariant: nothing depends on a listener. It only writes earlier what the next s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -84,7 +83,7 @@ class Mirror:
     def __enter__(self) -> Mirror:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

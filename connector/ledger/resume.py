@@ -198,7 +198,8 @@ class Resume:
                     "cleaned since, the table was copied, or others wrote them"
                 )
             offsets = commit.get("offsets")
-            shown = offsets if entry is last else {log: (offsets or {}).get(log) for log in entry.ranges}
+            known = offsets if isinstance(offsets, dict) else {}
+            shown = offsets if entry is last else {log: known.get(log) for log in entry.ranges}
             if {**row, "offsets": shown} != row or any(commit.get(each) != row[each] for each in _SAID):
                 raise self._doubtful(
                     f"its rows of batch {entry.sequence} say {_shown(row['offsets'])}, and were "

@@ -270,7 +270,7 @@ def dead_lettered(properties: bytes, death: Death, reason: str | None, *, keeps_
     because the app publishes them; otherwise unchanged.
     """
 
-    def changed(headers: dict[str, Any]) -> dict[str, Any]:
+    def changed(headers: dict[str, object]) -> dict[str, Any]:
         return {**headers_after(headers, death, keeps_key=keeps_key)[0], HEADER: reason}
 
     try:

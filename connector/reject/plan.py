@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
 from connector.tables.table import is_connect
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 # Plan nodes that read every row of their child (not: limits, joins, functions over partitions).
 _NARROW = {
@@ -114,7 +117,7 @@ def partitions(frame: DataFrame) -> int | None:
     return None
 
 
-def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, Any]]:
+def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, JavaObject]]:
     """The metrics whose name begins with ``prefix`` that the execution of ``frame`` has collected in each
     partition of the batch: (name, number of partitions, JVM row). ``frame`` holds all rows of the batch
     (:func:`executed_whole`).
@@ -130,7 +133,7 @@ def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, Any]]:
                 yield node.name(), partitions, node.collectedMetrics()
 
 
-def _plan_nodes(root: Any) -> list[tuple[str, Any]]:
+def _plan_nodes(root: JavaObject) -> list[tuple[str, Any]]:
     """Returns (class name, node) of the plan, from the root on, and through what it has persisted."""
     found: list[tuple[str, Any]] = []
     pending = [root]

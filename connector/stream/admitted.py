@@ -5,8 +5,6 @@ Not here: everything else that a reader does (``source.py``).
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -16,6 +14,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from broker_core.engine import Vector
 from broker_core.failpoint import here
 from connector.stream.source import StreamReader
 
@@ -35,12 +34,12 @@ class AdmittedReader(StreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._final = self._ends()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> Vector:
         here("connector.latest_offset.asked")
         vector = self._vector(start)
         self._require_only()
         return self._end(vector, limited=not isinstance(limit, ReadAllAvailable))
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
+    def reportLatestOffset(self) -> dict[str, int]:
         """For the progress of the query: the ends of the logs that it knows."""
         return self._ends([log for logs in self._logs.values() for log in logs])

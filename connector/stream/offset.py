@@ -9,7 +9,6 @@ or there is one error; no number is invented (S1). It may lack logs, which were 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from broker_core.engine import START, Vector
 from broker_core.errors import LineageConflict
@@ -26,7 +25,7 @@ def is_symbolic(vector: Mapping[str, int | str]) -> bool:
     return any(offset == START for offset in vector.values())
 
 
-def vector(logged: Any, logs: Mapping[str, Sequence[str]]) -> Vector:
+def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
     """The offset that Spark passes back. ``logs``: those of every queue of the query.
 
     Raises LineageConflict if it is of other queues, or not of txmq.
@@ -53,5 +52,5 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _is_offset(offset: Any) -> bool:
+def _is_offset(offset: object) -> bool:
     return offset == START or (isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0)

@@ -146,13 +146,13 @@ def _as_struct(properties: Properties) -> dict[str, Any]:
     return values
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(_as_json(value), separators=(",", ":"), ensure_ascii=False)
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     match value:
         case bytes():
             return base64.b64encode(value).decode()
@@ -226,7 +226,7 @@ def _encoded(column: pa.StructArray) -> pa.Array:
         return pa.repeat(pa.scalar(b"", pa.binary()), len(column))
     names = [column.type.field(index).name for index in range(column.type.num_fields)]
     fields = [_values(name, values) for name, values in zip(names, column.flatten(), strict=True)]
-    known: dict[tuple[Any, ...], bytes] = {}  # most rows of a batch share a few sets of properties
+    known: dict[tuple[object, ...], bytes] = {}  # most rows of a batch share a few sets of properties
     encoded: list[bytes] = []
     for row in zip(*fields, strict=True):
         data = known.get(row)

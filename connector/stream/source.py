@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -123,7 +122,7 @@ class StreamReader(DataSourceStreamReader):
     def _engine(self) -> Engine:
         return self._options.address.engine()
 
-    def _vector(self, logged: Any) -> Vector:
+    def _vector(self, logged: object) -> Vector:
         """The offset that Spark passes back. A log that is not known may have been added meanwhile."""
         try:
             if self._logs:
@@ -141,7 +140,7 @@ class StreamReader(DataSourceStreamReader):
         if not self._lock.taken:
             self._lock.take(self._engine.identity(), self._options.app_id, self._options.queues)
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Vector:
         self._require_only()
         # S1: symbolic. Spark logs no start for batch 0 and asks again; a new number would skip messages.
         self._logs = logs_of(self._engine, self._options.queues)
@@ -204,7 +203,7 @@ class StreamReader(DataSourceStreamReader):
         found = self._engine.available(logs or self._engine.logs(self._options.queues))
         return {log: one.end for log, one in found.items()}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = self._vector(start), self._vector(end)
         if first == last:
@@ -233,7 +232,7 @@ class StreamReader(DataSourceStreamReader):
         rows = to_spark(self._engine.read(ticket), include_properties=options.include_properties)
         return _marked(rows)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: dict[str, object]) -> None:
         """S5: Spark has ``end`` in its commit log. Nothing is left to do if the next claim was first (S2)."""
         vector = self._vector(end)
         if vector != self._acked and not offset.is_symbolic(vector):

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.arrow.outside import line
-from broker_core.engine import BranchHeader, BranchKind, StagedBranch
+from broker_core.engine import BranchHeader, BranchKind, BranchTarget, StagedBranch
 from broker_core.errors import OptionError, cause
 from connector.options import AddressOptions
 from connector.reject.dead_letters import Rejection
@@ -60,7 +60,7 @@ ROWS_PER_READ_TASK = 200_000
 def staging_frame(
     rows: DataFrame,
     kind: BranchKind,
-    target: Mapping[str, Any],
+    target: BranchTarget,
     *,
     token: str,
     identity: tuple[str, str, int],
@@ -137,7 +137,7 @@ def described(branch: StagedBranch) -> pa.RecordBatch:
 
 
 def prepared(
-    kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch]
+    kind: BranchKind, target: Mapping[str, object], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The batches for the engine: messages in the message schema, table rows without NOT NULL.
 
@@ -172,7 +172,7 @@ def _nullable(field: pa.Field) -> pa.Field:
     return field.with_type(kind).with_nullable(True)
 
 
-def _of(kind: BranchKind, target: Mapping[str, Any]) -> str:
+def _of(kind: BranchKind, target: Mapping[str, object]) -> str:
     """What the rows are for, for an error."""
     return f"table {target['table']!r}" if "table" in target else f"{kind} {target['name']!r}"
 

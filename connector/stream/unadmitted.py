@@ -18,11 +18,11 @@ log: with a wrapper for AvailableNow, it asks more than once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
+from broker_core.engine import Vector
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.failpoint import here
 from connector.options import ReadOptions
@@ -35,10 +35,10 @@ WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 class UnadmittedReader(StreamReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._planned: dict[str, Any] | None = None  # the end that Spark named last; None: no end yet
-        self._given_end: dict[str, Any] | None = None  # the end that Spark got after that one
+        self._planned: Mapping[str, object] | None = None  # the end that Spark named last; None: no end yet
+        self._given_end: Mapping[str, object] | None = None  # the end that Spark got after that one
 
-    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+    def latestOffset(self) -> Vector:  # type: ignore[override]
         here("connector.latest_offset.asked")
         self._require_only()
         planned = offset.symbolic(self._options.queues) if self._planned is None else self._planned
@@ -55,7 +55,7 @@ class UnadmittedReader(StreamReader):
         self._given_end = None if end == self._planned else end
         return end
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         if start == end and self._given_end not in (None, end) and self._planned is None:
             raise OptionError(
                 "Spark 4.1 asks for an end before it says where the checkpoint is",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -60,7 +59,7 @@ class Checks:
 
     def change(
         self, rows: DataFrame, table: Table, change: Merge | Overwrite, keys: Sequence[str] = ()
-    ) -> tuple[DataFrame, dict[str, Any]]:
+    ) -> tuple[DataFrame, dict[str, object]]:
         """The rows as they are staged, and what is stored with them. Their execution fails if the table would
         refuse one, or if two have the same ``keys``. Raises OptionError if the change would fail after the
         decision, whatever its rows.

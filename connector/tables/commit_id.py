@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from broker_core.engine import LedgerEntry
 
@@ -42,7 +41,7 @@ class CommitId:
 
     txn_app_id: str
     sequence: int
-    batch: Mapping[str, Any]
+    batch: Mapping[str, object]
     decided_at_us: int
 
     @classmethod
@@ -68,7 +67,7 @@ class CommitId:
         return json.dumps(dict(self.batch), sort_keys=True)
 
 
-def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
+def offsets_of(entry: LedgerEntry) -> dict[str, object]:
     """What the commit of a batch says about it."""
     return {
         "app_id": entry.app_id,

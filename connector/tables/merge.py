@@ -71,7 +71,7 @@ class Merge:
         named = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
         return replace(self, clauses=tuple(named))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As JSON."""
         clauses = [clause.to_json() for clause in self.clauses]
         return {"on": self.on, "clauses": clauses, "evolves": self.evolves}

@@ -33,7 +33,7 @@ class Overwrite:
         """From what ``to_json`` returned."""
         return cls(stored["where"], dict(stored["options"]))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As JSON."""
         return {"where": self.where, "options": dict(self.options)}
 

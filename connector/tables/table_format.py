@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +54,7 @@ class HiddenFiles(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def target(self) -> dict[str, Any]:
+    def target(self) -> dict[str, object]:
         """What the target of the branch says about them: ``target.FILES``."""
 
     def batch(self) -> pa.RecordBatch:
@@ -89,7 +89,7 @@ class TableFormat(Protocol):
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         """The rows of an existing table."""
 
-    def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    def writer_options(self, table: str, options: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
         """The options of a write as (options of its writer, partition columns). Raises OptionError."""
 
     def disturbed(
@@ -99,7 +99,7 @@ class TableFormat(Protocol):
         may have taken rows away, except what txmq does; None and nothing if that cannot be said cheaply.
         """
 
-    def context(self, spark: SparkSession) -> dict[str, Any]:
+    def context(self, spark: SparkSession) -> dict[str, object]:
         """What of a session decides what SQL text means, as JSON."""
 
     def sequences(self, spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
@@ -107,7 +107,7 @@ class TableFormat(Protocol):
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, Mapping[str, object]]:
         """What the log of an existing table says of these batches, by token; what it does not know is
         missing.
         """
@@ -127,7 +127,7 @@ class TableFormat(Protocol):
         """Raises OptionError if the append of such rows would fail after the decision, whatever they are."""
 
     def settled(
-        self, table: Table, change: Merge | Overwrite, context: Mapping[str, Any]
+        self, table: Table, change: Merge | Overwrite, context: Mapping[str, object]
     ) -> Merge | Overwrite:
         """The change with the names of all columns, if it sets all columns that an existing table has now."""
 
@@ -137,7 +137,7 @@ class TableFormat(Protocol):
         table: Table,
         schema: StructType,
         change: Merge | Overwrite,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, object] | None = None,
     ) -> Checked:
         """Raises OptionError if a merge, delete or overwrite of such rows would fail, whatever they are, or
         if its text means something only in ``spark``, and not in any session with ``context``.
@@ -160,7 +160,7 @@ class TableFormat(Protocol):
 
     # -- after it: one commit, or none if the table has that of ``once`` -------------------------------------
     def decided(
-        self, spark: SparkSession, context: Mapping[str, Any] | None
+        self, spark: SparkSession, context: Mapping[str, object] | None
     ) -> AbstractContextManager[SparkSession]:
         """A session with what ``context`` returned for the one that decided; ``spark`` if that is None."""
 
@@ -198,7 +198,7 @@ class TableFormat(Protocol):
         change: Merge | Overwrite,
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, object] | None = None,
     ) -> None:
         """Merge or overwrite with the rows that ``rows`` makes in a session, where the text means what it
         means in ``context``. Raises OptionError if another table has the name of ``table``.

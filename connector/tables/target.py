@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -34,8 +33,8 @@ LOST = (
 
 
 def of_change(
-    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, Any]
-) -> dict[str, Any]:
+    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, object]
+) -> dict[str, object]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
     return {**about, CHANGE: wanted.to_json(), CONTEXT: dict(context)}

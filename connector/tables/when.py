@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from broker_core.errors import OptionError
 from connector.sql import quoted
@@ -57,7 +57,7 @@ class Clause:
             return f"INSERT ({', '.join(given)}) VALUES ({', '.join(given.values())})"
         return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in given.items())
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> list[object]:
         """As JSON."""
         return [self.rows, self.condition, self.action, self.values and dict(self.values)]
 

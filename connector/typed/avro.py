@@ -216,7 +216,7 @@ def _plain(schema: Schema) -> Schema:
     return made
 
 
-def _is_decimal(schema: Mapping[str, Any]) -> bool:
+def _is_decimal(schema: Mapping[str, object]) -> bool:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     return (
         type(precision) is int

@@ -114,7 +114,7 @@ def decode(
 ) -> DataFrame: ...
 def decode(
     df: DataFrame,
-    schema: Any = None,
+    schema: object = None,
     format: Formats = "json",
     mode: Mode = "deadLetter",
     *,
@@ -258,7 +258,7 @@ _made: dict[tuple[Any, ...], _Columns] = {}
 def _columns(
     df: DataFrame,
     column: str,
-    schema: Any,
+    schema: object,
     format: str,
     options: dict[str, str],
     registry: SchemaRegistry | str | None,
@@ -270,7 +270,7 @@ def _columns(
     lasting = registry is None and subject is None and not validate and isinstance(format, str)
     if lasting and format == "protobuf":
         schema = descriptor_of(schema)  # the file may be another one now
-    schema_text: Any = schema.json() if isinstance(schema, StructType) else schema
+    schema_text: object = schema.json() if isinstance(schema, StructType) else schema
     lasting = lasting and (isinstance(schema_text, str) or format == "protobuf")
     context = None if is_connect(df) else df.sparkSession.sparkContext
     key = (context, column, format, schema_text, *((str(name), str(options[name])) for name in options), rows)

@@ -23,7 +23,7 @@ def decode_each(
     bodies: pa.Array, judge: Callable[[bytes | None], DecodedBody], columns: pa.DataType
 ) -> pa.StructArray:
     """Structs of ``value``, of ``columns``, and ``fault`` (string)."""
-    values: list[Any] = []
+    values: list[object] = []
     faults: list[str | None] = []
     for body in bodies.to_pylist():
         value, fault = judge(body)
@@ -36,7 +36,7 @@ def decode_each(
     return pa.StructArray.from_arrays([column, pa.array(faults, pa.string())], [VALUE, FAULT])
 
 
-def _each(values: list[Any], faults: list[str | None], columns: pa.DataType) -> pa.Array:
+def _each(values: list[object], faults: list[str | None], columns: pa.DataType) -> pa.Array:
     for index, value in enumerate(values):
         try:
             pa.array([value], columns)

@@ -38,7 +38,7 @@ _OF_MESSAGES = ("exchange", "routing_key", "properties")
 
 def encode(
     df: DataFrame,
-    schema: Any = None,
+    schema: object = None,
     format: Formats = "json",
     *,
     options: Mapping[str, str] | None = None,
@@ -104,7 +104,7 @@ def _body(value: Column, schema: Any, format: str, options: dict[str, str]) -> C
 def _registered(
     columns: StructType,
     value: Column,
-    schema: Any,
+    schema: object,
     format: str,
     options: dict[str, str],
     registry: SchemaRegistry | str | None,
@@ -154,7 +154,7 @@ def _json(
 
 
 def _protobuf(
-    columns: StructType, value: Column, message: Any, registry: SchemaRegistry, subject: str
+    columns: StructType, value: Column, message: object, registry: SchemaRegistry, subject: str
 ) -> Column:
     library()
     if message is not None and not isinstance(message, str):

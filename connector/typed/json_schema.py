@@ -85,7 +85,7 @@ def validator(schema: RegisteredSchema) -> Validator:
         raise UnsupportedJsonSchema(f"is not a JSON Schema ({fault_text(error)})") from None
 
 
-def _draft(schema: Any) -> Any:
+def _draft(schema: object) -> Any:
     """The class of validators for the draft that a schema names. Raises Unusable."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     if named is None:

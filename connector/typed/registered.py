@@ -150,7 +150,7 @@ def registered_protobuf(
     return _registered("Protobuf", columns, read.decoder(wire.schemas, columns, own)), wire
 
 
-def _registered(name: str, columns: StructType, decoder: Callable[[Any], Any]) -> Registered:
+def _registered(name: str, columns: StructType, decoder: Callable[[object], object]) -> Registered:
     found = schema_of(nullable(columns))
     kind = StructType([StructField(VALUE, found), StructField(FAULT, StringType())])
     return Registered(name, found, over_columns(decoder, kind))

@@ -4,6 +4,7 @@ properties.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,14 @@ from broker_core.amqp.v0_9_1 import (
     encode_nack,
     method_cache,
 )
+from broker_core.amqp.v0_9_1.codec import encode_payload
 from broker_core.amqp.v0_9_1.methods import (
+    METHODS,
     BasicAck,
     BasicDeliver,
     BasicNack,
     BasicPublish,
+    Method,
     TxCommit,
 )
 from broker_core.amqp.v0_9_1.publish_template import MOST_CHANNELS
@@ -273,6 +277,13 @@ def test_confirms_have_the_bytes_of_the_plain_encoder(channel: int, tag: int, mu
     assert encode_nack(channel, tag, multiple, requeue) == encode_method(
         channel, BasicNack(tag, multiple, requeue)
     )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in METHODS.values() if not kind.LAYOUT])
+@given(CHANNEL)
+def test_a_method_without_fields_has_the_bytes_of_the_plain_encoder(kind: type[Method], channel: int):
+    payload = encode_payload(kind())
+    assert encode_method(channel, kind()) == struct.pack(">BHI", 1, channel, len(payload)) + payload + b"\xce"
 
 
 @pytest.mark.parametrize("tag", [-1, 2**64])

@@ -18,7 +18,6 @@ from kafka import TopicPartition as KafkaTopicPartition
 
 from broker_core import errors, failpoint
 from broker_core.broker.state.change import Change
-from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import Settings
@@ -28,6 +27,7 @@ from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.sink.decisions import Decisions
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
 from broker_core.kafka.sink.sink import KafkaSink
+from broker_core.kafka.topics.routing import Rules
 from broker_core.message.properties import Properties
 from tests.kafka.bench.real_node import RealNode
 from tests.kafka.bench.sink_bench import Journal, View, rows

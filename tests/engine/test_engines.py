@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,21 @@ def test_one_engine_for_an_address_of_the_embedded_broker(tmp_path: Path) -> Non
     assert isinstance(found, BrokerClient)
     assert engines.connect(data=tmp_path) is found
     assert engines.connect(url="txmq://h:1") is not found
+
+
+@pytest.mark.parametrize("url", ["txmq://h:1", "kafka://h:1"])
+def test_a_call_that_does_not_fit_the_port_is_refused_where_it_is_made(url: str) -> None:
+    engine: Any = engines.connect(url)
+    for call in (
+        lambda: engine.release("app", "q", True),  # ``force`` has a name
+        lambda: engine.unapplied(),
+        lambda: engine.unapplied("app", "more"),
+        lambda: engine.unapplied("app", more=1),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(OptionError, match="logs: argument 'queues' must be a list, not a set"):
+        engine.logs({"q"})
 
 
 def test_settings_are_refused_for_the_embedded_broker(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # files at most
 LIMITS = {
-    "commit": 39,
-    "confirm": 37,
+    "commit": 34,
+    "confirm": 35,
     "publish": 13,
-    "login": 34,
-    "channel": 26,
-    "batch": 46,
-    "kafka-batch": 38,
+    "login": 33,
+    "channel": 25,
+    "batch": 45,
+    "kafka-batch": 37,
 }
 
 

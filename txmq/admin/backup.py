@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from broker_core.errors import OptionError
 from txmq.address import client_at
@@ -17,7 +16,7 @@ from txmq.output import done
 Add = Callable[..., argparse.ArgumentParser]
 
 
-def arguments(commands: Any, add: Add) -> None:
+def arguments(commands: object, add: Add) -> None:
     """``add``: as ``cli._command``."""
     command = add(
         commands,

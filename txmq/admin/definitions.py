@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from broker_core.admin import Skipped
 from broker_core.client.accounts import RemoteAccounts
@@ -24,7 +23,7 @@ Add = Callable[..., argparse.ArgumentParser]
 MAX_BYTES = 64 * 1024 * 1024
 
 
-def arguments(commands: Any, add: Add) -> None:
+def arguments(commands: object, add: Add) -> None:
     """``add``: as ``cli._command``."""
     export = add(
         commands, "export", _export, "write users, permissions, queues and so on as JSON", address=True
@@ -70,7 +69,7 @@ def _import(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str) -> dict[str, object]:
     """Raises OptionError."""
     try:
         if Path(name).stat().st_size > MAX_BYTES:

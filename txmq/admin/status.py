@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from broker_core.address import bracketed, parse_address
 from broker_core.admin import BrokerStatus, Level
@@ -26,7 +25,7 @@ ALARM, NO_ANSWER = 3, 4  # exit codes
 MiB = 1024 * 1024
 
 
-def arguments(commands: Any, add: Add) -> None:
+def arguments(commands: object, add: Add) -> None:
     """``add``: as ``cli._command``."""
     add(commands, "status", _status, "tell how a broker is, for a probe", address=True)
 

@@ -78,8 +78,8 @@ def decode_payload(payload: bytes) -> Method:
         raise FrameError(f"cannot decode {erlang_binary(payload[4:])}") from None
 
 
-def _fields(kind: type[Method], payload: bytes) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _fields(kind: type[Method], payload: bytes) -> dict[str, object]:
+    values: dict[str, object] = {}
     position = 4
     bit = 0  # of the octet at ``position - 1``; 0: the next bit opens an octet
     for name, field_type in kind.LAYOUT:
@@ -87,7 +87,7 @@ def _fields(kind: type[Method], payload: bytes) -> dict[str, Any]:
             if not bit & 7:
                 _expect(payload, position + 1)
                 position, bit = position + 1, 0
-            value: Any = bool(payload[position - 1] >> bit & 1)
+            value: object = bool(payload[position - 1] >> bit & 1)
             bit += 1
         else:
             bit = 0
@@ -104,7 +104,7 @@ def _expect(payload: bytes, end: int) -> None:
         raise _Cut
 
 
-def _field(payload: bytes, position: int, field_type: str) -> tuple[Any, int]:
+def _field(payload: bytes, position: int, field_type: str) -> tuple[object, int]:
     number = _NUMBERS.get(field_type)
     if number is not None:
         _expect(payload, position + number.size)
@@ -172,8 +172,8 @@ def _packed(bits: list[bool]) -> bytes:
     return bytes((sum(1 << place for place, bit in enumerate(bits) if bit),))
 
 
-def _number_writer(shape: struct.Struct) -> Callable[[Any, str], bytes]:
-    def write(value: Any, what: str) -> bytes:
+def _number_writer(shape: struct.Struct) -> Callable[[object, str], bytes]:
+    def write(value: object, what: str) -> bytes:
         try:
             return shape.pack(value)
         except struct.error:
@@ -184,7 +184,7 @@ def _number_writer(shape: struct.Struct) -> Callable[[Any, str], bytes]:
     return write
 
 
-def _long_string(value: Any, what: str) -> bytes:
+def _long_string(value: object, what: str) -> bytes:
     if not isinstance(value, bytes):
         raise LocalProtocolError(f"{what} must be bytes, not {type(value).__name__}")
     return _U32.pack(len(value)) + value

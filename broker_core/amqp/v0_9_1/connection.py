@@ -15,7 +15,6 @@ they are cut into pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.channels import ChannelTable, reply_text
@@ -112,7 +111,7 @@ class AmqpConnection:
         return self._zero.tuned
 
     @property
-    def client_properties(self) -> dict[str, Any]:
+    def client_properties(self) -> dict[str, object]:
         return self._zero.client_properties
 
     def announces(self, capability: str) -> bool:

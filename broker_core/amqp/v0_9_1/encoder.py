@@ -32,10 +32,13 @@ _HEADER_BYTES = 7 + 12 + 1  # of the frame of a content header, around the prope
 _HEADER_REST = struct.Struct(">IIQ").pack  # payload size, class and weight, body size
 _BODY_HEAD = struct.Struct(">BBHI").pack  # end of the header frame; type, channel, payload size
 _CONFIRM = struct.Struct(">BHIHHQBB").pack
+_BARE = struct.Struct(">BHIHHB").pack  # a method without fields
 
 
 def encode_method(channel: int, method: Method) -> bytes:
     """One method frame. Raises LocalProtocolError for a value that its field cannot hold."""
+    if not method.LAYOUT:  # an answer such as tx.commit-ok
+        return _BARE(1, channel, 4, method.CLASS_ID, method.METHOD_ID, 0xCE)
     payload = encode_payload(method)
     return b"%b%b\xce" % (_FRAME.pack(1, channel, len(payload)), payload)
 

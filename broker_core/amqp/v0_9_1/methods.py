@@ -23,7 +23,7 @@ LongLong = Annotated[int, "longlong"]
 ShortStr = Annotated[str, "shortstr"]
 LongStr = Annotated[bytes, "longstr"]
 Bit = Annotated[bool, "bit"]
-Table = Annotated[Mapping[str, Any], "table"]
+Table = Annotated[Mapping[str, object], "table"]
 
 Sender = Literal["client", "server", "both"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import (
@@ -54,7 +53,7 @@ class Negotiation:
         self._out = out
         self._decoder = decoder
         self._admit: Callable[[str], None] | None = None
-        self.client_properties: dict[str, Any] = {}
+        self.client_properties: dict[str, object] = {}
         self.tuned = m.ConnectionTuneOk(offer.channel_max, offer.frame_max, 0)
 
     def header(self, event: ProtocolHeader) -> None:

@@ -86,6 +86,11 @@ class Rights:
         """Another object after each change of users and permissions."""
         return self._current().epoch
 
+    def holds(self, asked: object) -> bool:
+        """Whether what was asked in the epoch ``asked`` need not be asked again; None: nothing was."""
+        now = self._current()
+        return now.everything or now.epoch is asked
+
     @property
     def now(self) -> tuple[str, object]:
         """Whose rights, and of which epoch: what was asked of these is not asked again."""

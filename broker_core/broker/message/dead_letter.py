@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.queue import Queues
 from broker_core.broker.state.change import InboxRow
 from broker_core.errors import RemoteProtocolError
 from broker_core.message.field_table import Timestamp
@@ -127,7 +127,9 @@ class DeadLetters:
         """
         return append_headers(b"", encode_headers({DAMAGED: row.properties}) + self._first_entries(row))
 
-    def _headers(self, row: InboxRow, headers: Mapping[str, Any], found: list[Any]) -> dict[str, Any]:
+    def _headers(
+        self, row: InboxRow, headers: Mapping[str, object], found: list[object]
+    ) -> dict[str, object]:
         """Returns the changed headers. The additional routing keys and the deaths are added to ``found``."""
         death = Death(
             self._queue,

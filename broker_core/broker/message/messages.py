@@ -18,9 +18,8 @@ from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.message.dead_letter import DeadLetters
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, Removed
-from broker_core.broker.queue import Queue, Run
+from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.routing.exchange import Queues
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ROUTE, Change, InboxRow
 from broker_core.broker.state.numbers import Numbers

@@ -9,7 +9,7 @@ Invariant: a consumer has credit only within the limits of its channel and of it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from broker_core.address import VHOST
 from broker_core.broker.arguments import type_name
@@ -76,7 +76,7 @@ class Consumer:
         no_local: bool = False,
         priority: int = 0,
         prefetch: int = 0,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> None:
         self.channel = channel
         self.queue = queue
@@ -135,7 +135,7 @@ Cancelled = Callable[[Consumer], None]
 UNLIMITED = 1 << 62
 
 
-def consumer_priority(queue: str, arguments: Mapping[str, Any], vhost: str = VHOST) -> int:
+def consumer_priority(queue: str, arguments: Mapping[str, object], vhost: str = VHOST) -> int:
     """Returns ``x-priority`` of basic.consume. Raises PreconditionFailed."""
     priority = arguments.get("x-priority", 0)
     if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Container, Sequence
 
 from broker_core.broker.queue.decoded import DecodedBlocks
 from broker_core.broker.queue.run import Run
-from broker_core.broker.queue.tally import Tally
 from broker_core.broker.state.block import Block, Blocks
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.state.records import RunRecord
+from broker_core.broker.state.undo import Tally
 from broker_core.errors import DataLoss
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 

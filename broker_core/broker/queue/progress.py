@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from broker_core.broker.queue.interval import IntervalSet
-from broker_core.broker.queue.tally import Tally
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import HoleRecord, ProgressRecord
-from broker_core.broker.state.undo import Undo
+from broker_core.broker.state.undo import Tally, Undo
 from broker_core.ids import QueueId
 
 

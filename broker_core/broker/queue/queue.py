@@ -21,11 +21,10 @@ from broker_core.broker.queue.progress import Progress
 from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
-from broker_core.broker.queue.tally import Tally
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import DeliveryRecord, HoleRecord, ProgressRecord
-from broker_core.broker.state.undo import Undo
+from broker_core.broker.state.undo import Tally, Undo
 from broker_core.ids import QueueId
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
@@ -55,7 +54,7 @@ class Queue:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
         vhost: str = VHOST,
         tally: Tally | None = None,
     ) -> None:

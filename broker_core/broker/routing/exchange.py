@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 
 from broker_core.broker.arguments import type_name
-from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import carbon_copies
 from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
 from broker_core.broker.routing.route_room import RouteRoom
@@ -27,29 +26,48 @@ from broker_core.errors import CommandInvalid, PreconditionFailed, RemoteProtoco
 from broker_core.ids import QueueId
 from broker_core.message.properties import Properties
 
-Queues = tuple[Queue, ...]
-BindingKey = tuple["Queue | Exchange", str, str]  # destination, routing key, arguments
-_NO_QUEUES: Queues = ()
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from broker_core.broker.queue import Queue
+
+    Q = TypeVar("Q", bound="RoutedQueue", default=Queue)
+else:
+    from typing import TypeVar
+
+    Q = TypeVar("Q")
+
+BindingKey = tuple["RoutedQueue | Exchange[Any]", str, str]  # destination, routing key, arguments
 BINDING_BYTES, PART_BYTES = 600, 400  # of a binding, and of a word or an argument, about
 
 
+class RoutedQueue(Protocol):
+    """What routing needs of a queue. ``written``: its bindings have records."""
+
+    queue_id: QueueId
+    name: str
+    written: bool
+    deleted: bool
+    upstream: dict[Any, None]  # the exchanges with a binding to it
+
+
 class Binding(NamedTuple):
-    destination: Queue | Exchange
+    destination: Any  # a queue or an exchange
     routing_key: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
 
-def canonical(arguments: Mapping[str, Any]) -> str:
+def canonical(arguments: Mapping[str, object]) -> str:
     return json.dumps(arguments, sort_keys=True, default=repr) if arguments else "{}"
 
 
-def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> BindingKey:
+def _key(destination: Destination, routing_key: str, arguments: Mapping[str, object]) -> BindingKey:
     return (destination, routing_key, canonical(arguments))
 
 
-class Exchange:
+class Exchange(Generic[Q]):
     """The common part of all types. A subclass implements how its bindings match. ``undo`` is that of the
-    whole state.
+    whole state; ``Q`` are its queues, of which routing needs little.
     """
 
     type: ClassVar[str] = ""
@@ -63,7 +81,7 @@ class Exchange:
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         undo: Undo | None = None,
     ) -> None:
         self._undo = Undo() if undo is None else undo
@@ -73,18 +91,18 @@ class Exchange:
         self.internal = internal
         self.arguments = arguments or {}
         self.deleted = False
-        self.cache: dict[str, Queues] = {}
+        self.cache: dict[str, tuple[Q, ...]] = {}
         self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
         self.stale_bindings = StaleBindings(self._undo)  # the same
-        self.alternate: Exchange | None = None  # receives messages that no binding here matches
+        self.alternate: Exchange[Q] | None = None  # receives messages that no binding here matches
         # those with a binding or an alternate to this one, in that order
-        self.upstream: dict[Exchange, None] = {}
-        self._by_destination: dict[Destination, dict[BindingKey, Binding]] = {}
-        self._bytes: dict[Destination, int] = {}  # that the bindings take, about
-        self._downstream: set[Exchange] = set()  # those that bindings lead to
+        self.upstream: dict[Exchange[Q], None] = {}
+        self._by_destination: dict[Q | Exchange[Q], dict[BindingKey, Binding]] = {}
+        self._bytes: dict[Q | Exchange[Q], int] = {}  # that the bindings take, about
+        self._downstream: set[Exchange[Q]] = set()  # those that bindings lead to
         self._by_headers: bool | None = None  # None: not known
-        self._relying: set[Exchange] = set()  # those that keep what was found out here
-        self._relied: set[Exchange] = set()  # the other end
+        self._relying: set[Exchange[Q]] = set()  # those that keep what was found out here
+        self._relied: set[Exchange[Q]] = set()  # the other end
 
     # -- bindings --------------------------------------------------------------------------------------------
     @property
@@ -92,7 +110,7 @@ class Exchange:
         """Returns whether it has a binding."""
         return bool(self._by_destination)
 
-    def bytes_of(self, destination: Destination) -> int:
+    def bytes_of(self, destination: Q | Exchange[Q]) -> int:
         """Returns how much memory the bindings to a destination take, about."""
         return self._bytes.get(destination, 0)
 
@@ -110,10 +128,10 @@ class Exchange:
     def bindings(self) -> list[Binding]:
         return [binding for found in self._by_destination.values() for binding in found.values()]
 
-    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+    def check(self, destination: Q | Exchange[Q], arguments: Mapping[str, object]) -> None:
         """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
 
-    def bind(self, destination: Destination, routing_key: str, arguments: dict[str, Any]) -> bool:
+    def bind(self, destination: Q | Exchange[Q], routing_key: str, arguments: dict[str, object]) -> bool:
         """Adds a binding and returns whether it is new. Raises like ``check``."""
         self.check(destination, arguments)
         key = _key(destination, routing_key, arguments)
@@ -143,10 +161,10 @@ class Exchange:
             self._forget(destination)
         self.changed()
 
-    def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
-        return _key(destination, routing_key, arguments) in self._by_destination.get(destination, ())
+    def is_bound(self, target: Q | Exchange[Q], routing_key: str, arguments: Mapping[str, object]) -> bool:
+        return _key(target, routing_key, arguments) in self._by_destination.get(target, ())
 
-    def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+    def unbind(self, destination: Q | Exchange[Q], routing_key: str, arguments: Mapping[str, object]) -> bool:
         """Removes a binding and returns whether it existed."""
         key = _key(destination, routing_key, arguments)
         binding = self._by_destination.get(destination, {}).get(key)
@@ -158,7 +176,7 @@ class Exchange:
         self._remove(key, binding)
         return True
 
-    def unbind_all(self, destination: Destination) -> Collection[Binding]:
+    def unbind_all(self, destination: Q | Exchange[Q]) -> Collection[Binding]:
         """Removes every binding of a queue or an exchange that is deleted, and returns them."""
         gone = self._by_destination.get(destination)
         if gone is None:
@@ -171,7 +189,7 @@ class Exchange:
         self.changed()
         return gone.values()
 
-    def _take_back(self, destination: Destination, gone: dict[BindingKey, Binding]) -> None:
+    def _take_back(self, destination: Q | Exchange[Q], gone: dict[BindingKey, Binding]) -> None:
         self._by_destination[destination] = gone
         self._know(destination)
         self.changed()
@@ -188,13 +206,13 @@ class Exchange:
             destination.upstream[self] = None
         self.changed()
 
-    def divert(self, alternate: Exchange | None) -> None:
+    def divert(self, alternate: Exchange[Q] | None) -> None:
         """Makes ``alternate`` receive messages that no binding here matches."""
         before = self.alternate
         self._undo.append((self._divert, before))
         self._divert(alternate)
 
-    def _divert(self, alternate: Exchange | None) -> None:
+    def _divert(self, alternate: Exchange[Q] | None) -> None:
         before, self.alternate = self.alternate, alternate
         if before is not None and before not in self._downstream:
             before.upstream.pop(self, None)
@@ -202,12 +220,12 @@ class Exchange:
             alternate.upstream[self] = None
         self.changed()
 
-    def _know(self, destination: Destination) -> None:
+    def _know(self, destination: Q | Exchange[Q]) -> None:
         destination.upstream[self] = None
         if isinstance(destination, Exchange):
             self._downstream.add(destination)
 
-    def _forget(self, destination: Destination) -> None:
+    def _forget(self, destination: Q | Exchange[Q]) -> None:
         self._by_destination.pop(destination, None)
         if destination is not self.alternate:
             destination.upstream.pop(self, None)
@@ -230,7 +248,7 @@ class Exchange:
             exchange._relying.discard(self)
         self._relied.clear()
 
-    def _rely_on(self, seen: set[Exchange]) -> None:
+    def _rely_on(self, seen: set[Exchange[Q]]) -> None:
         """Something is kept that changes with any of these exchanges."""
         if len(seen) > 1:
             for exchange in seen - {self}:
@@ -238,7 +256,7 @@ class Exchange:
                 exchange._relying.add(self)
 
     # -- routing ---------------------------------------------------------------------------------------------
-    def route(self, routing_key: str, properties: bytes = b"") -> Queues:
+    def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
         """Returns the queues, each once, in order of queue id."""
         found = self.cache.get(routing_key)
         if found is None:
@@ -249,7 +267,7 @@ class Exchange:
                 self._rely_on(seen)
         return found
 
-    def known(self, routing_key: str) -> Queues | None:
+    def known(self, routing_key: str) -> tuple[Q, ...] | None:
         """Returns a cached result of ``route``, without using the bindings. It is safe during changes of the
         bindings.
         """
@@ -259,7 +277,7 @@ class Exchange:
     def by_headers(self) -> bool:
         """Returns whether a message's headers affect its route from here."""
         if self._by_headers is None:
-            seen: set[Exchange] = {self}
+            seen: set[Exchange[Q]] = {self}
             pending = [self]
             while pending:
                 found = pending.pop()._next() - seen
@@ -274,17 +292,17 @@ class Exchange:
         """Returns whether its routing key affects the route."""
         return not self.matches_headers or bool(self._next())
 
-    def _next(self) -> set[Exchange]:
+    def _next(self) -> set[Exchange[Q]]:
         """Returns the exchanges that a message may go to from here."""
         return self._downstream if self.alternate is None else self._downstream | {self.alternate}
 
-    def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
+    def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> tuple[Q, ...]:
         """Like ``route``, for a message with several keys: at each exchange a binding may match any of
         them.
         """
         return self._reached(routing_keys, properties)[0]
 
-    def route_copies(self, routing_key: str, properties: bytes) -> tuple[Queues, bytes]:
+    def route_copies(self, routing_key: str, properties: bytes) -> tuple[tuple[Q, ...], bytes]:
         """Like ``route``, by the keys under CC and BCC too. Returns the properties to deliver as well. Raises
         PreconditionFailed.
         """
@@ -293,21 +311,21 @@ class Exchange:
             return self.route(routing_key, properties), delivered
         return self.route_all((routing_key, *keys), properties), delivered
 
-    def _reached(self, routing_keys: Sequence[str], properties: bytes) -> tuple[Queues, set[Exchange]]:
+    def _reached(self, keys: Sequence[str], properties: bytes) -> tuple[tuple[Q, ...], set[Exchange[Q]]]:
         """Returns the queues, and the exchanges by which the message comes."""
-        queues: dict[QueueId, Queue] = {}
-        seen: set[Exchange] = {self}
-        pending: list[Exchange] = [self]
+        queues: dict[QueueId, Q] = {}
+        seen: set[Exchange[Q]] = {self}
+        pending: list[Exchange[Q]] = [self]
         while pending:
             exchange = pending.pop()
-            matched = [each for each in exchange._match(routing_keys[0], properties) if not each.deleted]
-            if len(routing_keys) > 1 and exchange.matches_keys:
-                for routing_key in routing_keys[1:]:
+            matched = [each for each in exchange._match(keys[0], properties) if not each.deleted]
+            if len(keys) > 1 and exchange.matches_keys:
+                for routing_key in keys[1:]:
                     matched += [each for each in exchange._match(routing_key, properties) if not each.deleted]
             if not matched and exchange.alternate is not None:
                 matched = [exchange.alternate]
             for destination in matched:
-                if isinstance(destination, Queue):
+                if not isinstance(destination, Exchange):
                     queues[destination.queue_id] = destination
                 elif destination not in seen:
                     seen.add(destination)
@@ -315,7 +333,7 @@ class Exchange:
         return tuple(queues[queue_id] for queue_id in sorted(queues)), seen
 
     # -- what a type has of its own --------------------------------------------------------------------------
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         """Returns the destinations of matching bindings, in any order, some perhaps twice or deleted."""
         raise NotImplementedError
 
@@ -326,7 +344,7 @@ class Exchange:
         """Removes a binding from an index."""
 
 
-Destination = Queue | Exchange
+Destination = RoutedQueue | Exchange[Any]
 
 
 def _bytes_of(key: BindingKey, binding: Binding) -> int:
@@ -336,38 +354,38 @@ def _bytes_of(key: BindingKey, binding: Binding) -> int:
     return BINDING_BYTES + PART_BYTES * parts + len(routing_key) + 8 * len(arguments)
 
 
-def _by_headers(seen: set[Exchange]) -> bool:
+def _by_headers(seen: set[Exchange[Q]]) -> bool:
     """Returns whether one of several exchanges looks at headers."""
     return len(seen) > 1 and any(exchange.matches_headers for exchange in seen)
 
 
-class DefaultExchange(Exchange):
+class DefaultExchange(Exchange[Q]):
     """The nameless exchange: every queue is bound by its own name."""
 
     type = "direct"
 
-    def __init__(self, queues: Mapping[str, Queue]) -> None:
+    def __init__(self, queues: Mapping[str, Q]) -> None:
         super().__init__("")
         self._queues = queues
 
-    def route(self, routing_key: str, properties: bytes = b"") -> Queues:
+    def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
         queue = self._queues.get(routing_key)
-        return _NO_QUEUES if queue is None else (queue,)
+        return () if queue is None else (queue,)
 
-    def known(self, routing_key: str) -> Queues | None:
+    def known(self, routing_key: str) -> tuple[Q, ...] | None:
         queue = self._queues.get(routing_key)
-        return _NO_QUEUES if queue is None else (queue,)
+        return () if queue is None else (queue,)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return self.route(routing_key)
 
 
-class DirectExchange(Exchange):
+class DirectExchange(Exchange[Q]):
     type = "direct"
 
     def __init__(self, name: str, **properties: Any) -> None:
         super().__init__(name, **properties)
-        self._index: dict[str, dict[BindingKey, Destination]] = {}
+        self._index: dict[str, dict[BindingKey, Q | Exchange[Q]]] = {}
 
     def _added(self, key: BindingKey, binding: Binding) -> None:
         self._index.setdefault(binding.routing_key, {})[key] = binding.destination
@@ -378,27 +396,27 @@ class DirectExchange(Exchange):
         if not found:
             self._index.pop(binding.routing_key, None)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         found = self._index.get(routing_key)
         return list(found.values()) if found else ()
 
 
-class FanoutExchange(Exchange):
+class FanoutExchange(Exchange[Q]):
     type = "fanout"
     matches_keys = False
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return list(self._by_destination)
 
 
-class TopicExchange(Exchange):
+class TopicExchange(Exchange[Q]):
     """Keys are words between dots; ``*`` matches one word, ``#`` any number of words."""
 
     type = "topic"
 
     def __init__(self, name: str, **properties: Any) -> None:
         super().__init__(name, **properties)
-        self._patterns: TopicPatterns[BindingKey, Destination] = TopicPatterns()
+        self._patterns: TopicPatterns[BindingKey, Q | Exchange[Q]] = TopicPatterns()
 
     def _added(self, key: BindingKey, binding: Binding) -> None:
         self._patterns.add(binding.routing_key, key, binding.destination)
@@ -406,11 +424,11 @@ class TopicExchange(Exchange):
     def _removed(self, key: BindingKey, binding: Binding) -> None:
         self._patterns.remove(binding.routing_key, key)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return self._patterns.matching(routing_key)
 
 
-class HeadersExchange(Exchange):
+class HeadersExchange(Exchange[Q]):
     """Bindings match the message's headers, by ``x-match``; the routing key is not used."""
 
     type = "headers"
@@ -419,9 +437,9 @@ class HeadersExchange(Exchange):
 
     def __init__(self, name: str, **properties: Any) -> None:
         super().__init__(name, **properties)
-        self._candidates: HeaderIndex[BindingKey, Destination] = HeaderIndex()
+        self._candidates: HeaderIndex[BindingKey, Q | Exchange[Q]] = HeaderIndex()
 
-    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+    def check(self, destination: Q | Exchange[Q], arguments: Mapping[str, object]) -> None:
         match = arguments.get("x-match", "all")
         expected = f"expected {', '.join(MATCHES[:-1])}, or {MATCHES[-1]}"
         if not isinstance(match, str):
@@ -437,11 +455,11 @@ class HeadersExchange(Exchange):
     def _removed(self, key: BindingKey, binding: Binding) -> None:
         self._candidates.remove(key)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return self._candidates.matching(_headers(properties))
 
 
-def _headers(properties: bytes) -> Mapping[str, Any]:
+def _headers(properties: bytes) -> Mapping[str, object]:
     """Returns the headers of a message; none for damaged properties, which are refused at entry."""
     try:
         return Properties.decode(properties).headers
@@ -449,7 +467,7 @@ def _headers(properties: bytes) -> Mapping[str, Any]:
         return {}
 
 
-EXCHANGE_TYPES: dict[str, type[Exchange]] = {
+EXCHANGE_TYPES: dict[str, type[Exchange[Any]]] = {
     kind.type: kind for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange)
 }
 

@@ -27,7 +27,7 @@ _PRESENT, _NESTED = "present", "nested"  # any value; a table or an array, which
 
 
 class _Entry(NamedTuple):
-    wanted: list[tuple[str, Any]]
+    wanted: list[tuple[str, object]]
     value: Any
     all: bool
 
@@ -39,10 +39,10 @@ class HeaderIndex(Generic[K, V]):
         self._places: dict[K, list[Place]] = {}  # of each entry in ``_under``
         self._names: dict[str, int] = {}  # of headers -> places in ``_under``
 
-    def add(self, key: K, arguments: Mapping[str, Any], value: V) -> None:
+    def add(self, key: K, arguments: Mapping[str, object], value: V) -> None:
         """Also completes an ``add`` that was interrupted."""
         self.remove(key)
-        match = arguments.get("x-match", "all")
+        match = str(arguments.get("x-match", "all"))
         with_x = match.endswith("-with-x")
         wanted = [
             (name, expected)
@@ -74,7 +74,7 @@ class HeaderIndex(Generic[K, V]):
                     del self._names[place[0]]
         self._places.pop(key, None)
 
-    def matching(self, headers: Mapping[str, Any]) -> list[V]:
+    def matching(self, headers: Mapping[str, object]) -> list[V]:
         """Returns the values whose bindings match, in any order, some perhaps twice."""
         found = [entry.value for entry in self._always.values()]
         for name, value in headers.items():
@@ -88,7 +88,7 @@ class HeaderIndex(Generic[K, V]):
         return found
 
 
-def _matches(entry: _Entry, headers: Mapping[str, Any]) -> bool:
+def _matches(entry: _Entry, headers: Mapping[str, object]) -> bool:
     matched = (
         name in headers and (expected is None or same(headers[name], expected))
         for name, expected in entry.wanted

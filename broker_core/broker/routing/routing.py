@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.routing.carbon_copy import Copies
-from broker_core.broker.routing.exchange import Exchange, Queues
+from broker_core.broker.routing.exchange import Exchange, Q, RoutedQueue
 from broker_core.broker.state.block import RowNumbers
 from broker_core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.ids import QueueId
+
+T = TypeVar("T")
+
+AnyExchange = Exchange[Any]  # whatever its queues are
+RoutedQueues = tuple[RoutedQueue, ...]
 
 _EXAMPLES = 3
 PIECE = 64  # routing keys that are looked up while the bindings are held
 REACHED = 4_000_000  # queues of all distinct keys of a column
 SELECTED_BYTES = 64 * 1024 * 1024  # of all bitmaps
-Held = AbstractContextManager[Any]
+Held = AbstractContextManager[object]
 FREE: Held = nullcontext()  # nobody changes the bindings meanwhile
 
 
@@ -69,7 +74,7 @@ def row_numbers(selection: RowSelection) -> npt.NDArray[np.int64]:
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
-def find_exchange(exchanges: Mapping[str, Exchange], name: str, vhost: str) -> Exchange:
+def find_exchange(exchanges: Mapping[str, Exchange[Q]], name: str, vhost: str) -> Exchange[Q]:
     """Returns the exchange. Raises ExchangeNotFound; AccessRefused for an internal one."""
     exchange = exchanges.get(name)
     if exchange is None:
@@ -93,7 +98,7 @@ def select(mask: npt.NDArray[np.bool_]) -> RowSelection:
 
 
 def route_column(
-    exchanges: Mapping[str, Exchange],
+    exchanges: Mapping[str, AnyExchange],
     exchange: str | pa.Array,
     routing_keys: pa.Array,
     properties: pa.Array,
@@ -139,20 +144,24 @@ def route_column(
 class _Source:
     """An exchange from which keys are routed, while it is there."""
 
-    def __init__(self, exchange: Exchange, exchanges: Mapping[str, Exchange], vhost: str, held: Held) -> None:
+    def __init__(
+        self, exchange: AnyExchange, exchanges: Mapping[str, AnyExchange], vhost: str, held: Held
+    ) -> None:
         self._exchange, self._exchanges, self._vhost, self._held = exchange, exchanges, vhost, held
         self.by_key, self.by_headers = exchange.by_key, exchange.by_headers
-        self._known: dict[Queues, Queues] = {}  # each result once
+        self._known: dict[RoutedQueues, RoutedQueues] = {}  # each result once
         self._entries = 0
 
-    def route(self, values: Sequence[tuple[str, bytes]]) -> list[Queues]:
+    def route(self, values: Sequence[tuple[str, bytes]]) -> list[RoutedQueues]:
         return self._in_pieces(values, lambda value: self._exchange.route(*value), PIECE)
 
-    def route_all(self, values: Sequence[tuple[tuple[str, ...], bytes]]) -> list[Queues]:
+    def route_all(self, values: Sequence[tuple[tuple[str, ...], bytes]]) -> list[RoutedQueues]:
         return self._in_pieces(values, lambda value: self._exchange.route_all(*value), 1)
 
-    def _in_pieces(self, values: Sequence[Any], route: Callable[[Any], Queues], piece: int) -> list[Queues]:
-        found: list[Queues] = []
+    def _in_pieces(
+        self, values: Sequence[T], route: Callable[[T], RoutedQueues], piece: int
+    ) -> list[RoutedQueues]:
+        found: list[RoutedQueues] = []
         for start in range(0, len(values), piece):
             with self._held:
                 if find_exchange(self._exchanges, self._exchange.name, self._vhost) is not self._exchange:
@@ -163,7 +172,7 @@ class _Source:
                 found += map(self._once, map(route, values[start : start + piece]))
         return found
 
-    def _once(self, queues: Queues) -> Queues:
+    def _once(self, queues: RoutedQueues) -> RoutedQueues:
         known = self._known.setdefault(queues, queues)
         if known is queues:
             self._entries += len(queues)
@@ -185,12 +194,12 @@ class _Reached:
 
     def add(
         self,
-        found: Sequence[Queues],
+        found: Sequence[RoutedQueues],
         codes: npt.NDArray[np.int64],
         among: npt.NDArray[np.int64] | None,
     ) -> None:
         """``codes`` say which of ``found`` the rows ``among`` (None: all) reach."""
-        numbers: dict[Queues, int] = {}
+        numbers: dict[RoutedQueues, int] = {}
         group_of = np.array([numbers.setdefault(queues, len(numbers)) for queues in found], np.int64)
         if len(numbers) < 1 << 16:
             group_of = group_of.astype(np.uint16)  # numpy sorts these in linear time
@@ -265,7 +274,7 @@ def _widened(first: Routed, rows: int) -> Routed:
 
 
 def route_rows(
-    exchange: Exchange, routing_keys: pa.Array, properties: pa.Array
+    exchange: AnyExchange, routing_keys: pa.Array, properties: pa.Array
 ) -> dict[QueueId, RowSelection]:
     """Routes every row through one exchange, internal or not. Returns the rows for each queue id."""
     codes, values = _distinct(exchange, None, routing_keys, properties)
@@ -281,7 +290,7 @@ def _encoded(column: pa.Array) -> pa.DictionaryArray:
 
 
 def _distinct(
-    exchange: Exchange | _Source,
+    exchange: AnyExchange | _Source,
     among: npt.NDArray[np.int64] | None,
     routing_keys: pa.Array,
     properties: pa.Array,

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from broker_core.broker.state.undo import Undo
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class StaleBindings:
@@ -22,7 +25,7 @@ class StaleBindings:
         """Returns how many bindings wait."""
         return sum(len(bindings) for _, bindings in self._waiting)
 
-    def add(self, remove: Callable[[Any, Any], None], bindings: dict[Any, Any]) -> None:
+    def add(self, remove: Callable[[K, V], None], bindings: dict[K, V]) -> None:
         """``remove`` takes a key and a binding out of an index."""
         self._undo.append((_truncate, self._waiting, len(self._waiting)))
         self._waiting.append((remove, bindings))
@@ -39,6 +42,6 @@ class StaleBindings:
         return bool(self._waiting)
 
 
-def _truncate(waiting: deque[Any], length: int) -> None:
+def _truncate(waiting: deque[object], length: int) -> None:
     while len(waiting) > length:
         waiting.pop()

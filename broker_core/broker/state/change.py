@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core.broker.state.records import Record
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
@@ -46,7 +46,7 @@ class Drop(NamedTuple):
     """
 
     kind: type[Record]
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
 
 
 @dataclass(slots=True, init=False)
@@ -98,7 +98,7 @@ class Change:
         """Writes ``record`` in place of the one with the same key."""
         self.journal.append(record)
 
-    def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
+    def drop(self, kind: type[Record], key: tuple[object, ...]) -> None:
         """Removes a record, if it exists; with ``ANY`` in the key, all records with the rest of it."""
         self.journal.append(Drop(kind, key))
 

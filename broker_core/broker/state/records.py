@@ -11,13 +11,16 @@ Offsets are end-exclusive: ``end`` is the next offset to read. Times are microse
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 from broker_core.address import VHOST
 from broker_core.ids import BlockId, CommitSequence, QueueId
 
 Ranges = dict[str, list[int]]  # log -> [start, end]
+_DECIMAL, _BYTES = "\0decimal", "\0bytes"  # no name in a table of arguments starts with this character
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Record:
     KEY: ClassVar[tuple[str, ...]]
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.KEY)
 
     @classmethod
@@ -42,7 +45,7 @@ class ExchangeRecord(Record):
     durable: bool
     auto_delete: bool
     internal: bool
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -54,7 +57,7 @@ class QueueRecord(Record):
     durable: bool
     exclusive: bool
     auto_delete: bool
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -64,7 +67,7 @@ class BindingRecord(Record):
     exchange: str
     queue: str
     routing_key: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -76,7 +79,7 @@ class ExchangeBindingRecord(Record):
     source: str
     destination: str
     routing_key: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     vhost: str = VHOST
 
 
@@ -150,10 +153,10 @@ class ClaimRecord(Record):
     app_id: str
     lineage: int  # counts the checkpoints that the source of this app has seen
     start: str  # canonical JSON of the start vector, with the queues as keys
-    end: dict[str, Any]
-    ranges: dict[str, Any]
-    skipped: dict[str, Any]
-    redelivered: dict[str, Any]
+    end: dict[str, int]
+    ranges: dict[str, list[int]]
+    skipped: dict[str, list[list[int]]]
+    redelivered: dict[str, list[list[int]]]
     position: int  # order of the claims of an app
     vhost: str = VHOST
 
@@ -166,7 +169,7 @@ class OriginRecord(Record):
     app_id: str
     queues: str  # canonical JSON list
     lineage: int
-    start: dict[str, Any]  # concrete vector
+    start: dict[str, int]  # concrete vector
     passed: bool  # a later start than the symbolic one has been seen
     vhost: str = VHOST
 
@@ -182,7 +185,7 @@ class ReadRecord(Record):
     query_id: str
     batch_id: int
     queues: str
-    ranges: dict[str, Any]
+    ranges: dict[str, list[int]]
     vhost: str = VHOST
 
 
@@ -226,7 +229,7 @@ class PartRecord(Record):
     part: int
     token: str
     kind: Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
-    target: dict[str, Any]
+    target: dict[str, object]
     partition: int
     attempt: int
     rows: int
@@ -234,9 +237,9 @@ class PartRecord(Record):
     checksum: int
     block_id: BlockId
     inline: bytes
-    routes: dict[str, Any]
+    routes: dict[str, list[Any]]
     unroutable: int
-    examples: list[Any]  # at most three [exchange, routing_key] of unroutable messages
+    examples: list[list[str]]  # at most three [exchange, routing_key] of unroutable messages
     vhost: str = VHOST
 
 
@@ -250,7 +253,7 @@ class LedgerRecord(Record):
     query_id: str
     batch_id: int
     token: str
-    ranges: dict[str, Any]  # log -> [start, end]; empty if the batch consumed nothing
+    ranges: dict[str, list[int]]  # log -> [start, end]; empty if the batch consumed nothing
     messages: int  # consumed
     published: int
     committed_at: int
@@ -287,7 +290,7 @@ class ReleaseNoteRecord(Record):
     released_by: str = ""  # "": unknown
     interrupted: bool = False  # something was claimed and undecided, or decided and not applied
     position: int = 0  # of the app's newest claim
-    ends: dict[str, Any] = field(default_factory=dict)  # log -> first offset that the app had not consumed
+    ends: dict[str, int] = field(default_factory=dict)  # log -> first offset that the app had not consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +346,7 @@ class UserRecord(Record):
     TABLE, KEY = "user", ("name",)
     name: str
     password_hash: str
-    tags: list[Any]
+    tags: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,3 +433,36 @@ RECORDS: tuple[type[Record], ...] = (
     WriteUserRecord,
     VhostRecord,
 )
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def canonical(value: object) -> str:
+    """Returns one text for equal values: of a field that is a dict or a list, and of keys. It has what AMQP
+    has and JSON has not: decimals, bytes. Raises TypeError, ValueError for a value without such a text.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
+
+
+def parse(text: str) -> Any:
+    """Returns the value of a canonical text. Raises ValueError."""
+    return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
+
+
+def _tagged(value: object) -> dict[str, str]:
+    if isinstance(value, Decimal):
+        return {_DECIMAL: str(value)}
+    if isinstance(value, bytes):
+        return {_BYTES: value.hex()}
+    raise TypeError(f"{value!r} cannot be stored")
+
+
+def _untagged(found: dict[str, object]) -> object:
+    if len(found) == 1:
+        ((tag, value),) = found.items()
+        if tag == _DECIMAL and isinstance(value, str):
+            return Decimal(value)
+        if tag == _BYTES and isinstance(value, str):
+            return bytes.fromhex(value)
+    return found

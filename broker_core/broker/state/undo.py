@@ -13,8 +13,10 @@ before each work.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
+K = TypeVar("K")
+V = TypeVar("V")
 _MISSING = object()
 
 
@@ -39,26 +41,26 @@ class Undo(list[tuple[Any, ...]]):
         """Saves ``owner.name``, which is about to be set."""
         self.append((setattr, owner, name, getattr(owner, name)))
 
-    def item(self, table: MutableMapping[Any, Any], key: object) -> None:
+    def item(self, table: MutableMapping[K, V], key: K) -> None:
         """Saves ``table[key]``, which is about to be set or deleted. A restored key is the last one of its
         dict: see ``order``.
         """
         self.append((_restore_item, table, key, table.get(key, _MISSING)))
 
-    def order(self, table: dict[Any, Any]) -> None:
+    def order(self, table: dict[K, V]) -> None:
         """Saves a dict whose order matters before keys are deleted; copies it."""
         self.append((_restore_table, table, dict(table)))
 
-    def growth(self, items: list[Any]) -> None:
+    def growth(self, items: list[V]) -> None:
         """Saves the length of a list that is about to grow."""
         self.append((_truncate, items, len(items)))
 
-    def enter(self, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    def enter(self, groups: dict[K, dict[V, None]], key: K, member: V) -> None:
         """Adds ``member`` to the group ``key``. A group without members is not in ``groups``."""
         self.append((_drop_member, groups, key, member))
         groups.setdefault(key, {})[member] = None
 
-    def leave(self, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    def leave(self, groups: dict[K, dict[V, None]], key: K, member: V) -> None:
         """Removes ``member`` from the group ``key``."""
         self.append((_add_member, groups, key, member))
         _drop_member(groups, key, member)
@@ -71,27 +73,44 @@ class Undo(list[tuple[Any, ...]]):
         self.clear()  # steps that were appended meanwhile
 
 
-def _restore_item(table: MutableMapping[Any, Any], key: object, value: object) -> None:
+class Tally:
+    """A running count, which a failed work gives back: saved once per work."""
+
+    __slots__ = ("_saved", "_undo", "total")
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self._saved = 0  # ``Undo.work`` when the total was last saved
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        if self._saved != self._undo.work:
+            self._saved = self._undo.work
+            self._undo.append((setattr, self, "total", self.total))
+        self.total += count
+
+
+def _restore_item(table: MutableMapping[K, V], key: K, value: V) -> None:
     if value is _MISSING:
         table.pop(key, None)
     else:
         table[key] = value
 
 
-def _restore_table(table: dict[Any, Any], before: dict[Any, Any]) -> None:
+def _restore_table(table: dict[K, V], before: dict[K, V]) -> None:
     table.clear()
     table.update(before)
 
 
-def _truncate(items: list[Any], length: int) -> None:
+def _truncate(items: list[V], length: int) -> None:
     del items[length:]
 
 
-def _add_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+def _add_member(groups: dict[K, dict[V, None]], key: K, member: V) -> None:
     groups.setdefault(key, {})[member] = None
 
 
-def _drop_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+def _drop_member(groups: dict[K, dict[V, None]], key: K, member: V) -> None:
     members = groups.get(key, {})
     members.pop(member, None)
     if not members:

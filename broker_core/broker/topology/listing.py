@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker_core.admin import BindingInfo, ExchangeInfo
-from broker_core.broker.routing.exchange import Binding, Exchange
-from broker_core.broker.topology.topology import Topology
+from broker_core.broker.routing.exchange import Binding, Exchange, Q
+from broker_core.broker.topology.exchanges import Exchanges
 
 
-def exchange_rows(topology: Topology) -> list[ExchangeInfo]:
+def exchange_rows(topology: Exchanges[Q]) -> list[ExchangeInfo]:
     """Returns every exchange, by name."""
     return [
         ExchangeInfo(
@@ -28,7 +28,7 @@ def exchange_rows(topology: Topology) -> list[ExchangeInfo]:
     ]
 
 
-def bindings(topology: Topology) -> list[tuple[str, list[Binding]]]:
+def bindings(topology: Exchanges[Q]) -> list[tuple[str, list[Binding]]]:
     """Returns the bindings of each exchange, copied, so that they can be read without the lock."""
     return [(name, each.bindings) for name, each in topology.exchanges.items() if name]
 

@@ -1,43 +1,24 @@
-"""Exchanges, queues and bindings: declaring, binding, deleting, and automatic deletion (auto-delete,
-x-expires).
+"""Queues of one virtual host: declaring, binding, deleting, and automatic deletion (auto-delete, x-expires).
 
-Not here: messages. Every operation checks first, then changes memory and fills the change; codes and texts
-are RabbitMQ's.
-Invariant: every durable queue, durable exchange and binding between two durable ones has a record; nothing
-else has. An auto-delete exchange that has had a binding since the broker started has one now.
+Not here: exchanges and bindings (``exchanges.py``), messages. Every operation checks first, then changes
+memory and fills the change; codes and texts are RabbitMQ's.
+Invariant: every durable queue has a record; nothing else has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import pyarrow as pa
 
 from broker_core.address import VHOST
 from broker_core.broker.arguments import (
-    EXCHANGE_ARGUMENTS,
     check_arguments,
-    check_binding,
-    check_exchange_arguments,
     check_known,
     check_text,
     inequivalent,
     inequivalent_arguments,
 )
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.tally import Tally
-from broker_core.broker.routing.carbon_copy import Copies
-from broker_core.broker.routing.exchange import (
-    EXCHANGE_TYPES,
-    Binding,
-    DefaultExchange,
-    Destination,
-    Exchange,
-    Queues,
-    check_type,
-)
-from broker_core.broker.routing.routing import FREE, Held, Routed, find_exchange, route_column
+from broker_core.broker.routing.exchange import DefaultExchange
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ANY, Change
 from broker_core.broker.state.numbers import Numbers
@@ -49,92 +30,37 @@ from broker_core.broker.state.records import (
     ProgressRecord,
     QueueRecord,
 )
+from broker_core.broker.state.undo import Tally
 from broker_core.broker.topology import refusals
+from broker_core.broker.topology.exchanges import PREDECLARED as PREDECLARED
+from broker_core.broker.topology.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
+from broker_core.broker.topology.exchanges import Exchanges
 from broker_core.broker.topology.registry import Registry
 from broker_core.errors import (
-    AccessRefused,
     PreconditionFailed,
 )
 from broker_core.ids import CommitSequence, QueueId
 
-TRACE_EXCHANGE = "amq.rabbitmq.trace"
-PREDECLARED = {
-    "amq.direct": "direct",
-    "amq.fanout": "fanout",
-    "amq.topic": "topic",
-    "amq.headers": "headers",
-    "amq.match": "headers",
-    TRACE_EXCHANGE: "topic",
-}
-_RESERVED = "amq."
-_EACH = 64  # the records of so many bindings are dropped one by one; the catalog looks for those of more
 
-
-class Topology:
+class Topology(Exchanges[Queue]):
     """The names of one virtual host."""
 
     def __init__(
         self, blocks: Blocks, numbers: Numbers, vhost: str = VHOST, registry: Registry | None = None
     ) -> None:
-        self._undo = blocks.undo
+        self._registry = registry = Registry(blocks.undo) if registry is None else registry
+        # ``queues_by_id`` has those of all virtual hosts
+        super().__init__(blocks.undo, vhost, registry.routes, registry.stale_bindings, registry.by_id)
         self._blocks = blocks
         self._numbers = numbers
-        self._registry = registry = Registry(self._undo) if registry is None else registry
-        self.vhost = vhost
-        self.deleted = False
         self.max_queues = self.max_messages = -1
         self.tally = Tally(self._undo)  # of the messages in ``queues``
-        self.bound = Tally(self._undo)  # of the bytes of bindings
-        self.queues: dict[str, Queue] = {}
-        self.queues_by_id = registry.by_id  # of all virtual hosts
-        self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
         # auto-delete queues without their last consumer: the shell deletes them
         self.abandoned: list[Queue] = []
-        # exchange name -> exchanges with this alternate exchange
-        self._alternates: dict[str, dict[Exchange, None]] = {}
         self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
-        for name, kind in PREDECLARED.items():
-            self.add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self._undo))
 
     # -- looking up ------------------------------------------------------------------------------------------
-    def queue(self, name: str) -> Queue:
-        """Returns a queue. Raises QueueNotFound."""
-        queue = self.queues.get(name)
-        if queue is None:
-            raise refusals.no_queue(name, self.vhost)
-        return queue
-
-    def exchange(self, name: str) -> Exchange:
-        """Returns an exchange that a client may inspect or bind. Raises AccessRefused (the default exchange),
-        ExchangeNotFound.
-        """
-        if name == "":
-            raise refusals.default_exchange()
-        exchange = self.exchanges.get(name)
-        if exchange is None:
-            raise refusals.no_exchange(name, self.vhost)
-        return exchange
-
-    def route(self, exchange: str, routing_key: str, properties: bytes = b"") -> Queues:
-        """Returns the queues of one message. Raises ExchangeNotFound, AccessRefused (internal exchange)."""
-        return find_exchange(self.exchanges, exchange, self.vhost).route(routing_key, properties)
-
-    def route_copies(self, exchange: str, routing_key: str, properties: bytes) -> tuple[Queues, bytes]:
-        """Like ``route``, by the keys under CC and BCC too. Returns the properties to deliver as well. Raises
-        PreconditionFailed.
-        """
-        return find_exchange(self.exchanges, exchange, self.vhost).route_copies(routing_key, properties)
-
-    def route_column(self, exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
-        """Returns the queues of many messages, by their own keys. Each distinct key is routed once."""
-        return route_column(self.exchanges, exchange, routing_keys, properties, self.vhost)
-
-    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None, held: Held = FREE) -> Routed:
-        """Returns the queues of every row of a block of MESSAGE_SCHEMA. ``copies``: ``copies_of_rows``."""
-        columns = block.column("exchange"), block.column("routing_key"), block.column("properties")
-        return route_column(self.exchanges, *columns, self.vhost, copies, held)
-
     def shared(self, name: str, connection: object = None) -> Queue:
         """Returns a queue that a connection may see, or calls without one. Raises QueueNotFound (also for
         direct replies), ResourceLocked (exclusive).
@@ -178,123 +104,6 @@ class Topology:
         return list(self._exclusive.get(connection, ()))
 
     # -- exchanges -------------------------------------------------------------------------------------------
-    def declare_exchange(
-        self,
-        change: Change,
-        name: str,
-        type: str = "direct",
-        *,
-        durable: bool = True,
-        auto_delete: bool = False,
-        internal: bool = False,
-        arguments: dict[str, Any] | None = None,
-    ) -> Exchange:
-        """Declares an exchange. Raises CommandInvalid (unknown type), AccessRefused (reserved names),
-        PreconditionFailed (other properties, wrong argument).
-        """
-        check_type(type)
-        if name == "":
-            raise refusals.default_exchange()
-        self.require_there()
-        arguments, of = dict(arguments or {}), f"exchange '{name}' in vhost '{self.vhost}'"
-        existing = self.exchanges.get(name)
-        if existing is not None:
-            wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
-            inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments(of, arguments, existing.arguments, EXCHANGE_ARGUMENTS)
-            check_exchange_arguments(of, arguments)
-            return existing
-        check_text("the name of an exchange", name)
-        if name.startswith(_RESERVED):
-            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        check_exchange_arguments(of, arguments)
-        alternate = str(arguments.get("alternate-exchange"))
-        refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
-        exchange = EXCHANGE_TYPES[type](
-            name,
-            durable=durable,
-            auto_delete=auto_delete,
-            internal=internal,
-            arguments=arguments,
-            undo=self._undo,
-        )
-        self.add_exchange(exchange)
-        if durable:
-            change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments, self.vhost))
-        return exchange
-
-    def add_exchange(self, exchange: Exchange) -> None:
-        self._undo.item(self.exchanges, exchange.name)
-        self.exchanges[exchange.name] = exchange
-        exchange.room, exchange.stale_bindings = self._registry.routes, self._registry.stale_bindings
-        alternate = exchange.arguments.get("alternate-exchange")
-        if alternate is not None:
-            self._undo.enter(self._alternates, alternate, exchange)
-            exchange.divert(self.exchanges.get(alternate))
-        for other in self._alternates.get(exchange.name, ()):
-            other.divert(exchange)
-
-    def delete_exchange(self, change: Change, name: str, *, if_unused: bool = False) -> None:
-        """Deletes an exchange, if it exists. Raises AccessRefused (reserved names), PreconditionFailed (it
-        has bindings to others).
-        """
-        if name == "":
-            raise refusals.default_exchange()
-        if name.startswith(_RESERVED):
-            raise refusals.system_exchange(name, self.vhost)
-        exchange = self.exchanges.get(name)
-        if exchange is None:
-            return
-        if if_unused and exchange.bound:
-            bound = f"it has {exchange.size} bindings"
-            raise PreconditionFailed(f"exchange '{name}' in vhost '{self.vhost}' in use", bound)
-        self._remove_exchanges(change, [exchange])
-
-    def _remove_exchanges(self, change: Change, pending: list[Exchange]) -> None:
-        """Removes exchanges, and the auto-delete exchanges that lose their last binding by that."""
-        while pending:
-            exchange = pending.pop()
-            if self.exchanges.get(exchange.name) is not exchange:
-                continue
-            self._undo.item(self.exchanges, exchange.name)
-            del self.exchanges[exchange.name]
-            self._undo.attribute(exchange, "deleted")
-            exchange.deleted = True
-            if exchange.size <= _EACH:
-                self._drop_bindings(change, exchange, exchange.bindings)
-            elif exchange.durable:
-                for kind in (BindingRecord, ExchangeBindingRecord):
-                    change.drop(kind, (exchange.name, ANY, ANY, ANY, self.vhost))
-            self.bound.add(-exchange.size_bytes)
-            exchange.leave()
-            pending += self._unbind_everywhere(change, exchange)
-            exchange.divert(None)
-            alternate = exchange.arguments.get("alternate-exchange")
-            if alternate is not None:
-                self._undo.leave(self._alternates, alternate, exchange)
-            for other in self._alternates.get(exchange.name, ()):
-                other.divert(None)
-            if exchange.durable:
-                change.drop(ExchangeRecord, (exchange.name, self.vhost))
-
-    def _unbind_everywhere(self, change: Change, destination: Destination) -> list[Exchange]:
-        """Drops the bindings to a deleted destination. Returns the auto-delete exchanges that have none
-        left.
-        """
-        sources = list(destination.upstream)
-        self.bound.add(-sum(source.bytes_of(destination) for source in sources))
-        gone = {source: source.unbind_all(destination) for source in sources}
-        kind = BindingRecord if isinstance(destination, Queue) else ExchangeBindingRecord
-        if len(gone) > _EACH:
-            change.drop(kind, (ANY, destination.name, ANY, ANY, self.vhost))
-        else:
-            for source, bindings in gone.items():
-                if len(bindings) <= _EACH:
-                    self._drop_bindings(change, source, bindings)
-                elif _is_written(source, destination):
-                    change.drop(kind, (source.name, destination.name, ANY, ANY, self.vhost))
-        return [source for source, found in gone.items() if found and source.auto_delete and not source.bound]
-
     # -- queues ----------------------------------------------------------------------------------------------
     def declare_queue(
         self,
@@ -304,7 +113,7 @@ class Topology:
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         connection: object = None,
     ) -> Queue:
         """Declares a queue. Raises PreconditionFailed (other properties, wrong or unknown argument),
@@ -352,13 +161,9 @@ class Topology:
         return queue
 
     def add_queue(self, queue: Queue) -> None:
-        self._undo.item(self.queues, queue.name)
-        self._undo.item(self.queues_by_id, queue.queue_id)
         self._undo.item(self._leased, queue)
-        self.queues[queue.name] = queue
-        self.queues_by_id[queue.queue_id] = queue
+        super().add_queue(queue)
         self._registry.last_id = max(self._registry.last_id, queue.queue_id)
-        self.exchanges[""].changed()
         if queue.arguments.expires_ms is not None:
             self._leased[queue] = None
 
@@ -459,7 +264,7 @@ class Topology:
         queue: str,
         exchange: str,
         routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         *,
         connection: object = None,
     ) -> None:
@@ -469,47 +274,10 @@ class Topology:
         PreconditionFailed (arguments).
         """
         source = self.exchange(exchange)
-        self._bind(change, source, self.visible_to(queue, connection), routing_key, arguments or {})
-
-    def bind_exchange(
-        self,
-        change: Change,
-        destination: str,
-        source: str,
-        routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
-    ) -> None:
-        """Routes messages that match in ``source`` on to ``destination``; cycles are allowed.
-
-        Raises AccessRefused (default exchange), ExchangeNotFound, PreconditionFailed (arguments).
-        """
-        if destination == "":
-            raise refusals.default_exchange()
-        found = self.exchange(source)
-        self._bind(change, found, self.exchange(destination), routing_key, arguments or {})
-
-    def _bind(
-        self,
-        change: Change,
-        source: Exchange,
-        target: Destination,
-        routing_key: str,
-        arguments: dict[str, Any],
-    ) -> None:
-        check_text("a routing key", routing_key)
-        if isinstance(target, Queue) and target.replies:
-            raise refusals.no_queue(target.name, self.vhost)
-        kind = "queue" if isinstance(target, Queue) else "exchange"
-        check_binding(f"{kind} '{target.name}' in vhost '{self.vhost}'", arguments)
-        if not source.is_bound(target, routing_key, arguments):
-            sources = () if source in target.upstream else target.upstream
-            refusals.check_bindings(self.bound.total, sources, f"{kind} '{target.name}'", self.vhost)
-        before = source.bytes_of(target)
-        new = source.bind(target, routing_key, arguments)
-        self.bound.add(source.bytes_of(target) - before)
-        if new and _is_written(source, target):
-            of = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
-            change.put(of(source.name, target.name, routing_key, arguments, self.vhost))
+        target = self.visible_to(queue, connection)
+        if target.replies:
+            raise refusals.no_queue(queue, self.vhost)
+        self._bind(change, source, target, routing_key, arguments or {})
 
     def unbind(
         self,
@@ -517,7 +285,7 @@ class Topology:
         queue: str,
         exchange: str,
         routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
+        arguments: dict[str, object] | None = None,
         *,
         connection: object = None,
     ) -> None:
@@ -533,48 +301,7 @@ class Topology:
             refusals.check_exclusive(target, connection)
             self._unbind(change, source, target, routing_key, arguments or {})
 
-    def unbind_exchange(
-        self,
-        change: Change,
-        destination: str,
-        source: str,
-        routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
-    ) -> None:
-        """Like ``unbind``."""
-        if "" in (destination, source):
-            raise refusals.default_exchange()
-        found, target = self.exchanges.get(source), self.exchanges.get(destination)
-        if found is not None and target is not None:
-            self._unbind(change, found, target, routing_key, arguments or {})
-
-    def _unbind(
-        self,
-        change: Change,
-        source: Exchange,
-        target: Destination,
-        routing_key: str,
-        arguments: dict[str, Any],
-    ) -> None:
-        before = source.bytes_of(target)
-        if source.unbind(target, routing_key, arguments):
-            self.bound.add(source.bytes_of(target) - before)
-            self._drop_bindings(change, source, [Binding(target, routing_key, arguments)])
-            if source.auto_delete and not source.bound:
-                self._remove_exchanges(change, [source])
-
-    def _drop_bindings(self, change: Change, source: Exchange, bindings: Iterable[Binding]) -> None:
-        for target, routing_key, arguments in bindings:
-            if _is_written(source, target):
-                kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
-                change.drop(kind, (source.name, target.name, routing_key, arguments, self.vhost))
-
     # -- the virtual host ------------------------------------------------------------------------------------
-    def require_there(self) -> None:
-        """Raises NotAllowed once the virtual host is deleted: late work of its clients makes nothing."""
-        if self.deleted:
-            raise refusals.no_vhost(self.vhost)
-
     def delete_all(self, change: Change) -> None:
         """Deletes the virtual host's names at once, also those in use. Its queues are ``ending`` then."""
         for name in ("deleted", "exchanges", "queues", "abandoned", "_leased", "_exclusive", "_alternates"):
@@ -615,7 +342,3 @@ def _restore_queues(by_id: dict[QueueId, Queue], queues: Iterable[Queue]) -> Non
     for queue in queues:
         queue.deleted = False
         by_id[queue.queue_id] = queue
-
-
-def _is_written(source: Exchange, target: Destination) -> bool:
-    return source.durable and (target.written if isinstance(target, Queue) else target.durable)

@@ -17,13 +17,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import TypeVar
 
 from broker_core.broker.access.own_id import name_in
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord, Record
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError, UnknownOutcome
+
+R = TypeVar("R", OutcomeRecord, ChannelCommitRecord)
 
 # forgotten together, so that not every commit writes the horizon
 BLOCK = 1_000
@@ -108,14 +110,14 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
                 "if it began later it was not committed, ask with `since`; else look for what it was to do",
             )
 
-    def _forget(self, change: Change, kind: str, table: OrderedDict[str, Any], now: int) -> None:
+    def _forget(self, change: Change, kind: str, table: OrderedDict[str, R], now: int) -> None:
         """Forgets the oldest, a block at a time: surplus ones, and those that are past their age."""
         count, age_us = self.kept.count, int(self.kept.age_s * 1_000_000)
-        oldest: OutcomeRecord | ChannelCommitRecord = next(iter(table.values()))
+        oldest = next(iter(table.values()))
         surplus = len(table) - count
         if surplus < min(BLOCK, count) and oldest.decided_at >= now - age_us - age_us // 24:
             return
-        gone: list[Any] = []
+        gone: list[R] = []
         for record in table.values():
             if len(gone) == BLOCK or (len(gone) >= surplus and record.decided_at >= now - age_us):
                 break
@@ -133,7 +135,7 @@ def _key(record: Record) -> str:
     return str(record.key[0])
 
 
-def _put_first(table: OrderedDict[str, Any], records: list[Any]) -> None:
+def _put_first(table: OrderedDict[str, R], records: list[R]) -> None:
     for record in reversed(records):
         table[_key(record)] = record
         table.move_to_end(_key(record), last=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.queue import Queues
 from broker_core.message.message import Message
 
 

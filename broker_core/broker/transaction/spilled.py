@@ -49,7 +49,7 @@ class Spilled(NamedTuple):
     mandatory: bytes = b""
     sizes: npt.NDArray[np.uint32] | None = None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Returns the record for the catalog, as JSON."""
         return {
             "block": [self.block_id, self.rows, self.size_bytes, self.expiring],

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from broker_core.broker.queue import Queue
-from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.routing.routing import RowSelection
 from broker_core.broker.state.block import EXPIRATION
 from broker_core.broker.state.records import PreparedRecord
@@ -97,6 +96,9 @@ class Consumed(NamedTuple):
     end: int
 
 
+MANY_REJECTS = 1_024  # of messages that have a dead-letter exchange
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one transaction (decision 18), and of the body of one message. None: no limit."""
@@ -163,6 +165,18 @@ class Transaction:
     def __bool__(self) -> bool:
         """Returns whether there is anything to commit."""
         return bool(self.publishes or self.settles or self.spilled)
+
+    @property
+    def rejects_many(self) -> bool:
+        """Returns whether its commit would make many dead letters, so that they are written before it."""
+        settles = self.settles
+        return (
+            len(settles) >= MANY_REJECTS
+            and sum(
+                1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters
+            )
+            >= MANY_REJECTS
+        )
 
     def publish(self, message: Message, queues: Queues, mandatory: bool = False) -> None:
         """Adds a publish. Raises TransactionTooLarge, with nothing added."""
@@ -284,7 +298,7 @@ class Transaction:
         """Returns the record of a prepared transaction. ``routes`` starts with one object for each spilled
         block, then has a list of queue ids for each publish.
         """
-        routes: list[Any] = [spilled.record() for spilled in self.spilled]
+        routes: list[object] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
         publishes = _to_ipc([publish.message for publish in self.publishes])

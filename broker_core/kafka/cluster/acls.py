@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core import errors
 from broker_core.admin import NOBODY
@@ -22,7 +22,7 @@ TOPIC, TRANSACTIONAL_ID, GROUP, CLUSTER = "topic", "transactional-id", "group", 
 READ, WRITE, CREATE, DELETE, ALTER = "Read", "Write", "Create", "Delete", "Alter"
 DESCRIBE, DESCRIBE_CONFIGS = "Describe", "DescribeConfigs"
 
-Kind = type[port.Request[Any]]
+Kind = type[port.AnyRequest]
 
 # Kafka protocol guide and KafkaApis: what a broker authorizes before it answers
 NEEDED: Mapping[Kind, Mapping[str, str]] = {
@@ -94,7 +94,7 @@ def operations_of(requests: Iterable[Kind], kind: str) -> tuple[str, ...]:
 
 
 def error(
-    request: port.Request[Any], code: Code, what: str, *, topic: str = "", message: str | None = None
+    request: port.AnyRequest, code: Code, what: str, *, topic: str = "", message: str | None = None
 ) -> errors.TxmqError:
     """Returns our error for a final answer to ``request``; ``what`` is the thing it is about, and ``topic``
     the topic where it is about one.
@@ -114,7 +114,7 @@ def error(
     )
 
 
-def _name(request: port.Request[Any], kind: str, topic: str) -> str:
+def _name(request: port.AnyRequest, kind: str, topic: str) -> str:
     if kind == TOPIC:
         return topic
     if kind == CLUSTER:

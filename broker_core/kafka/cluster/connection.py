@@ -136,7 +136,7 @@ class NodeConnection:
         if len(frame) > SMALL:
             # a node that waits for us to take its answer does not read on: both would wait for ever
             self._drain()
-        pending: _Sent[Any] = _Sent(self, message, self._correlation, timeout_s)
+        pending: _Sent[object] = _Sent(self, message, self._correlation, timeout_s)
         if self.broken:
             raise errors.ConnectionFailed(f"the connection to {self.node} is closed")
         with self._state:

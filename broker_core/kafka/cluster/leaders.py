@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from broker_core import errors
 from broker_core.kafka.cluster import acls
 from broker_core.kafka.cluster.cluster import Cluster, Coded
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import BUSY, MOVED, UNCLEAR, Code
-from broker_core.kafka.protocol.port import NodeAddress, Request, TopicPartition, Unanswered
+from broker_core.kafka.protocol.port import AnyRequest, NodeAddress, Request, TopicPartition, Unanswered
 
 V = TypeVar("V")
 C = TypeVar("C", bound=Coded)
@@ -151,7 +151,7 @@ class Leaders:
         return found
 
     def _refused(
-        self, log: TopicPartition, request: Request[Any], answer: Coded, repeat: bool, moved: bool
+        self, log: TopicPartition, request: AnyRequest, answer: Coded, repeat: bool, moved: bool
     ) -> errors.TxmqError:
         """The error of an answer that another try may better; raises it where none does."""
         message = getattr(answer, "message", None)

@@ -13,7 +13,7 @@ ones, and never all records of the newest change: before a void record a reader 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,10 +38,10 @@ class PositionRecord(Record):
     app_id: str
     queue: str
     topic_id: str
-    acked: dict[str, Any]  # log -> first offset that is not acknowledged
+    acked: dict[str, int]  # log -> first offset that is not acknowledged
 
 
-Key = tuple[type[Record], tuple[Any, ...]]
+Key = tuple[type[Record], tuple[object, ...]]
 
 KINDS: dict[str, type[Record]] = {
     kind.TABLE: kind for kind in (ClaimRecord, OriginRecord, ReadRecord, ReleaseNoteRecord, PositionRecord)
@@ -57,7 +57,7 @@ class Proposal:
     def put(self, record: Record) -> None:
         self.records.append(record)
 
-    def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
+    def drop(self, kind: type[Record], key: tuple[object, ...]) -> None:
         self.records.append((kind, key))
 
 
@@ -69,13 +69,13 @@ class History:
         self._undo = Undo()
         self.claims = Claims(undo=self._undo)
         self.positions: dict[str, PositionRecord] = {}  # by queue
-        self.facts: dict[str, Any] = {}  # by key; without the reads
+        self.facts: dict[str, object] = {}  # by key; without the reads
         self.version = 0  # of the newest accepted change
         self._newest = ""  # its id
         self._drops: list[str] = []  # the keys of its drops
         self._held: dict[str, Record] = {}  # by key: what holds now
         self._keys: dict[Key, str] = {}  # of what changes have put
-        self._reads: dict[tuple[Any, ...], list[str]] = {}  # keys of facts by the key of their record
+        self._reads: dict[tuple[object, ...], list[str]] = {}  # keys of facts by the key of their record
         self._void: dict[str, None] = {}  # keys without a tombstone, oldest first
         self._stale: dict[str, None] = {}  # as above: of accepted records that hold no more
 
@@ -100,7 +100,7 @@ class History:
         self._undo.begin()  # nothing of this is taken back
         return accepted
 
-    def _accepts(self, key: str, found: Any) -> bool:
+    def _accepts(self, key: str, found: object) -> bool:
         if not isinstance(found, dict) or not isinstance(found.get("version"), int):
             raise _other_version(f"a change {found!r}")
         change = key.removeprefix(CHANGE).partition("/")[0]
@@ -116,7 +116,7 @@ class History:
         self._drops = []
         return True
 
-    def _take(self, key: str, found: Any) -> None:
+    def _take(self, key: str, found: Mapping[str, Any]) -> None:
         if "drop" in found:
             self._supersede(found["drop"])
             self._drops.append(key)
@@ -134,7 +134,7 @@ class History:
         self._keys[natural] = key
         self._hold(key, record)
 
-    def _fact(self, key: str, value: Any) -> None:
+    def _fact(self, key: str, value: object) -> None:
         if not key.startswith(READ):
             self.facts[key] = value
         elif key not in self._held:
@@ -199,7 +199,7 @@ class History:
         own: dict[Key, str] = {}
         for record in proposal.records:
             key = f"{CHANGE}{change_id}/{len(found)}"
-            value: dict[str, Any] = {"version": self.version + 1}
+            value: dict[str, object] = {"version": self.version + 1}
             if isinstance(record, Record):
                 value["put"] = [record.TABLE, fields_of(record)]
                 own[(type(record), record.key)] = key

@@ -14,10 +14,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from broker_core import failpoint
-from broker_core.broker.state.records import ReadRecord
+from broker_core.broker.state.records import ReadRecord, canonical
 from broker_core.engine import Ranges
 from broker_core.kafka import names
 from broker_core.kafka.cluster.backoff import Backoff
@@ -27,7 +27,6 @@ from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, replay
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims.claim import Claims
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ class Journal:
             return dict(self._history.positions)
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         """By key, without the reads."""
         with self._lock:
             return dict(self._history.facts)
@@ -157,7 +156,7 @@ class Journal:
             patience.wait(lost)  # it may still come, and is void then
         return won
 
-    def note(self, facts: Mapping[str, Any]) -> None:
+    def note(self, facts: Mapping[str, object]) -> None:
         """Records facts; returns when they are durable. What this process has written or read already is not
         written again.
         """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker_core import errors
-from broker_core.kafka.protocol.library import ApiVersionsRequest
+from broker_core.kafka.protocol.library import Answer, ApiVersionsRequest
 from broker_core.kafka.protocol.port import NodeAddress
 
 CLIENT_ID = "txmq"
@@ -29,8 +29,8 @@ class RequestCodec:
     api: Any
     low: int
     high: int
-    fields: Mapping[str, Any]
-    read: Callable[[Any], Any]
+    fields: Mapping[str, object]
+    read: Callable[[Answer], Any]
 
     @property
     def key(self) -> int:

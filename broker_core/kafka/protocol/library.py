@@ -6,6 +6,8 @@ Invariant: nothing of kafka-python is known outside ``frame.py``, ``request_code
 can be replaced there.
 """
 
+from typing import Any
+
 from kafka.errors import KafkaError as LibraryError
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -28,9 +30,12 @@ from kafka.protocol.producer import (
 )
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+Answer = Any  # a response, or a part of one: the package has no types
+
 __all__ = [
     "AbstractTokenProvider",
     "AddPartitionsToTxnRequest",
+    "Answer",
     "ApiVersionsRequest",
     "CreatePartitionsRequest",
     "CreateTopicsRequest",

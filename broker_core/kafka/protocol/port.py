@@ -14,7 +14,7 @@ import enum
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from broker_core import errors
 from broker_core.kafka.protocol.codes import Code
@@ -63,6 +63,9 @@ class Request(Generic[A]):
     """What is asked of one node; ``A`` is its answer."""
 
     __slots__ = ()
+
+
+AnyRequest = Request[Any]
 
 
 class Pending(Protocol[A_co]):

@@ -15,6 +15,7 @@ from broker_core.kafka.protocol.codes import Code, error_of
 from broker_core.kafka.protocol.frame import CLIENT_ID, RequestCodec
 from broker_core.kafka.protocol.library import (
     AddPartitionsToTxnRequest,
+    Answer,
     ApiVersionsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -41,7 +42,7 @@ _TOPIC = 2  # the type of a resource whose configs are described
 T = TypeVar("T")
 
 
-def codec_of(request: port.Request[Any]) -> RequestCodec:
+def codec_of(request: port.AnyRequest) -> RequestCodec:
     """Raises KeyError for a request that the port does not have."""
     make: Callable[[Any], RequestCodec] = _FORMS[type(request)]
     return make(request)
@@ -62,7 +63,7 @@ def _partitions(logs: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def _features(_: port.ApiVersions) -> RequestCodec:
-    def read(answer: Any) -> port.ApiVersionsAnswer:
+    def read(answer: Answer) -> port.ApiVersionsAnswer:
         if answer.error_code:
             raise error_of(Code(answer.error_code), "the request ApiVersions")
         versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
@@ -79,10 +80,10 @@ def _metadata(request: port.Metadata) -> RequestCodec:
     topic = MetadataRequest.MetadataRequestTopic
     topics = None if request.topics is None else [topic(topic_id=NO_ID, name=name) for name in request.topics]
 
-    def partition(each: Any) -> port.PartitionMetadata:
+    def partition(each: Answer) -> port.PartitionMetadata:
         return port.PartitionMetadata(Code(each.error_code), each.leader_id, each.leader_epoch)
 
-    def read(answer: Any) -> port.MetadataAnswer:
+    def read(answer: Answer) -> port.MetadataAnswer:
         return port.MetadataAnswer(
             {each.node_id: NodeAddress(each.host, each.port) for each in answer.brokers},
             answer.controller_id,
@@ -106,7 +107,7 @@ def _metadata(request: port.Metadata) -> RequestCodec:
 
 
 def _find_coordinator(request: port.FindCoordinator) -> RequestCodec:
-    def read(answer: Any) -> port.CoordinatorAnswer:
+    def read(answer: Answer) -> port.CoordinatorAnswer:
         code = Code(answer.error_code)
         return port.CoordinatorAnswer(code, None if code else NodeAddress(answer.host, answer.port))
 
@@ -133,7 +134,7 @@ def _list_offsets(request: port.ListOffsets) -> RequestCodec:
         for name, found in _by_topic(request.timestamps).items()
     ]
 
-    def read(answer: Any) -> dict[TopicPartition, port.OffsetAnswer]:
+    def read(answer: Answer) -> dict[TopicPartition, port.OffsetAnswer]:
         return {
             TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
                 Code(part.error_code), part.offset
@@ -175,7 +176,7 @@ def _fetch(request: port.Fetch) -> RequestCodec:
     ]
     names = {id: name for name, id in ids.items()} if ids else {}
 
-    def read(answer: Any) -> dict[TopicPartition, port.Fetched]:
+    def read(answer: Answer) -> dict[TopicPartition, port.Fetched]:
         if answer.error_code:
             return {log: port.Fetched(Code(answer.error_code), -1, -1, -1) for log in request.offsets}
         return {
@@ -220,7 +221,7 @@ def _produce(request: port.Produce) -> RequestCodec:
         for name, found in _by_topic(request.batches).items()
     ]
 
-    def read(answer: Any) -> dict[TopicPartition, port.Produced]:
+    def read(answer: Answer) -> dict[TopicPartition, port.Produced]:
         return {
             TopicPartition(each.name, part.index): port.Produced(
                 Code(part.error_code), part.base_offset, part.error_message
@@ -252,7 +253,7 @@ def _delete_records(request: port.DeleteRecords) -> RequestCodec:
         for name, found in _by_topic(request.before).items()
     ]
 
-    def read(answer: Any) -> dict[TopicPartition, port.OffsetAnswer]:
+    def read(answer: Answer) -> dict[TopicPartition, port.OffsetAnswer]:
         return {
             TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
                 Code(part.error_code), part.low_watermark
@@ -279,7 +280,7 @@ def _init_producer(request: port.InitProducer) -> RequestCodec:
     return RequestCodec(InitProducerIdRequest, 3, 5, fields, _read_producer)
 
 
-def _read_producer(answer: Any) -> port.ProducerAnswer:
+def _read_producer(answer: Answer) -> port.ProducerAnswer:
     return port.ProducerAnswer(Code(answer.error_code), Producer(answer.producer_id, answer.producer_epoch))
 
 
@@ -294,7 +295,7 @@ def _add_partitions(request: port.AddPartitions) -> RequestCodec:
         ],
     }
 
-    def read(answer: Any) -> dict[TopicPartition, Code]:
+    def read(answer: Answer) -> dict[TopicPartition, Code]:
         return {
             TopicPartition(each.name, part.partition_index): Code(part.partition_error_code)
             for each in answer.results_by_topic_v3_and_below
@@ -323,7 +324,7 @@ def _end_transaction(request: port.EndTransaction) -> RequestCodec:
 
 
 def _describe_transaction(request: port.DescribeTransaction) -> RequestCodec:
-    def read(answer: Any) -> port.TransactionAnswer:
+    def read(answer: Answer) -> port.TransactionAnswer:
         (found,) = answer.transaction_states
         logs = frozenset(
             TopicPartition(each.topic, number) for each in found.topics for number in each.partitions
@@ -339,7 +340,7 @@ def _describe_transaction(request: port.DescribeTransaction) -> RequestCodec:
 # -- topics and groups ---------------------------------------------------------------------------------------
 
 
-def _outcome(found: Iterable[Any]) -> port.Outcome:
+def _outcome(found: Iterable[Answer]) -> port.Outcome:
     (one,) = found
     return port.Outcome(Code(one.error_code), one.error_message)
 
@@ -378,7 +379,7 @@ def _describe_topic(request: port.DescribeTopic) -> RequestCodec:
         resource_type=_TOPIC, resource_name=request.name, configuration_keys=keys
     )
 
-    def read(answer: Any) -> port.ConfigsAnswer:
+    def read(answer: Answer) -> port.ConfigsAnswer:
         (found,) = answer.results
         return port.ConfigsAnswer(
             Code(found.error_code), {each.name: each.value for each in found.configs}, found.error_message
@@ -392,7 +393,7 @@ def _log_sizes(request: port.LogSizes) -> RequestCodec:
     topic = DescribeLogDirsRequest.DescribableLogDirTopic
     topics = [topic(topic=name, partitions=numbers) for name, numbers in _partitions(request.logs).items()]
 
-    def read(answer: Any) -> dict[TopicPartition, port.SizeAnswer]:
+    def read(answer: Answer) -> dict[TopicPartition, port.SizeAnswer]:
         # without the permission the answer has no directories; version 2 has no error code for that
         refused = Code(answer.error_code) if answer.results else Code.CLUSTER_AUTHORIZATION_FAILED
         if refused:
@@ -416,7 +417,7 @@ def _log_sizes(request: port.LogSizes) -> RequestCodec:
 def _commit_offsets(request: port.CommitOffsets) -> RequestCodec:
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
 
-    def committed(number: int, offset: int) -> Any:
+    def committed(number: int, offset: int) -> object:
         return topic.OffsetCommitRequestPartition(
             partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
         )
@@ -426,7 +427,7 @@ def _commit_offsets(request: port.CommitOffsets) -> RequestCodec:
         for name, found in _by_topic(request.offsets).items()
     ]
 
-    def read(answer: Any) -> dict[TopicPartition, Code]:
+    def read(answer: Answer) -> dict[TopicPartition, Code]:
         return {
             TopicPartition(each.name, part.partition_index): Code(part.error_code)
             for each in answer.topics
@@ -449,7 +450,7 @@ def _group_offsets(request: port.GroupOffsets) -> RequestCodec:
         topic(name=name, partition_indexes=numbers) for name, numbers in _partitions(request.logs).items()
     ]
 
-    def read(answer: Any) -> dict[TopicPartition, port.OffsetAnswer]:
+    def read(answer: Answer) -> dict[TopicPartition, port.OffsetAnswer]:
         if answer.error_code:
             return {log: port.OffsetAnswer(Code(answer.error_code), -1) for log in request.logs}
         return {
@@ -465,7 +466,7 @@ def _group_offsets(request: port.GroupOffsets) -> RequestCodec:
     )
 
 
-_FORMS: dict[type[port.Request[Any]], Callable[[Any], RequestCodec]] = {
+_FORMS: dict[type[port.AnyRequest], Callable[[Any], RequestCodec]] = {
     port.ApiVersions: _features,
     port.Metadata: _metadata,
     port.FindCoordinator: _find_coordinator,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker_core import errors
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.frame import RequestCodec
 from broker_core.kafka.protocol.library import (
     AbstractTokenProvider,
+    Answer,
     LibraryError,
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
@@ -102,14 +102,14 @@ class Challenge:
 
 
 def handshake(mechanism: str) -> RequestCodec:
-    def read(answer: Any) -> tuple[Code, list[str]]:
+    def read(answer: Answer) -> tuple[Code, list[str]]:
         return Code(answer.error_code), list(answer.mechanisms)
 
     return RequestCodec(SaslHandshakeRequest, 1, 1, {"mechanism": mechanism}, read)
 
 
 def authenticate(data: bytes) -> RequestCodec:
-    def read(answer: Any) -> Challenge:
+    def read(answer: Answer) -> Challenge:
         return Challenge(
             Code(answer.error_code),
             answer.error_message,

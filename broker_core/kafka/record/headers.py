@@ -69,7 +69,7 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
         value = getattr(known, name)
         if value is not None:
             pairs.append((header, str(value).encode()))
-    types: dict[str, Any] = {}
+    types: dict[str, object] = {}
     for name, raw in raw_headers(properties).items():
         if name.startswith(PREFIX):
             raise OptionError(
@@ -126,7 +126,7 @@ def _property(found: dict[str, bytes | None], header: str, name: str) -> str | i
     return int(value)
 
 
-def _types(found: dict[str, bytes | None]) -> dict[str, Any]:
+def _types(found: dict[str, bytes | None]) -> dict[str, object]:
     """Removes the header TYPES and returns what it says; leaves it where txmq did not write it."""
     try:
         types = json.loads(found.get(TYPES) or b"")
@@ -185,7 +185,7 @@ def _described(reader: FieldReader) -> tuple[Any, Any]:
     return (str(value) if kind == "D" else value), kind
 
 
-def _read(value: bytes | None, kind: Any) -> bytes:
+def _read(value: bytes | None, kind: object) -> bytes:
     """The value as AMQP has it, its type in front; as text or bytes where it is not of the type."""
     if value is None:
         return b"V"

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from broker_core import errors
 from broker_core.broker.state.records import LedgerRecord
@@ -169,7 +169,7 @@ class Decider:
         won: Sequence[NamedBranch],
         ranges: dict[str, list[int]],
     ) -> LedgerRecord:
-        to_apply: list[list[Any]] = [
+        to_apply: list[list[object]] = [
             [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
             for each in won
             if each.receipt.kind != "publish"

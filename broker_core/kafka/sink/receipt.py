@@ -12,7 +12,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.errors import LineageConflict, MissingBranch, OptionError
@@ -60,7 +60,7 @@ class Receipt:
     token: str
     identity: tuple[str, str, int]  # app, query, batch
     kind: BranchKind
-    target: Mapping[str, Any]
+    target: Mapping[str, object]
     place: BranchPlace
     records: int
     size_bytes: int

@@ -191,8 +191,8 @@ class KafkaSink:
     ) -> int:
         return batch_writes.commit(self._client, token, branches, on_unroutable=on_unroutable)
 
-    def rollback_batch(self, token: str) -> None:
-        """Staged rows have no effect unless they are named, so there is nothing to drop."""
+    def rollback_batch(self, token: str, *, of: str | None = None) -> None:
+        """Staged rows have no effect unless they are named, so nothing is dropped."""
         if batch_writes.is_committed(self._client, token):
             raise errors.BatchDecided(
                 f"batch write {token} is committed and cannot be rolled back; an answer was lost on the way, "

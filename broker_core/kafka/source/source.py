@@ -49,7 +49,7 @@ WAIT_SLICE_S = 0.1  # how late a second leader is asked while the first one has 
 WAIT_LANE = "wait"
 
 
-class Source:
+class KafkaSource:
     """In one process. Threads may share it."""
 
     def __init__(self, client: Client, consumed: Consumed) -> None:

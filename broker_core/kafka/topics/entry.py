@@ -10,11 +10,9 @@ last one.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,18 +20,18 @@ import pyarrow as pa
 
 from broker_core import errors
 from broker_core.address import VHOST
-from broker_core.broker.state.records import RECORDS, Record
+from broker_core.broker.state.records import RECORDS, Record, canonical
+from broker_core.broker.state.records import parse as canonical_parse
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
-from broker_core.kafka.record.decode import decode
+from broker_core.kafka.record.decode import Records, decode
 from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
 from broker_core.kafka.record.encode import encode, encode_headers
 
 _KINDS: dict[str, type[Record]] = {kind.TABLE: kind for kind in RECORDS}
 _VHOST = "vhost"
 LARGE = 64 << 10  # bytes of a batch
-_DECIMAL, _BYTES = "\0decimal", "\0bytes"  # what AMQP has and JSON has not
 
 
 def now_ms() -> int:
@@ -65,7 +63,7 @@ def put(record: Record) -> Entry:
     return Entry(key_text(type(record), record.key), dumps(fields_of(record)))
 
 
-def drop(kind: type[Record], key: Sequence[Any]) -> Entry:
+def drop(kind: type[Record], key: Sequence[object]) -> Entry:
     return Entry(key_text(kind, key), None)
 
 
@@ -74,7 +72,7 @@ def parse(key: bytes | str, value: bytes | str) -> Record:
     return record_of(parse_key(key)[0], loads(value))
 
 
-def key_text(kind: type[Record], key: Sequence[Any]) -> str:
+def key_text(kind: type[Record], key: Sequence[object]) -> str:
     stored = [value for name, value in zip(kind.KEY, key, strict=True) if name != _VHOST]
     return dumps([kind.TABLE, *stored])
 
@@ -96,7 +94,7 @@ def kind_of(table: str) -> type[Record]:
     return _KINDS[table]
 
 
-def fields_of(record: Record) -> dict[str, Any]:
+def fields_of(record: Record) -> dict[str, object]:
     return {name: getattr(record, name) for name in record.columns() if name != _VHOST}
 
 
@@ -111,7 +109,7 @@ def record_of(kind: type[Record], values: Any) -> Record:
 def dumps(value: object) -> str:
     """Returns one text for equal values. Raises OptionError for a value that has no JSON."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
+        return canonical(value)
     except (TypeError, ValueError) as error:
         raise errors.OptionError(f"{value!r} cannot be stored on Kafka: {error}") from None
 
@@ -119,30 +117,12 @@ def dumps(value: object) -> str:
 def loads(text: bytes | str) -> Any:
     """Raises KafkaError for a text that is no JSON."""
     try:
-        return json.loads(text, object_hook=_untagged)
+        return canonical_parse(text if isinstance(text, str) else text.decode())
     except ValueError as error:
         raise errors.KafkaError(
             f"a topic of txmq has a record that is not JSON ({error}): {text[:100]!r}",
             "nothing else may write to it: revoke the ACL of the other writer",
         ) from None
-
-
-def _tagged(value: Any) -> Mapping[str, str]:
-    if isinstance(value, Decimal):
-        return {_DECIMAL: str(value)}
-    if isinstance(value, bytes):
-        return {_BYTES: value.hex()}
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _untagged(found: dict[str, Any]) -> Any:
-    if len(found) == 1:
-        ((tag, value),) = found.items()
-        if tag == _DECIMAL:
-            return Decimal(value)
-        if tag == _BYTES:
-            return bytes.fromhex(value)
-    return found
 
 
 def _other_version(what: str) -> errors.KafkaError:
@@ -202,7 +182,7 @@ def replay(
             patience.renew()
 
 
-def _rows(records: Any) -> Iterator[Row]:
+def _rows(records: Records) -> Iterator[Row]:
     count = len(records)
     nothing: Iterable[None] = [None] * count
     keys = nothing if records.keys is None else records.keys.to_pylist()

@@ -2,7 +2,7 @@
 
 A queue is a topic, so it exists without a record here. Exchanges and bindings are records of
 ``_txmq.topology``, and every process that publishes replays them.
-Not here: the rules (``broker/topology/topology.py``, ``broker/routing/exchange.py``,
+Not here: the rules (``broker/topology/exchanges.py``, ``broker/routing/exchange.py``,
 ``broker/routing/routing.py``), encoding.
 Invariant: what is routed was routed by the bindings that were written when it was asked for (``refresh``).
 """
@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core import errors
-from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import Copies
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES
+from broker_core.broker.routing.exchange import EXCHANGE_TYPES, Exchange
 from broker_core.broker.routing.routing import Routed, is_alike
-from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ANY, Change, Drop
-from broker_core.broker.state.numbers import Numbers
 from broker_core.broker.state.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
-from broker_core.broker.topology.topology import Topology as Rules
+from broker_core.broker.state.undo import Undo
+from broker_core.broker.topology.exchanges import Exchanges
 from broker_core.ids import QueueId
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
@@ -34,6 +33,20 @@ from broker_core.kafka.topics import entry, topics
 from broker_core.kafka.topics.entry import now_ms
 
 _USUAL_LARGEST = 1_048_588  # Kafka's default of max.message.bytes, where this user may not ask
+
+
+@dataclass(eq=False, slots=True)
+class RoutedTopic:
+    """A topic as routing sees a queue. One that is deleted leaves with its bindings (``target``)."""
+
+    queue_id: QueueId
+    name: str
+    written: bool = True
+    deleted: bool = False
+    upstream: dict[Exchange[RoutedTopic], None] = field(default_factory=dict)
+
+
+Rules = Exchanges[RoutedTopic]
 
 
 class Target(NamedTuple):
@@ -155,8 +168,7 @@ class ClusterTopology:
 
 def _rules(records: Iterable[Record]) -> Rules:
     """Returns exchanges and bindings as the records say. A binding to what is gone is left out."""
-    blocks = Blocks(_no_block, _no_block)
-    rules = Rules(blocks, Numbers(blocks.undo))
+    rules = Rules(Undo())
     found = list(records)
     for record in found:
         if isinstance(record, ExchangeRecord) and record.type in EXCHANGE_TYPES:
@@ -181,13 +193,9 @@ def _rules(records: Iterable[Record]) -> Rules:
     return rules
 
 
-def _add_queue(rules: Rules, name: str) -> Queue:
-    queue = rules.queues.get(name)
-    if queue is None:
-        queue = Queue(QueueId(len(rules.queues) + 1), name, Blocks(_no_block, _no_block))
-        rules.add_queue(queue)
-    return queue
-
-
-def _no_block(*_: object) -> pa.RecordBatch:
-    raise AssertionError("a queue on Kafka has no blocks")
+def _add_queue(rules: Rules, name: str) -> RoutedTopic:
+    known = rules.queues.get(name)
+    if known is None:
+        known = RoutedTopic(QueueId(len(rules.queues) + 1), name)
+        rules.add_queue(known)
+    return known

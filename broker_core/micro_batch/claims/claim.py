@@ -20,11 +20,11 @@ from broker_core.broker.state.records import (
     OriginRecord,
     ReadRecord,
     ReleaseNoteRecord,
+    canonical,
 )
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released

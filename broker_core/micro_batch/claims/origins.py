@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from broker_core.address import VHOST
-from broker_core.broker.state.records import ClaimRecord, OriginRecord
+from broker_core.broker.state.records import ClaimRecord, OriginRecord, canonical
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
 from broker_core.errors import LineageConflict
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.sink import RecordSink
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from broker_core.address import VHOST
-from broker_core.broker.state.records import LedgerRecord, ReadRecord
+from broker_core.broker.state.records import LedgerRecord, ReadRecord, canonical
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import Ranges
 from broker_core.errors import LineageConflict, OptionError
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.sink import RecordSink
 
 ReleaseText = Callable[[str, Collection[str]], str]
@@ -121,7 +119,7 @@ class Reads:
         """
         if not query_id or self.already(app_id, query_id, batch_id, ranges):
             return
-        wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
+        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
         newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted, self._vhost)
         self.apply(newest)
         sink.put(newest)

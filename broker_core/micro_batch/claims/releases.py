@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from broker_core.address import VHOST
-from broker_core.broker.state.records import ReleaseNoteRecord
+from broker_core.broker.state.records import ReleaseNoteRecord, canonical
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import PreconditionFailed
-from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.sink import RecordSink
 

@@ -210,7 +210,7 @@ class Accounts:
         return found
 
     def import_definitions(
-        self, definitions: dict[str, Any], vhost: str = VHOST, check: bool = False
+        self, definitions: dict[str, object], vhost: str = VHOST, check: bool = False
     ) -> Imported:
         """Makes true what definitions of RabbitMQ or txmq say, all or nothing. ``vhost``: of what names none.
         ``check``: only says what would be done. Raises OptionError, PreconditionFailed, ...

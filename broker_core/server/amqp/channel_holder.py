@@ -14,10 +14,8 @@ _LONGEST = 255  # characters of what a client calls itself
 def channel_holder(connection: ClientConnection, number: int, now_us: int) -> ChannelHolder:
     """Of channel ``number``. RabbitMQ names connections and channels in the same way."""
     properties = connection.protocol.client_properties
-    name = next(
-        (properties[key] for key in ("connection_name", "product") if isinstance(properties.get(key), str)),
-        "",
-    )
+    found = map(properties.get, ("connection_name", "product"))
+    name = next((each for each in found if isinstance(each, str)), "")
     return ChannelHolder(
         f"{connection.name} ({number})",
         "amqp",

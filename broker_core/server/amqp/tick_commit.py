@@ -23,7 +23,6 @@ from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
 from broker_core.node.committer import Look
-from broker_core.node.dead_letter_batch import is_worth_it
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.commit_queue import CommitQueue
@@ -97,7 +96,7 @@ class TickCommit:
             return
         publishes = transaction.messages if session.channel.confirming else 0
         answer = partial(self._answer, transaction, self.published - publishes, publishes)
-        pieces = deque(transaction.pieces(REJECTS) if is_worth_it(transaction) else (transaction,))
+        pieces = deque(transaction.pieces(REJECTS) if transaction.rejects_many else (transaction,))
         self._commit(pieces, answer)
 
     def _commit(self, pieces: deque[Transaction], answer: Answer) -> None:

@@ -7,7 +7,6 @@ Not here: logins (``access/logins.py``), the file (``access/audit.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from broker_core.broker.topology.virtual_hosts import LIMITS
 from broker_core.errors import TxmqError
@@ -53,7 +52,7 @@ assert {f"admin.{word}" for word in contract.ACCOUNTS} - set(WRITTEN) == {
 }
 
 
-def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, Any]) -> None:
+def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, object]) -> None:
     names = WRITTEN.get(call)
     if names is None or given.get("passive"):
         return

@@ -54,7 +54,7 @@ class _Held:
         self.opened_us = opened_us  # by the clock of commits: this channel commits nothing earlier
         self.lock = threading.Lock()
         self.number = 0
-        self.answer: Any = None
+        self.answer: object = None
         self.error: Exception | None = None
         self.used_at = time.monotonic()
         self.ended = False
@@ -84,7 +84,7 @@ class FlightChannels:
         """How many ids of ended channels are known."""
         return len(self._ended)
 
-    def call(self, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
+    def call(self, word: str, call: contract.ChannelCall, caller: Caller) -> object:
         """Carry out ``word``. Raises what the channel raises; AccessRefused; ConnectionFailed if the channel
         is gone.
         """
@@ -99,7 +99,8 @@ class FlightChannels:
             caller.enter()
             return self._open(own, caller)
         if word == "close":
-            return self._end(own)
+            self._end(own)
+            return None
         if held is None:
             raise _gone(call.channel)
         held.used_at = time.monotonic()
@@ -114,7 +115,7 @@ class FlightChannels:
                 raise _gone(call.channel)
             return self._once(held, own, word, call, caller)
 
-    def _once(self, held: _Held, own: str, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
+    def _once(self, held: _Held, own: str, word: str, call: contract.ChannelCall, caller: Caller) -> object:
         number = call.number
         if number < max(held.number, 1):
             raise errors.RemoteProtocolError(
@@ -227,7 +228,7 @@ def _gone(channel_id: str) -> errors.ConnectionFailed:
     )
 
 
-def _arguments(word: str, given: dict[str, Any]) -> dict[str, Any]:
+def _arguments(word: str, given: dict[str, object]) -> dict[str, object]:
     """The checked arguments. Raises OptionError before the call is made."""
     call = f"channel.{word}"
     if word != "publish_all":

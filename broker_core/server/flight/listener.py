@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow.flight
 
@@ -37,12 +37,20 @@ class Service(Protocol):
 
     connection_limit: FlightConnectionLimit
 
-    def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]: ...
+    def do_action(
+        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
+    ) -> list[object]: ...
 
-    def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream: ...
+    def do_get(
+        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
+    ) -> pyarrow.flight.FlightDataStream: ...
 
     def do_put(
-        self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
+        self,
+        context: pyarrow.flight.ServerCallContext,
+        descriptor: pyarrow.flight.FlightDescriptor,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
     ) -> None: ...
 
 
@@ -51,7 +59,7 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
 
     def __init__(self, service: Service, host: str, port: int, tls: TlsFiles | None) -> None:
         self._service = service
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         if tls is not None:
             arguments["tls_certificates"] = [(tls.now.cert, tls.now.key)]
             if tls.options.verify_peer:
@@ -63,14 +71,22 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
             **arguments,
         )
 
-    def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
+    def do_action(
+        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
+    ) -> list[object]:
         return self._service.do_action(context, action)
 
-    def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
+    def do_get(
+        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
+    ) -> pyarrow.flight.FlightDataStream:
         return self._service.do_get(context, ticket)
 
     def do_put(
-        self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
+        self,
+        context: pyarrow.flight.ServerCallContext,
+        descriptor: pyarrow.flight.FlightDescriptor,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
     ) -> None:
         self._service.do_put(context, descriptor, reader, writer)
 

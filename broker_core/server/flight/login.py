@@ -6,7 +6,6 @@ Not here: whether a password is right (``access/logins.py``), what the caller ma
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.flight
@@ -28,7 +27,7 @@ class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc] 
         super().__init__()
         self._connection_limit = connection_limit
 
-    def start_call(self, _info: Any, headers: dict[str, list[str]]) -> Header:
+    def start_call(self, _info: object, headers: dict[str, list[str]]) -> Header:
         """Before the call has sent anything else. Refuses it if too many have not."""
         made = Header(
             self._connection_limit,
@@ -58,7 +57,9 @@ class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
         self._connection_limit.begun(self)
 
 
-def identity(context: Any, authenticator: Authenticator, address: str) -> Identity:
+def identity(
+    context: pyarrow.flight.ServerCallContext, authenticator: Authenticator, address: str
+) -> Identity:
     """Who makes the call of ``context``. Raises LoginRefused."""
     header = context.get_middleware(MIDDLEWARE)
     values = [] if header is None else header.values
@@ -75,7 +76,7 @@ def identity(context: Any, authenticator: Authenticator, address: str) -> Identi
             return authenticator.bearer(token, address)
 
 
-def asked_vhost(context: Any) -> str:
+def asked_vhost(context: pyarrow.flight.ServerCallContext) -> str:
     """The virtual host of a call; ``/`` if it names none. Raises RemoteProtocolError."""
     header = context.get_middleware(MIDDLEWARE)
     values = [] if header is None else header.vhosts

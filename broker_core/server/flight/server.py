@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight
@@ -76,7 +75,7 @@ class FlightServer:
         if quotas.alarm is not None:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
         status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
-        self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
+        self._words: dict[str, Callable[..., object]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in call_permissions.LISTS},
             "status": status.now,
             "close": broker.held.close,
@@ -115,7 +114,9 @@ class FlightServer:
 
     # -- actions ---------------------------------------------------------------------------------------------
 
-    def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
+    def do_action(
+        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
+    ) -> list[object]:
         if action.type == "prove":  # before the client says who it is
             return [self._logins.prove(action.body)]
         with self._call(action.type, context) as caller:
@@ -124,7 +125,7 @@ class FlightServer:
             failpoint.here(f"server.reply.{word}")
             return answer
 
-    def _caller(self, context: Any, name: str) -> Caller:
+    def _caller(self, context: pyarrow.flight.ServerCallContext, name: str) -> Caller:
         """Raises LoginRefused, NotAllowed (no such virtual host; a client says hello before that)."""
         address = peer_address(context.peer())
         with self.connection_limit.login(context.peer()):
@@ -135,7 +136,7 @@ class FlightServer:
     def _engine(self, caller: Caller) -> EmbeddedEngine:
         return self._engines.of(caller.state.vhost).acting(caller.actor)
 
-    def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[Any]:
+    def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[object]:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
             self._call_permissions.check(call_permissions.ENGINE, word, caller, arguments)
@@ -166,11 +167,11 @@ class FlightServer:
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
-    def _read(self, caller: Caller, ticket: ReadTicket) -> list[Any]:
+    def _read(self, caller: Caller, ticket: ReadTicket) -> list[object]:
         self._call_permissions.read(caller, ticket)
         return streams.small(self._engine(caller), ticket)
 
-    def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> Any:
+    def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> object:
         if word not in self._words:
             raise errors.RemoteProtocolError(
                 f"unknown action admin.{word}; client and broker are of different versions"
@@ -205,7 +206,9 @@ class FlightServer:
 
     # -- streams ---------------------------------------------------------------------------------------------
 
-    def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
+    def do_get(
+        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
+    ) -> pyarrow.flight.FlightDataStream:
         with self._call("get", context) as caller:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             epoch = self._broker.state.users.epoch
@@ -230,7 +233,11 @@ class FlightServer:
                 yield batch
 
     def do_put(
-        self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
+        self,
+        context: pyarrow.flight.ServerCallContext,
+        descriptor: pyarrow.flight.FlightDescriptor,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
     ) -> None:
         with self._call("put", context) as caller:
             self._staging.stream(caller, descriptor.command or b"", reader, writer)
@@ -238,7 +245,9 @@ class FlightServer:
     # -- around every call -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(self, name: str, context: Any = None, caller: Caller | None = None) -> Iterator[Caller]:
+    def _call(
+        self, name: str, context: pyarrow.flight.ServerCallContext | None = None, caller: Caller | None = None
+    ) -> Iterator[Caller]:
         """Count the call, and send an error as its text. Its caller is known, or that of ``context``."""
         try:
             with self._calls.counted():

@@ -7,7 +7,6 @@ Invariant: a part is acknowledged only after the engine has made it durable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight
@@ -44,7 +43,13 @@ class FlightStaging:
         self._call_permissions.stage(caller, part.header)
         return self._part(caller, part, rows)
 
-    def stream(self, caller: Caller, command: bytes, reader: Any, writer: Any) -> None:
+    def stream(
+        self,
+        caller: Caller,
+        command: bytes,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
+    ) -> None:
         """Stages the parts of a branch as they come, and writes a receipt for each."""
         header: BranchHeader = contract.decode_checked(BranchHeader, command, "put")
         self._call_permissions.stage(caller, header)  # before Arrow reads a row
@@ -75,7 +80,7 @@ class FlightStaging:
         return contract.PartReceipt(part.part, rows, checksum)
 
 
-def _parts(reader: Any) -> Iterator[pa.Buffer]:
+def _parts(reader: pyarrow.flight.FlightStreamReader) -> Iterator[pa.Buffer]:
     """What a client's stream carries beside rows of its own, which it has none of: Arrow would decompress
     them before anybody could ask how many bytes they state. It decompresses nothing of a schema without
     columns. Raises RemoteProtocolError.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -52,10 +52,10 @@ def opened(
     )
 
 
-def small(engine: EmbeddedEngine, ticket: ReadTicket) -> list[Any]:
+def small(engine: EmbeddedEngine, ticket: ReadTicket) -> list[object]:
     """The rows of a read, if they are few; else its plan, whose rows a DoGet reads."""
     plan = engine.open_read(ticket)
-    answer: list[Any] = [contract.encode(plan)]
+    answer: list[object] = [contract.encode(plan)]
     if plan.rows > contract.SMALL_READ_ROWS:
         return answer
     batches: list[pa.RecordBatch] = []

@@ -289,7 +289,7 @@ def _told(status: int, error: str, reason: str) -> Response:
     return _response(HttpAnswer(status, {"error": error, "reason": reason}))
 
 
-def _response(found: Any) -> Response:
+def _response(found: object) -> Response:
     if isinstance(found, Response):
         for name, value in HEADERS.items():
             found.headers.setdefault(name, value)
@@ -305,11 +305,11 @@ def _response(found: Any) -> Response:
     return Response(content, answer.status, headers, "application/json")
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, default=_shown, separators=(",", ":"), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """The same with texts in place of numbers that JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}

@@ -27,7 +27,7 @@ class HttpAnswer:
     """``body`` None: empty. Anything else is JSON."""
 
     status: int = 200
-    body: Any = None
+    body: object = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 

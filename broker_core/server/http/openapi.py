@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from broker_core import __version__
 from broker_core.server.http.route import Route, read
@@ -12,14 +11,14 @@ from broker_core.server.http.route import Route, read
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route) -> dict[str, object]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(route.path)
     ]
     answers = {"200" if route.method in ("GET", "POST") else "204": {"description": "done"}}
     answers |= {"4XX": {"description": "refused: an object with error and reason"}}
-    told: dict[str, Any] = {
+    told: dict[str, object] = {
         "summary": route.text,
         "description": f"Needs: {route.need}.",
         "tags": [_section(route.path)],
@@ -36,8 +35,8 @@ def _section(path: str) -> str:
     return "/".join(steps[1:3] if steps[1:2] == ["txmq"] else steps[1:2]) or steps[0]
 
 
-def described(routes: Iterable[Route]) -> dict[str, Any]:
-    paths: dict[str, dict[str, Any]] = {}
+def described(routes: Iterable[Route]) -> dict[str, object]:
+    paths: dict[str, dict[str, object]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import Need
@@ -18,7 +18,7 @@ class Route(NamedTuple):
     method: str
     path: str
     need: Need
-    answer: Callable[[HttpCall], Any]
+    answer: Callable[[HttpCall], object]
     text: str
     works: bool = False
     page: bool = False
@@ -30,5 +30,5 @@ class Route(NamedTuple):
         return self.commits or self.method != "GET"
 
 
-def read(path: str, need: Need, answer: Callable[[HttpCall], Any], text: str) -> Route:
+def read(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     return Route("GET", path, need, answer, text)

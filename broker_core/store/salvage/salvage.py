@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -343,7 +342,7 @@ class _Salvage:
         return False
 
     def _prepared(self, record: PreparedRecord) -> PreparedRecord:
-        routes: list[Any] = []
+        routes: list[object] = []
         for route in record.routes:
             if isinstance(route, dict) and route["block"][0] not in self.kept:
                 block_id, rows = route["block"][:2]

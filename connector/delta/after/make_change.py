@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -39,7 +38,7 @@ def change(
     wanted: Merge | Overwrite,
     rows: Callable[[SparkSession], DataFrame],
     once: CommitId,
-    context: Mapping[str, Any] | None = None,
+    context: Mapping[str, object] | None = None,
 ) -> None:
     """One Delta commit of the change, or none if the table has that of ``once``.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -91,7 +91,7 @@ class DeltaCommitter:
     def _keep(self, spark: SparkSession) -> None:
         if self._session is spark.sparkContext:
             return
-        context: Any = spark._jsc.sc()
+        context: object = spark._jsc.sc()
         self._metrics = {name: jvm.call(spark, _METRICS, "createMetric", context, name) for name in _FIGURES}
         self._figures = jvm.call(spark, jvm.PYTHON, "toScalaMap", self._metrics)
         self._no_columns = jvm.some(spark, _seq(spark, []))
@@ -117,5 +117,5 @@ class DeltaCommitter:
         )
 
 
-def _seq(spark: SparkSession, values: list[Any]) -> JavaObject:
+def _seq(spark: SparkSession, values: list[object]) -> JavaObject:
     return jvm.call(spark, jvm.PYTHON, "toSeq", values)

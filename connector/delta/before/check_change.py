@@ -47,7 +47,7 @@ def check(
     table: Table,
     schema: StructType,
     change: Merge | Overwrite,
-    context: Mapping[str, Any] | None,
+    context: Mapping[str, object] | None,
 ) -> Fit | MergeValues:
     """How the rows of an overwrite are converted, or what a merge writes of them. ``context``: of the text.
     Raises OptionError.
@@ -78,7 +78,7 @@ def check(
 def _tried(
     spark: SparkSession,
     table: Table,
-    context: Mapping[str, Any] | None,
+    context: Mapping[str, object] | None,
     act: Callable[[SparkSession], None],
 ) -> None:
     """Raises OptionError if ``act`` does in a session that applies the change, which has no temporaries."""

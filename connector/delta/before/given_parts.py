@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -29,6 +29,9 @@ from connector.sql import nullable
 from connector.stream.staging import no_rows
 from connector.tables.merge import SOURCE, TARGET
 from connector.tables.table import is_connect
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 Asked = tuple[str, str]  # SQL over ``s`` that must be true, error text
 
@@ -82,7 +85,9 @@ class GivenParts:
                 found.update(dict.fromkeys(guarded(asked, guard) for asked in self._asked(what, each)))
         return Parts(tuple(found), {name: sql for name, sql in _compared(root, own) if sql})
 
-    def _guarded(self, conjuncts: list[Any], own: Any, order: _Order) -> Iterator[tuple[Any, str]]:
+    def _guarded(
+        self, conjuncts: list[JavaObject], own: JavaObject, order: _Order
+    ) -> Iterator[tuple[JavaObject, str]]:
         """Each with SQL over ``s`` without which it is not evaluated; "" if there is none."""
         guards = [(each, self._readable(each)) for each in conjuncts if each.references().subsetOf(own)]
         every = " AND ".join(f"coalesce({sql}, false)" for _, sql in guards if sql)
@@ -97,7 +102,7 @@ class GivenParts:
             else:
                 yield part, "" if order is _Order.JOINED and _equates(part, own) else " AND ".join(before)
 
-    def _readable(self, part: Any) -> str:
+    def _readable(self, part: JavaObject) -> str:
         """The SQL of a part over ``s``; "" where Spark does not read it."""
         sql = str(part.sql())
         try:
@@ -106,7 +111,7 @@ class GivenParts:
             return ""
         return sql
 
-    def _asked(self, what: str, part: Any) -> Iterator[Asked]:
+    def _asked(self, what: str, part: JavaObject) -> Iterator[Asked]:
         if not self._may_fail(part):
             return
         sql = part.sql()
@@ -128,7 +133,7 @@ class GivenParts:
             return
         yield asked, text
 
-    def _may_fail(self, part: Any) -> bool:
+    def _may_fail(self, part: JavaObject) -> bool:
         if any(map(self._may_fail, _children(part))):
             return True
         kind = _kind(part)
@@ -140,10 +145,10 @@ class GivenParts:
             return not cast.canUpCast(part.child().dataType(), part.dataType())
         return kind not in _TOTAL
 
-    def _plan(self, frame: Any) -> Any:
+    def _plan(self, frame: Any) -> JavaObject:
         return frame._jdf.queryExecution().analyzed()
 
-    def _root(self, frame: Any) -> Any:
+    def _root(self, frame: object) -> JavaObject:
         return self._plan(frame).projectList().head()
 
 
@@ -161,29 +166,29 @@ def guarded(asked: Asked, guard: str) -> Asked:
     return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), text
 
 
-def _kind(part: Any) -> str:
+def _kind(part: JavaObject) -> str:
     return str(part.getClass().getSimpleName())
 
 
-def _conjuncts(part: Any) -> list[Any]:
+def _conjuncts(part: object) -> list[JavaObject]:
     """What AND joins, in order."""
     if _kind(part) not in ("Alias", "And"):
         return [part]
     return [each for side in _children(part) for each in _conjuncts(side)]
 
 
-def _children(part: Any) -> list[Any]:
+def _children(part: JavaObject) -> list[JavaObject]:
     return [part.children().apply(number) for number in range(part.children().size())]
 
 
-def _equates(part: Any, own: Any) -> bool:
+def _equates(part: object, own: object) -> bool:
     """Whether it may be what a join sorts or hashes the rows by."""
     return _kind(part) in ("EqualTo", "EqualNullSafe") and any(
         side.references().subsetOf(own) for side in _children(part)
     )
 
 
-def _largest(part: Any, own: Any) -> Iterator[Any]:
+def _largest(part: JavaObject, own: JavaObject) -> Iterator[JavaObject]:
     """The largest parts over ``own`` columns alone."""
     if _kind(part) != "Alias" and part.references().subsetOf(own):
         yield part
@@ -192,7 +197,7 @@ def _largest(part: Any, own: Any) -> Iterator[Any]:
         yield from _largest(each, own)
 
 
-def _compared(part: Any, own: Any) -> Iterator[tuple[str, str]]:
+def _compared(part: object, own: object) -> Iterator[tuple[str, str]]:
     """The columns of the rows that must equal a value of the row of the table, where they are cast."""
     sides = _children(part)
     if _kind(part) in ("Alias", "And"):

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -26,6 +26,9 @@ from connector.delta.resolve import snapshot_at
 from connector.errors import message
 from connector.stream.staging import no_rows
 from connector.tables.table import Table, without_high_water_marks
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 # Tables whose commits go through a catalog: a copy of their log is not a table.
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
@@ -62,7 +65,7 @@ def rehearse(
     log: list[str] = []
     if table.exists:
         snapshot = snapshot_at(spark, table.location)
-        actions: list[Any] = [snapshot.protocol(), snapshot.metadata()]
+        actions: list[JavaObject] = [snapshot.protocol(), snapshot.metadata()]
         found = checksum(snapshot)
         if found is not None and found.domainMetadata().isDefined():
             domains = found.domainMetadata().get().iterator()

@@ -13,11 +13,15 @@ import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker_core.errors import OptionError
 from connector.typed.decode_udf import fault_text
 from connector.typed.registry.message_indexes import Indexes
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
 
 Descriptor = Any  # of google.protobuf
 
@@ -66,15 +70,15 @@ def library() -> Any:
 class Descriptors:
     """``file``: the FileDescriptorProto whose messages the indexes count."""
 
-    file: Any = field(repr=False)
-    pool: Any = field(repr=False)
+    file: FileDescriptorProto = field(repr=False)
+    pool: DescriptorPool = field(repr=False)
 
     @classmethod
     def of(cls, text: str, named: Iterable[tuple[str, str]] = ()) -> Descriptors:
         """A schema of a registry and the files that it imports, each a FileDescriptorProto in base64. Raises
         Undescribed.
         """
-        files: dict[str, Any] = {}
+        files: dict[str, FileDescriptorProto] = {}
         for name, each in named:
             files.setdefault(name, _file(name, each))
         return cls._built(_file(_ROOT, text), files)
@@ -96,7 +100,7 @@ class Descriptors:
         raise UnsupportedSchema(f"has no message {message!r}")
 
     @classmethod
-    def _built(cls, file: Any, files: Mapping[str, Any]) -> Descriptors:
+    def _built(cls, file: FileDescriptorProto, files: Mapping[str, FileDescriptorProto]) -> Descriptors:
         pool, added, missing = library().pool.DescriptorPool(), set[str](), list[str]()
         try:
             _add(pool, file, files, added, missing, ())
@@ -156,7 +160,7 @@ def descriptor_of(schema: Any) -> tuple[str, bytes]:
     )
 
 
-def _file(name: str, text: str) -> Any:
+def _file(name: str, text: str) -> FileDescriptorProto:
     try:
         made = library().files.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except OptionError:
@@ -170,9 +174,9 @@ def _file(name: str, text: str) -> Any:
 
 
 def _add(
-    pool: Any,
-    file: Any,
-    files: Mapping[str, Any],
+    pool: DescriptorPool,
+    file: FileDescriptorProto,
+    files: Mapping[str, FileDescriptorProto],
     added: set[str],
     missing: list[str],
     open_: tuple[str, ...],
@@ -192,7 +196,7 @@ def _add(
     added.add(file.name)
 
 
-def _known(name: str) -> Any:
+def _known(name: str) -> FileDescriptorProto | None:
     """A file that is not registered, because everybody has it; None if it is not such a one."""
     made = library().files.FileDescriptorProto()
     if name == _DECIMAL:
@@ -214,7 +218,7 @@ def _known(name: str) -> Any:
     return made
 
 
-def _indexes(file: Any, message: str) -> Indexes | None:
+def _indexes(file: FileDescriptorProto, message: str) -> Indexes | None:
     """Those of the message with this name."""
     prefix = f"{file.package}." if file.package else ""
     for name in dict.fromkeys((message.removeprefix(prefix), message)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
@@ -41,6 +41,9 @@ from connector.typed.protobuf.descriptors import Descriptor, Descriptors, Unsupp
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes, read
 from connector.typed.registry.wire_format import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 Field = Any  # a FieldDescriptor of google.protobuf
 Reading = Callable[[Any], Any]  # from a value of protobuf to one that Arrow takes
@@ -193,14 +196,14 @@ def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], di
         message = parse(data)
         if not is_whole(message):
             raise ValueError(f"it lacks the required field {lacks(message)[0]!r}")
-        found: dict[str, Any] = values(message)
+        found: dict[str, object] = values(message)
         return found
 
     return read_message
 
 
 def fitted(
-    make: Callable[[Descriptor, StructType, str], Any], descriptor: Descriptor, columns: StructType
+    make: Callable[[Descriptor, StructType, str], object], descriptor: Descriptor, columns: StructType
 ) -> Any:
     """What is made of a type of message and columns. Raises Misfit."""
     try:
@@ -222,13 +225,13 @@ def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Reading
     return lambda message: {name: value(message) for name, value in readings}
 
 
-def _nothing(message: Any) -> None:
+def _nothing(message: Message) -> None:
     """A type of message without the field, such as an older one."""
     del message
 
 
 def _not_null(value: Reading, path: str) -> Reading:
-    def checked(message: Any) -> Any:
+    def checked(message: Message) -> Any:
         found = value(message)
         if found is None:
             raise _Null(f"field {path!r} is missing or null")
@@ -237,7 +240,7 @@ def _not_null(value: Reading, path: str) -> Reading:
     return checked
 
 
-def _field(field: Field, kind: DataType, path: str, has: Callable[[Any, str], bool]) -> Reading:
+def _field(field: Field, kind: DataType, path: str, has: Callable[[object, str], bool]) -> Reading:
     name = field.name
     if is_map(field):
         if not isinstance(kind, MapType):
@@ -275,18 +278,18 @@ def _one(field: Field, kind: DataType, path: str) -> Reading:
     return Decimal if isinstance(kind, DecimalType) else _same
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 
-def _timestamp(message: Any) -> int:
+def _timestamp(message: Message) -> int:
     """Microseconds since 1970."""
     if not FIRST_S <= message.seconds <= LAST_S or not 0 <= message.nanos < _NANOS:
         raise ValueError("a timestamp is not between the years 1 and 9999")
     return int(message.seconds * 1_000_000 + message.nanos // 1_000)
 
 
-def _duration(message: Any) -> int:
+def _duration(message: Message) -> int:
     """Microseconds."""
     seconds, nanos = message.seconds, message.nanos
     if abs(seconds) > LONGEST_DURATION_S or abs(nanos) >= _NANOS or seconds * nanos < 0:
@@ -396,7 +399,7 @@ class _Decoder:
         if self._own and indexes != self._own[2]:
             return f"message {list(indexes)} of schema id {number} is not {self._own[0]}"
         descriptor = self._files[number].at(indexes)
-        found: Callable[[bytes], Any] | str
+        found: Callable[[bytes], object] | str
         try:
             found = reading(descriptor, self._columns)
         except SchemaMismatch as error:
@@ -405,7 +408,7 @@ class _Decoder:
         return found
 
 
-def nullable(kind: Any) -> Any:
+def nullable(kind: object) -> Any:
     """The type, with nulls allowed everywhere."""
     if isinstance(kind, StructType):
         return StructType([StructField(each.name, nullable(each.dataType)) for each in kind.fields])

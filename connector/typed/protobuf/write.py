@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -45,6 +45,9 @@ from connector.typed.protobuf.read import (
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes
 
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
 Scalar = Callable[[Any], Any]  # from a value of a row to one of protobuf
 Fill = Callable[[Any, Any], None]  # a message with a value of a row
 
@@ -58,7 +61,7 @@ def encoder(
     """A function over structs of ``columns``: bodies of ``header`` and the message. It raises OptionError for
     a row that does not fit.
     """
-    made: list[Callable[[dict[str, Any]], bytes]] = []
+    made: list[Callable[[dict[str, object]], bytes]] = []
 
     def encoded(values: pa.Array) -> pa.Array:
         if not made:  # once in a task
@@ -84,7 +87,7 @@ def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, 
     kind = library().messages.GetMessageClass(descriptor)
     fill = fitted(_struct, descriptor, columns)
 
-    def write(value: dict[str, Any]) -> bytes:
+    def write(value: dict[str, object]) -> bytes:
         message = kind()
         fill(message, value)
         # the same bytes in each execution: maps have an order
@@ -107,7 +110,7 @@ def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Fill:
             choices.setdefault(field.containing_oneof.name, []).append(column.name)
     exclusive = [names for names in choices.values() if len(names) > 1]
 
-    def fill(message: Any, value: dict[str, Any]) -> None:
+    def fill(message: Message, value: dict[str, object]) -> None:
         for names in exclusive:
             given = [name for name in names if value[name] is not None]
             if len(given) > 1:
@@ -134,7 +137,7 @@ def _field(field: Field, kind: DataType, path: str) -> Fill:
     if field.type == MESSAGE:
         fill, is_there = _message(field, kind, path), _class(field).SetInParent
 
-        def one(message: Any, value: Any) -> None:
+        def one(message: Message, value: object) -> None:
             within = getattr(message, name)
             is_there(within)  # also without fields
             fill(within, value)
@@ -148,7 +151,7 @@ def _map(name: str, of: Field, key: Scalar, kind: DataType, path: str) -> Fill:
     if of.type == MESSAGE:
         fill = _message(of, kind, path)
 
-        def messages(message: Any, value: Any) -> None:
+        def messages(message: Message, value: Any) -> None:
             target = getattr(message, name)
             for each, item in value.items():
                 fill(target[key(each)], _given(item, path))
@@ -156,7 +159,7 @@ def _map(name: str, of: Field, key: Scalar, kind: DataType, path: str) -> Fill:
         return messages
     scalar = _scalar(of, kind, path)
 
-    def entries(message: Any, value: Any) -> None:
+    def entries(message: Message, value: Any) -> None:
         target = getattr(message, name)
         for each, item in value.items():
             target[key(each)] = scalar(_given(item, path))
@@ -169,7 +172,7 @@ def _repeated(field: Field, kind: DataType, path: str) -> Fill:
     if field.type == MESSAGE:
         fill = _message(field, kind, path)
 
-        def elements(message: Any, value: Any) -> None:
+        def elements(message: Message, value: Any) -> None:
             target = getattr(message, name)
             for item in value:
                 fill(target.add(), _given(item, path))
@@ -181,7 +184,7 @@ def _repeated(field: Field, kind: DataType, path: str) -> Fill:
     )
 
 
-def _given(item: Any, path: str) -> Any:
+def _given(item: object, path: str) -> Any:
     if item is None:
         raise ValueError(f"field {path!r} has a null")
     return item
@@ -203,12 +206,12 @@ def _message(field: Field, kind: DataType, path: str) -> Fill:
     raise _misfit(field, kind, path)
 
 
-def _timestamp(message: Any, value: datetime.datetime) -> None:
+def _timestamp(message: Message, value: datetime.datetime) -> None:
     seconds, micros = divmod((value - _EPOCH) // _MICROSECOND, 1_000_000)
     message.seconds, message.nanos = seconds, micros * 1_000
 
 
-def _duration(message: Any, value: datetime.timedelta) -> None:
+def _duration(message: Message, value: datetime.timedelta) -> None:
     micros = value // _MICROSECOND
     seconds, rest = divmod(abs(micros), 1_000_000)
     if seconds > LONGEST_DURATION_S:
@@ -233,7 +236,7 @@ def _scalar(field: Field, kind: DataType, path: str) -> Scalar:
     raise _misfit(field, kind, path)
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 

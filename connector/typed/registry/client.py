@@ -170,13 +170,13 @@ class SchemaRegistry:
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _id(self, answer: Mapping[str, Any]) -> int:
+    def _id(self, answer: Mapping[str, object]) -> int:
         number = answer.get("id")
         if not isinstance(number, int) or not 0 <= number <= _LARGEST_ID:
             raise self._strange(f"the id {number!r:.100}")
         return number
 
-    def _registered(self, answer: Mapping[str, Any], form: str = "") -> RegisteredSchema:
+    def _registered(self, answer: Mapping[str, object], form: str = "") -> RegisteredSchema:
         text, kind = answer.get("schema"), answer.get("schemaType", "AVRO")
         if not isinstance(text, str) or not isinstance(kind, str):
             raise self._strange("no schema")
@@ -186,7 +186,7 @@ class SchemaRegistry:
             self._refer(answer, form, texts, named, set())
         return RegisteredSchema(kind.upper(), (*texts.values(), text), tuple(named))
 
-    def _described(self, status: int, answer: dict[str, Any]) -> RegisteredSchema:
+    def _described(self, status: int, answer: dict[str, object]) -> RegisteredSchema:
         """The answer to a request for FileDescriptorProtos."""
         try:
             found = self._registered(answer, _SERIALIZED) if status == 200 else None
@@ -202,7 +202,7 @@ class SchemaRegistry:
 
     def _refer(
         self,
-        answer: Mapping[str, Any],
+        answer: Mapping[str, object],
         form: str,
         texts: dict[tuple[str, int], str],
         named: list[tuple[str, str]],
@@ -224,7 +224,7 @@ class SchemaRegistry:
                 texts[wanted] = found["schema"]
             named.append((name, texts[wanted]))
 
-    def _success(self, status: int, answer: dict[str, Any]) -> dict[str, Any]:
+    def _success(self, status: int, answer: dict[str, object]) -> dict[str, Any]:
         if status == 200:
             return answer
         if status in (401, 403):
@@ -241,7 +241,7 @@ class SchemaRegistry:
 
     # -- HTTP ------------------------------------------------------------------------------------------------
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+    def _call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Answer:
         """One call, repeated while the registry is not there or not able."""
         for wait_s in (*_WAITS_S, None):
             try:
@@ -260,7 +260,7 @@ class SchemaRegistry:
             time.sleep(wait_s)
         raise AssertionError("unreachable")
 
-    def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
+    def _once(self, method: str, path: str, body: Mapping[str, object] | None) -> Answer:
         headers = {"Accept": f"{_MEDIA}, application/json"}
         if body is not None:
             headers["Content-Type"] = _MEDIA

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from broker_core.broker.message import expiry
+from broker_core.broker.transaction.transaction import MANY_REJECTS
 from broker_core.message.properties import Properties
-from broker_core.node import dead_letter_batch
 from broker_core.node.channel import LocalChannel
 from tests.broker.conftest import Node, declared, publish
 from tests.reading import fetched
 
-MANY = dead_letter_batch.MANY + 300
+MANY = MANY_REJECTS + 300
 TO_DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from broker_core.broker.transaction.transaction import MANY_REJECTS as MANY
 from broker_core.engine import BranchHeader
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
-from broker_core.node.dead_letter_batch import MANY
 from broker_core.node.engine import EmbeddedEngine
 from tests.broker.conftest import Node, declared, publish
 

@@ -7,7 +7,7 @@ import pytest
 
 from broker_core import errors, failpoint
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.routing.exchange import Queues
+from broker_core.broker.queue import Queues
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.transaction.publish import Publish

@@ -15,7 +15,7 @@ from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Request, TopicPartition
 from broker_core.kafka.record.encode import encode, encode_headers, stamp
-from broker_core.kafka.source.source import Source
+from broker_core.kafka.source.source import KafkaSource
 from tests.kafka.bench.fake_kafka import FakeKafka
 
 APP, QUEUE = "app", "orders"
@@ -37,9 +37,9 @@ class SourceBench:
         clock = Time(lambda: self.now, sleep)
         return Client(self.kafka.wire(), list(self.kafka.nodes.values()), reconnect_s=reconnect_s, time=clock)
 
-    def source(self, reconnect_s: float = 30.0) -> Source:
+    def source(self, reconnect_s: float = 30.0) -> KafkaSource:
         """Of another process."""
-        return Source(self.connect(reconnect_s), lambda app_id: self.decided)
+        return KafkaSource(self.connect(reconnect_s), lambda app_id: self.decided)
 
     # -- what others write -----------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def _is_about(request: Request[Any], topic: str) -> bool:
 
 
 def claim(
-    source: Source,
+    source: KafkaSource,
     start: Vector | None = None,
     limit: Limit | None = None,
     origin: Origin | None = None,
@@ -115,13 +115,21 @@ def claim(
     return source.claim(app_id, queues, start or first, limit or Limit(), origin or Origin(), new)
 
 
-def read(source: Source, ranges: Ranges, *, query: str = "q", batch: int = 0, fail: bool = True) -> list[Any]:
+def read(
+    source: KafkaSource, ranges: Ranges, *, query: str = "q", batch: int = 0, fail: bool = True
+) -> list[Any]:
     """Bodies of the ranges, in order."""
     return [row["body"] for row in read_rows(source, ranges, query=query, batch=batch, fail=fail)]
 
 
 def read_rows(
-    source: Source, ranges: Ranges, *, query: str = "q", batch: int = 0, fail: bool = True, app_id: str = APP
+    source: KafkaSource,
+    ranges: Ranges,
+    *,
+    query: str = "q",
+    batch: int = 0,
+    fail: bool = True,
+    app_id: str = APP,
 ) -> list[Mapping[str, Any]]:
     slices = tuple((log, first, last) for log, (first, last) in ranges.items())
     ticket = ReadTicket(app_id, query, batch, ranges, slices, fail)

@@ -7,7 +7,7 @@ import pytest
 from broker_core.kafka.journal.journal import Journal
 from broker_core.kafka.journal.journal_progress import JournalProgress
 from broker_core.kafka.sink.sink import KafkaSink
-from broker_core.kafka.source.source import Source
+from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch import ledger
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver
 
@@ -15,7 +15,7 @@ from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver
 def driver(cluster: Cluster) -> Driver:
     """One whose facts are those of the journal."""
     found = cluster.driver()
-    source = Source(found.client, lambda app_id: found.sink.consumed(app_id))
+    source = KafkaSource(found.client, lambda app_id: found.sink.consumed(app_id))
     found.sink = KafkaSink(
         found.client,
         lambda app_id: JournalProgress(found.client, app_id, source.journal(app_id), source),

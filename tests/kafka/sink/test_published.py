@@ -16,7 +16,6 @@ from kafka.partitioner.default import murmur2
 from broker_core import errors
 from broker_core.arrow.parts import normalise
 from broker_core.broker.state.change import Change
-from broker_core.broker.topology.topology import Topology as Rules
 from broker_core.engine import BranchHeader
 from broker_core.kafka.protocol.port import Produce, Request, TopicPartition
 from broker_core.kafka.record.compression import Codec
@@ -26,7 +25,7 @@ from broker_core.kafka.record.headers import to_message
 from broker_core.kafka.record.record_batch import TRANSACTIONAL, read_head
 from broker_core.kafka.sink.encoded_batches import Batch, Publisher
 from broker_core.kafka.topics import routing, topics
-from broker_core.kafka.topics.routing import ClusterTopology
+from broker_core.kafka.topics.routing import ClusterTopology, Rules
 from broker_core.message.properties import Properties
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, rows
 

@@ -18,7 +18,7 @@ from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode, encode_headers
 from broker_core.kafka.record.headers import of_message
 from broker_core.kafka.source import reader
-from broker_core.kafka.source.source import Source
+from broker_core.kafka.source.source import KafkaSource
 from broker_core.message.field_table import Long
 from broker_core.message.message import READ_SCHEMA
 from broker_core.message.properties import Properties
@@ -31,7 +31,7 @@ def bench() -> SourceBench:
     return SourceBench()
 
 
-def claimed(source: Source) -> dict[str, tuple[int, int]]:
+def claimed(source: KafkaSource) -> dict[str, tuple[int, int]]:
     return source.resolve(APP, {QUEUE: START}, claim(source))
 
 

@@ -13,7 +13,7 @@ from broker_core.kafka import names
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import TopicPartition
-from broker_core.kafka.source.source import Source
+from broker_core.kafka.source.source import KafkaSource
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, now_ms, read
 
 
@@ -347,7 +347,7 @@ def test_sizes_that_may_not_be_asked_for_are_unknown_but_a_limit_needs_them(benc
 
 
 def waiting(
-    source: Source, ends: Mapping[str, int], timeout_s: float = 60
+    source: KafkaSource, ends: Mapping[str, int], timeout_s: float = 60
 ) -> tuple[threading.Thread, list[bool]]:
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(source.wait([QUEUE], ends, timeout_s)))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker_core.broker.state.records import canonical
 from broker_core.engine import START, Limit, Vector
 from broker_core.errors import LineageConflict, TxmqError
 from broker_core.kafka import names
@@ -23,8 +24,7 @@ from broker_core.kafka.journal.history import History
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Request, TopicPartition
-from broker_core.kafka.source.source import Source
-from broker_core.micro_batch.canonical import canonical
+from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch.claims import claim as claims_module
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, read
@@ -50,7 +50,7 @@ class Pipeline:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.bench = SourceBench()
-        self.sources: list[Source] = [self.bench.source(PATIENCE_S) for _ in range(DRIVERS)]
+        self.sources: list[KafkaSource] = [self.bench.source(PATIENCE_S) for _ in range(DRIVERS)]
         self.ends: dict[str, Vector] = {}  # canonical start -> end, as somebody was answered
         self.passed = False  # batch 0: its end was acknowledged, or is a start, perhaps
         self.committed: list[bytes] = []
@@ -96,7 +96,7 @@ class Pipeline:
         starts: list[Vector] = [{QUEUE: START}, *self.ends.values()]
         return starts[-1] if self.rng.random() < 0.7 or len(starts) < 3 else self.rng.choice(starts[-3:-1])
 
-    def claim(self, source: Source) -> None:
+    def claim(self, source: KafkaSource) -> None:
         start = self.start()
         if START in start.values() and len(self.ends) > 1:
             return  # a checkpoint asks for its beginning once
@@ -110,12 +110,12 @@ class Pipeline:
         if end != start:
             assert self.ends.setdefault(canonical(start), end) == end
 
-    def ack(self, source: Source) -> None:
+    def ack(self, source: KafkaSource) -> None:
         if self.ends:
             self.passed = True
             source.ack(APP, self.rng.choice([*self.ends.values()][-2:]))
 
-    def read(self, source: Source) -> None:
+    def read(self, source: KafkaSource) -> None:
         if len(self.ends) > 1:
             start, end = [*self.ends.values()][-2:]
             source.journal(APP).note_read("q", len(self.ends), source.resolve(APP, start, end))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pamqp.commands import Basic, Confirm, Queue, Tx
 
-from broker_core.node import dead_letter_batch
+from broker_core.broker.transaction import transaction
 from tests.amqp_peer import Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving
 
-MANY = 6 * dead_letter_batch.MANY
+MANY = 6 * transaction.MANY_REJECTS
 
 
 @pytest.fixture

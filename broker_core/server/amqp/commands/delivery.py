@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import require_header_fits
@@ -74,7 +74,7 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
     session.commits.wake()
 
 
-def _consume_priority(queue: str, arguments: dict[str, Any], vhost: str) -> int:
+def _consume_priority(queue: str, arguments: dict[str, object], vhost: str) -> int:
     for name in arguments:
         if name.startswith("x-") and name not in _CONSUME_ARGUMENTS:
             advice = f"txmq knows {', '.join(_CONSUME_ARGUMENTS)}"

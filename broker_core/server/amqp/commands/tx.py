@@ -14,11 +14,10 @@ from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.node.dead_letter_batch import DeadLetterBatch, is_worth_it
+from broker_core.node.dead_letter_batch import DeadLetterBatch
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Move, Session
-from broker_core.server.amqp.tick_commit import commit as commit_transaction
 
 
 @command
@@ -44,7 +43,7 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     else:
         broker.spill_large(transaction)
     session.move(Move.submit)
-    if not named.prepare and is_worth_it(transaction):
+    if not named.prepare and transaction.rejects_many:
         session.commits.aside(
             partial(broker.write_ahead, transaction), partial(_written_ahead, session, method, transaction)
         )
@@ -97,13 +96,14 @@ def _commit(
     transaction: Transaction, session: Session, state: BrokerState, change: Change, now: int
 ) -> CommitResult:
     _ask_again(transaction, session)
-    return commit_transaction(transaction, state, change, now)
+    return state.transactions.commit(change, transaction, now)
 
 
 def _ask_again(transaction: Transaction, session: Session) -> None:
     """Rights may have changed since it began. Raises AccessRefused."""
     seen = session.state
-    publish_again(session.rights, seen.topology, transaction, seen.blocks, asked=session.channel.asked)
+    if not session.rights.holds(session.channel.asked):
+        publish_again(session.rights, seen.topology, transaction, seen.blocks)
 
 
 def _committed(

@@ -12,7 +12,7 @@ refuses is traced too. Copies are transient and are routed at the end of the loo
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicGetOk, BasicPublish
@@ -38,7 +38,7 @@ class _Copy(NamedTuple):
     published: bool
     exchange: str
     original_key: str
-    headers: dict[str, Any]
+    headers: dict[str, object]
     properties: bytes
     body: bytes
     topology: Topology
@@ -74,7 +74,8 @@ class Tracer(Handler):
     def session_out(self, session: Session, command: Command, queue: str) -> Command | None:
         method = command.method
         if isinstance(method, (BasicDeliver, BasicGetOk)) and method.exchange != EXCHANGE:
-            key, more = f"deliver.{queue}", {"redelivered": int(method.redelivered)}
+            key = f"deliver.{queue}"
+            more: dict[str, object] = {"redelivered": int(method.redelivered)}
             self._trace(
                 session,
                 _Copy(
@@ -146,7 +147,7 @@ class Tracer(Handler):
         transaction.publish(Message(copy.body, copy.routing_key, EXCHANGE, properties), queues, False)
 
 
-def _table(properties: bytes) -> dict[str, Any]:
+def _table(properties: bytes) -> dict[str, object]:
     """The properties that are set, by name."""
     try:
         decoded = Properties.decode(properties)

@@ -27,7 +27,7 @@ def _sees(call: HttpCall, user: str) -> bool:
     return looks(call.caller) or user == call.user
 
 
-def _connections(call: HttpCall, vhost: str = "", user: str = "") -> Any:
+def _connections(call: HttpCall, vhost: str = "", user: str = "") -> object:
     rows = [
         shown.connection_row(each)
         for each in call.served.connections()
@@ -61,7 +61,7 @@ def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
             yield channel, holder
 
 
-def _channel_list(call: HttpCall, vhost: str = "") -> Any:
+def _channel_list(call: HttpCall, vhost: str = "") -> object:
     rows = [
         shown.channel_row(channel, holder)
         for channel, holder in _channels(call)
@@ -70,7 +70,7 @@ def _channel_list(call: HttpCall, vhost: str = "") -> Any:
     return listed(call, rows)
 
 
-def _channels_of(call: HttpCall) -> Any:
+def _channels_of(call: HttpCall) -> object:
     name = _connection(call).name
     rows = [shown.channel_row(channel, holder) for channel, holder in _channels(call)]
     return listed(call, [row for row in rows if row["connection_details"]["name"] == name])
@@ -86,7 +86,7 @@ def _channel(call: HttpCall) -> Row:
     raise not_found() if looks(call.caller) else denied(OBJECT)
 
 
-def _consumers(call: HttpCall, vhost: str = "") -> Any:
+def _consumers(call: HttpCall, vhost: str = "") -> object:
     rows: list[Row] = []
     for channel, holder in _channels(call):
         if vhost in ("", holder.vhost):

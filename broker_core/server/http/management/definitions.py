@@ -7,7 +7,7 @@ Invariant: an import is applied as a whole or not at all. What has no counterpar
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from broker_core import __version__
 from broker_core.admin import Imported
@@ -37,7 +37,7 @@ def _export(call: HttpCall) -> Row:
 def _export_one(call: HttpCall) -> Row:
     """Rows name no virtual host, so that they go into another one."""
     vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
-    found = call.served.accounts.export_definitions().definitions
+    found = cast("dict[str, list[Row]]", call.served.accounts.export_definitions().definitions)
     call.record("admin.export_definitions", vhost=vhost)
     rows = {kind: [dict(row) for row in found[kind] if row.get("vhost") == vhost] for kind in _OF_VHOST}
     for row in (row for kind in rows.values() for row in kind):

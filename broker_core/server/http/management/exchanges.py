@@ -28,7 +28,7 @@ def exchange_rows(topology: Topology) -> list[Row]:
     return [shown.exchange_row(each, topology.vhost) for _, each in sorted(topology.exchanges.items())]
 
 
-def _all(call: HttpCall) -> Any:
+def _all(call: HttpCall) -> object:
     return listed(call, [row for each in visible(call.served, call.caller) for row in exchange_rows(each)])
 
 
@@ -97,19 +97,19 @@ def binding_rows(call: HttpCall, topology: Topology) -> list[Row]:
     return rows + [shown.binding_row(source, each, vhost) for source, each in _bindings(call, topology)]
 
 
-def _all_bindings(call: HttpCall) -> Any:
+def _all_bindings(call: HttpCall) -> object:
     return listed(
         call, [row for each in visible(call.served, call.caller) for row in binding_rows(call, each)]
     )
 
 
-def _of_queue(call: HttpCall) -> Any:
+def _of_queue(call: HttpCall) -> object:
     name = there(call).name
     found = [row for row in binding_rows(call, call.topology) if row["destination_type"] == "queue"]
     return listed(call, [row for row in found if row["destination"] == name])
 
 
-def _of_exchange(call: HttpCall, side: str) -> Any:
+def _of_exchange(call: HttpCall, side: str) -> object:
     name = exchange(call, call.params["name"]).name
     rows = [row for row in binding_rows(call, call.topology) if row[side] == name]
     return listed(call, [row for row in rows if side == "source" or row["destination_type"] == "exchange"])

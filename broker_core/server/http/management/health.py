@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from broker_core.server.http.call import HttpAnswer, HttpCall
 from broker_core.server.http.refusal import bad_request
@@ -14,11 +13,11 @@ _MOST_DAYS = 1_000_000  # a date has four digits for its year
 _UNITS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
-def _failed(reason: str, **more: Any) -> HttpAnswer:
+def _failed(reason: str, **more: object) -> HttpAnswer:
     return HttpAnswer(503, {"status": "failed", "reason": reason, **more})
 
 
-def _alarms(call: HttpCall) -> Any:
+def _alarms(call: HttpCall) -> object:
     stopped = call.served.broker.committer.failure
     if stopped is not None:
         return _failed("the store has stopped", alarms=[])
@@ -27,11 +26,11 @@ def _alarms(call: HttpCall) -> Any:
     return OK if shortage is None else _failed(f"{shortage.reason} ({shortage.numbers})", alarms=[])
 
 
-def _single(_call: HttpCall) -> Any:
+def _single(_call: HttpCall) -> object:
     return {**OK, "reason": "single node cluster"}
 
 
-def _port(call: HttpCall) -> Any:
+def _port(call: HttpCall) -> object:
     text = call.params["port"]
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise bad_request("port is not a number")
@@ -41,7 +40,7 @@ def _port(call: HttpCall) -> Any:
     return _failed("No active listener", missing=int(text), ports=ports)
 
 
-def _protocol(call: HttpCall) -> Any:
+def _protocol(call: HttpCall) -> object:
     asked = call.params["protocol"].lower()
     protocols = sorted({each.protocol for each in call.served.listening()})
     if asked in protocols:
@@ -49,7 +48,7 @@ def _protocol(call: HttpCall) -> Any:
     return _failed("No active listener", missing=asked[:80], protocols=protocols)
 
 
-def _certificates(call: HttpCall) -> Any:
+def _certificates(call: HttpCall) -> object:
     within, unit = call.params["within"], _UNITS.get(call.params["unit"])
     if unit is None or not (within.isascii() and within.isdigit() and 0 < len(within) < 5):
         raise bad_request("Invalid expiration unit or number: give days, weeks, months or years")

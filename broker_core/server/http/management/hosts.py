@@ -38,7 +38,7 @@ def _vhost_row(call: HttpCall, topology: Topology) -> Row:
     }
 
 
-def _vhosts(call: HttpCall) -> Any:
+def _vhosts(call: HttpCall) -> object:
     return listed(call, [_vhost_row(call, each) for each in visible(call.served, call.caller)])
 
 
@@ -195,8 +195,8 @@ def _topic_permissions(call: HttpCall) -> list[Row]:
     return permission_rows(call, topic=True)
 
 
-def _of_user(topic: bool) -> Callable[[HttpCall], Any]:
-    def answer(call: HttpCall) -> Any:
+def _of_user(topic: bool) -> Callable[[HttpCall], object]:
+    def answer(call: HttpCall) -> object:
         _user(call)
         return permission_rows(call, topic=topic)
 

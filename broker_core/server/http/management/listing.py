@@ -20,12 +20,12 @@ Row = dict[str, Any]
 PAGE, MOST = 100, 500  # rows of a page
 
 
-def listed(call: HttpCall, rows: Sequence[Row]) -> Any:
+def listed(call: HttpCall, rows: Sequence[Row]) -> object:
     """The rows as the query asks for them."""
     return paged(call, rows, lambda some: list(some))
 
 
-def paged(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> Any:
+def paged(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> object:
     """``found``: with a name each, as a key or an attribute, in the order of names. ``show``: makes rows of
     some of them.
     """
@@ -85,16 +85,16 @@ def _named(query: Mapping[str, str], found: Sequence[T]) -> Sequence[T]:
     return [row for row, fits in zip(found, mask, strict=True) if fits]
 
 
-def _at(row: Row, column: str) -> Any:
+def _at(row: Row, column: str) -> object:
     """``message_stats.publish``: of an object in the row."""
-    value: Any = row
+    value: object = row
     for step in column.split("."):
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
 def _sorted(column: str, reverse: bool, rows: list[Row]) -> list[Row]:
-    def key(row: Row) -> tuple[int, Any]:
+    def key(row: Row) -> tuple[int, object]:
         value = _at(row, column)
         if isinstance(value, (bool, int, float)):
             return 1, value

@@ -24,13 +24,13 @@ API_VERSION = "3.10.8"  # of RabbitMQ, whose API this is: tools choose their cal
 _STARTED = time.monotonic()
 
 
-def exchange_types() -> list[dict[str, Any]]:
+def exchange_types() -> list[dict[str, object]]:
     return [
         {"name": name, "description": f"AMQP {name} exchange", "enabled": True} for name in EXCHANGE_TYPES
     ]
 
 
-def _listeners(served: Served) -> list[dict[str, Any]]:
+def _listeners(served: Served) -> list[dict[str, object]]:
     return [
         {
             "node": NODE,
@@ -43,7 +43,7 @@ def _listeners(served: Served) -> list[dict[str, Any]]:
     ]
 
 
-def _overview(call: HttpCall) -> dict[str, Any]:
+def _overview(call: HttpCall) -> dict[str, object]:
     served, caller = call.served, call.caller
     topologies = visible(served, caller)
     counts, rate = served.rates.of_hosts([each.vhost for each in topologies])
@@ -62,7 +62,7 @@ def _overview(call: HttpCall) -> dict[str, Any]:
         if not channel.closed and (all_ or holder.user == call.user)
     ]
     consumers = sum(len(channel.consumers) for channel in channels)
-    told: dict[str, Any] = {
+    told: dict[str, object] = {
         "management_version": API_VERSION,
         "rates_mode": "basic",
         "exchange_types": exchange_types(),
@@ -144,7 +144,7 @@ def _memory(call: HttpCall) -> dict[str, Any]:
     return {"memory": {"strategy": "rss", "total": {"rss": used, "allocated": used, "erlang": used}}}
 
 
-def _whoami(call: HttpCall) -> dict[str, Any]:
+def _whoami(call: HttpCall) -> dict[str, object]:
     return {"name": call.user, "tags": sorted(call.caller.tags)}
 
 

@@ -22,12 +22,12 @@ from broker_core.server.http.route import Route, read
 Row = dict[str, Any]
 
 
-def _listed(call: HttpCall, queues: Sequence[Queue]) -> Any:
+def _listed(call: HttpCall, queues: Sequence[Queue]) -> object:
     show = partial(shown.queue_row, rates=call.served.rates)
     return paged(call, queues, partial(call.served.shown, show=show))
 
 
-def _all(call: HttpCall) -> Any:
+def _all(call: HttpCall) -> object:
     found = [queue for topology in visible(call.served, call.caller) for queue in _of(topology.queues)]
     return _listed(call, found)
 

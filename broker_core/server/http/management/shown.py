@@ -116,7 +116,7 @@ def default_binding(queue: str, vhost: str) -> Row:
     }
 
 
-def properties_key(routing_key: str, arguments: Mapping[str, Any]) -> str:
+def properties_key(routing_key: str, arguments: Mapping[str, object]) -> str:
     """The name of a binding among those of the same source and destination, as RabbitMQ makes it; its hash
     of arguments is another one.
     """

@@ -1,0 +1,36 @@
+"""What a broker is opened with, as one value. Each part is described where it is used.
+
+Not here: how the command line names it (``txmq/serve_options.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.transaction import Limits
+from broker_core.server.amqp.handlers.handler import Handler
+from broker_core.server.amqp.options import AmqpOptions
+from broker_core.server.doors import Doors
+from broker_core.server.quotas import QuotaLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """``host`` and ``port``: of Flight. ``amqp``: HOST:PORT of each AMQP listener. ``handlers`` intercept the
+    commands of AMQP clients. ``limits``: of one transaction. ``outcomes``: how many are kept, and for how
+    long. ``users``: NAME -> password or its hash, beside those of the directory. ``doors``: TLS, and who is
+    let in. ``quotas``: what users may take.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    amqp: Sequence[str] = ()
+    amqp_options: AmqpOptions = field(default_factory=AmqpOptions)
+    handlers: Sequence[Handler] = ()
+    limits: Limits = field(default_factory=Limits)
+    outcomes: Kept = field(default_factory=Kept)
+    users: Mapping[str, str] | None = None
+    doors: Doors = field(default_factory=Doors)
+    quotas: QuotaLimits = field(default_factory=QuotaLimits)

@@ -1,0 +1,81 @@
+"""One table says what ``txmq serve`` takes: its arguments set what a broker is opened with."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from dataclasses import fields
+from operator import attrgetter
+
+import pytest
+
+from broker_core.launcher import Broker
+from broker_core.options import ServeOptions
+from txmq.cli import _parser
+from txmq.serve import options_of
+from txmq.serve_options import GENERAL, LIMITS, TLS, ServeOption
+
+EVERY = (*GENERAL, *LIMITS, *TLS)
+SETS = [option for option in EVERY if option.sets]
+UNITS = {"thousand": 1_000, "million": 1_000_000, "MiB": 1 << 20, "GiB": 1 << 30}
+CERTIFICATE = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"]
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return _parser().parse_args(["serve", "--data", "d", *words])
+
+
+def named(option: ServeOption) -> str | None:
+    """The default that a text names; None: no number and no word of an option."""
+    found = re.search(r"default(?: and at most)?:? ([^;]+)$", option.text)
+    return None if found is None else found[1]
+
+
+@pytest.mark.parametrize("option", SETS, ids=lambda option: option.flag)
+def test_a_text_names_the_default_of_the_field(option: ServeOption) -> None:
+    options = options_of(parsed(*CERTIFICATE))
+    for path in option.sets.split():
+        default, text = attrgetter(path)(options), named(option)
+        if not option.value:
+            assert default is False and text is None
+        elif default in (None, "", [], ()):
+            assert text is None or not text[:1].isdigit(), "the field has no default"
+        elif isinstance(default, str):
+            assert text == default
+        else:
+            assert text is not None
+            number, _, unit = text.partition(" ")
+            hours = 3600 if option.value == "HOURS" else 1
+            assert float(number) * UNITS.get(unit, 1) * hours == default
+
+
+@pytest.mark.parametrize("option", SETS, ids=lambda option: option.flag)
+def test_an_option_sets_its_fields_and_no_other(option: ServeOption) -> None:
+    value = {"HOST:PORT": "127.0.0.1:1", "FILE": "f", "TLS_LOGIN_FROM": "common_name"}.get(
+        option.value, "5000"
+    )
+    value = "500000000" if option.flag == "connection-bytes" else value
+    words = [f"--{option.flag}", *([value] if option.value else [])]
+    before, after = options_of(parsed(*CERTIFICATE)), options_of(parsed(*CERTIFICATE, *words))
+    set_here = option.sets.split()
+    every = {path for other in SETS for path in other.sets.split()}
+    assert {path for path in every if attrgetter(path)(before) != attrgetter(path)(after)} == set(set_here)
+    expected = option.parse(value) if option.value else True
+    for path in set_here:
+        assert attrgetter(path)(after) in (expected, [expected])
+
+
+def test_nothing_given_is_what_a_broker_is_opened_with() -> None:
+    given, plain = options_of(parsed("--amqp", "none")), ServeOptions()
+    assert [field.name for field in fields(given) if getattr(given, field.name) != getattr(plain, field.name)] == [
+        "port", "handlers"
+    ]  # fmt: skip
+    assert (given.port, list(given.handlers)) == (5673, [])
+
+
+def test_the_parameters_of_open_are_these_options() -> None:
+    names = [
+        name for name in inspect.signature(Broker.open).parameters if name not in ("directory", "started")
+    ]
+    assert names == [field.name for field in fields(ServeOptions)]

@@ -1,0 +1,214 @@
+"""The options of ``txmq serve``: one table, of which the arguments, their page and the broker's options are
+made.
+
+Not here: what an option does (the parts of ``broker_core/options.py``), and what several say together
+(``serve.py``).
+Invariant: the default that a text names is that of the field (``tests/cli/test_serve_options.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, DEFAULT_PORT, NO_AMQP
+from txmq.limits import above_zero, count, positive, seconds_of_hours, staged_seconds
+
+if TYPE_CHECKING:
+    from broker_core.options import ServeOptions
+
+
+More = Mapping[str, Any]  # arguments of ``add_argument``
+
+
+class ServeOption(NamedTuple):
+    """``value``: its name in the help, "" of a switch. ``sets``: paths of the fields of ServeOptions that it
+    sets; none for one that ``serve.py`` reads. ``more``: for argparse.
+    """
+
+    flag: str
+    value: str
+    parse: Callable[[str], object]
+    sets: str
+    text: str
+    more: More = {}
+
+
+_MANY: More = {"action": "append", "default": []}
+_NEEDED: More = {"required": True}
+_LISTEN: More = {"default": f"127.0.0.1:{DEFAULT_PORT}"}
+_NAMES: More = {"choices": ("distinguished_name", "common_name")}
+
+GENERAL = (
+    ServeOption("data", "DIR", str, "", "created if missing", _NEEDED),
+    ServeOption("listen", "HOST:PORT", str, "", "port 0 takes a free one; default %(default)s", _LISTEN),
+    ServeOption(
+        "amqp", "HOST:PORT", str, "",
+        f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default "
+        f"{DEFAULT_AMQP}", _MANY,
+    ),
+    ServeOption(
+        "http", "HOST:PORT", str, "doors.http",
+        "address for HTTP: RabbitMQ's management API, metrics; HTTPS with --tls-cert; may be repeated; "
+        "default: none", _MANY,
+    ),
+    ServeOption("open-metrics", "", bool, "doors.open_metrics", "/metrics of --http needs no login"),
+    ServeOption("users", "FILE", str, "", "NAME:PASSWORD or NAME:HASH lines, not readable for others"),
+    ServeOption("trace", "", bool, "", "copy every message to the exchange amq.rabbitmq.trace"),
+    ServeOption(
+        "publish-rate", "N", above_zero, "",
+        "messages a second that one AMQP connection may publish",
+    ),
+    ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
+    ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
+    ServeOption("idle-timeout", "SECONDS", above_zero, "", "end after this idle time"),
+)  # fmt: skip
+LIMITS = (
+    ServeOption(
+        "transaction-messages", "N", count, "limits.messages",
+        "a larger transaction is refused; default 10 million",
+    ),
+    ServeOption(
+        "transaction-bytes", "N", count, "limits.size_bytes",
+        "a larger transaction is refused; default 8 GiB",
+    ),
+    ServeOption(
+        "transaction-time", "SECONDS", above_zero, "limits.open_s",
+        "a longer one is rolled back; default: never",
+    ),
+    ServeOption(
+        "max-message-size", "BYTES", positive, "limits.body_bytes amqp_options.max_body_bytes",
+        "a larger body is refused; default and at most 128 MiB",
+    ),
+    ServeOption(
+        "frame-max", "BYTES", positive, "amqp_options.frame_max",
+        "of AMQP, offered to each connection; default 131072",
+    ),
+    ServeOption(
+        "channel-max", "N", positive, "amqp_options.channel_max",
+        "AMQP channels of one connection; default 2047",
+    ),
+    ServeOption(
+        "connection-bytes", "N", positive, "amqp_options.max_pending_bytes",
+        "of messages of one AMQP connection that are not whole; default 256 MiB",
+    ),
+    ServeOption(
+        "handshake-timeout", "SECONDS", above_zero, "amqp_options.handshake_timeout_s",
+        "for TLS, and again until AMQP is open; default 10",
+    ),
+    ServeOption(
+        "connections", "N", positive, "quotas.connections.total",
+        "AMQP connections; default: half of the files it may open",
+    ),
+    ServeOption(
+        "user-connections", "N", positive, "quotas.connections.user",
+        "... of one user; default: no limit",
+    ),
+    ServeOption(
+        "flight-connections", "N", positive, "quotas.flight_connections",
+        "connections of Spark and BrokerClient; default: an eighth of the files",
+    ),
+    ServeOption(
+        "channels", "N", positive, "quotas.channels.total",
+        "channels of AMQP, Spark and BrokerClient; default: no limit",
+    ),
+    ServeOption("user-channels", "N", positive, "quotas.channels.user", "... of one user; default: no limit"),
+    ServeOption(
+        "calls", "N", positive, "quotas.calls.total",
+        "calls of Spark and BrokerClient in progress; default 2000",
+    ),
+    ServeOption("user-calls", "N", positive, "quotas.calls.user", "... of one user; default 1000"),
+    ServeOption(
+        "part-bytes", "N", positive, "quotas.part_bytes.total",
+        "parts that calls are staging; default 1 GiB",
+    ),
+    ServeOption(
+        "user-part-bytes", "N", positive, "quotas.part_bytes.user",
+        "... of one user; default 512 MiB",
+    ),
+    ServeOption(
+        "staged-bytes", "N", positive, "quotas.staged.user_bytes",
+        "staged, not yet published or applied, of one user; default: no limit",
+    ),
+    ServeOption(
+        "user-attempts", "N", positive, "quotas.staged.user_attempts",
+        "open batches and batch writes of one user; default 10000",
+    ),
+    ServeOption(
+        "staged-hours", "HOURS", staged_seconds, "quotas.staged.idle_s",
+        "an attempt that stages nothing for so long is dropped; default 24",
+    ),
+    ServeOption(
+        "unauthenticated-connections", "N", positive, "amqp_options.max_unauthenticated",
+        "AMQP connections that may wait for their login; one more ends the oldest; default 1000",
+    ),
+)  # fmt: skip
+TLS = (
+    ServeOption("tls-cert", "FILE", str, "", "PEM: the certificate, then those that signed it"),
+    ServeOption("tls-key", "FILE", str, "", "PEM: its key, without a password"),
+    ServeOption("tls-ca", "FILE", str, "doors.tls.ca", "PEM: the authorities of clients' certificates"),
+    ServeOption(
+        "tls-verify-peer", "", bool, "doors.tls.verify_peer",
+        "refuse clients without a certificate of --tls-ca",
+    ),
+    ServeOption(
+        "tls-login-from", "TLS_LOGIN_FROM", str, "doors.tls.login_from",
+        "what of a certificate is the user, for AMQP's EXTERNAL; default distinguished_name", _NAMES,
+    ),
+    ServeOption(
+        "amqps", "HOST:PORT", str, "",
+        f"address for AMQP with TLS; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQPS}", _MANY,
+    ),
+    ServeOption(
+        "allow-plaintext", "", bool, "doors.allow_plaintext",
+        "also listen without TLS where other hosts reach it",
+    ),
+    ServeOption(
+        "token-only", "", bool, "doors.token_only",
+        "serve only clients that can read the data directory (data=DIR)",
+    ),
+)  # fmt: skip
+
+
+def arguments(serve: argparse.ArgumentParser) -> None:
+    _add(serve, GENERAL)
+    _add(serve.add_argument_group("limits", "each refusal names its option"), LIMITS)
+    _add(serve, TLS)
+
+
+def _add(to: argparse._ActionsContainer, options: tuple[ServeOption, ...]) -> None:
+    for option in options:
+        given = {"help": option.text, **option.more}
+        if option.value:
+            given |= (
+                {"type": option.parse}
+                if "choices" in given
+                else {"type": option.parse, "metavar": option.value}
+            )
+        else:
+            given["action"] = "store_true"
+        to.add_argument(f"--{option.flag}", **given)
+
+
+def with_given(options: ServeOptions, given: argparse.Namespace) -> ServeOptions:
+    """Returns the options with those that were given. Raises OptionError."""
+    for option in (*GENERAL, *LIMITS, *TLS):
+        value = getattr(given, option.flag.replace("-", "_"))
+        if value is not None and value is not False and value != []:
+            for path in option.sets.split():
+                options = _with(options, path.split("."), value)
+    return options
+
+
+def _with(owner: Any, path: list[str], value: object) -> Any:
+    """Returns a copy of a record with another value of a field; nothing is within a field that is None."""
+    name, *rest = path
+    within = getattr(owner, name)
+    if rest and within is None:
+        return owner
+    changed = {name: _with(within, rest, value) if rest else value}
+    if dataclasses.is_dataclass(owner):
+        return dataclasses.replace(owner, **changed)  # type: ignore[type-var]
+    return owner._replace(**changed)
