@@ -74,6 +74,42 @@ class ChannelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """One row of ``txmq consumers``. ``channel``: its id, as ``txmq channels`` lists it. ``unacknowledged``:
+    deliveries that it holds.
+    """
+
+    queue: str
+    tag: str
+    channel: str
+    user: str
+    address: str
+    client: str
+    acks: bool
+    exclusive: bool
+    active: bool
+    prefetch: int
+    unacknowledged: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """One row of ``txmq connections``. ``client``: what it calls itself. ``silent_s``: since it last sent
+    anything. ``channels`` of Flight: 0, as they do not belong to a connection.
+    """
+
+    id: str
+    door: str  # amqp or flight
+    user: str
+    vhost: str
+    address: str
+    client: str
+    age_s: float
+    silent_s: float
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionInfo:
     """An open connection of AMQP. ``host`` and ``port``: of this end, ``peer_*``: of the client's."""
 

@@ -16,7 +16,7 @@ instead, under the queue's name. Offsets are end-exclusive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -245,6 +245,7 @@ class AttemptInfo:
     rows: int
     size_bytes: int
     user: str = ""  # who opened it; "": the owner of the data directory
+    client: str = ""  # its program, host and process, since the broker runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,3 +488,6 @@ class PreparedInfo:
     size_bytes: int
     dropped: int = 0  # messages and acks without effect, because their queue was deleted
     user: str = ""  # who named it; "": the owner of the data directory, or nobody
+    to: Mapping[str, int] = field(default_factory=dict)  # messages that it publishes to each queue
+    acked: Mapping[str, int] = field(default_factory=dict)  # deliveries of each queue that it settles
+    first: tuple[bytes, ...] = ()  # bodies, cut, that the caller may read

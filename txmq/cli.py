@@ -128,7 +128,6 @@ def _add_lists(commands: Any) -> None:
     apps.add_argument(
         "chown", metavar="chown APP USER", nargs="*", help="give the app to another user instead"
     )
-    _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
     for name in ("staged", "attempts"):  # two names of one list
         _command(commands, name, _attempts, "list what is staged and not decided", address=True)
 
@@ -235,10 +234,6 @@ def _apps(options: argparse.Namespace) -> int:
                 f"txmq apps {' '.join(words)}: there is no such command", "use txmq apps chown APP USER"
             )
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
-
-
-def _transactions(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(prepared) for prepared in client_at(options).prepared()))
 
 
 def _attempts(options: argparse.Namespace) -> int:

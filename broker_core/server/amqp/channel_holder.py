@@ -13,17 +13,19 @@ _LONGEST = 255  # characters of what a client calls itself
 
 def channel_holder(connection: ClientConnection, number: int, now_us: int) -> ChannelHolder:
     """Of channel ``number``. RabbitMQ names connections and channels in the same way."""
-    properties = connection.protocol.client_properties
-    name = next(
-        (properties[key] for key in ("connection_name", "product") if isinstance(properties.get(key), str)),
-        "",
-    )
     return ChannelHolder(
         f"{connection.name} ({number})",
         "amqp",
         connection.user,
         connection.address,
-        name[:_LONGEST],
+        client_name(connection),
         connection.seen.vhost,
         now_us,
     )
+
+
+def client_name(connection: ClientConnection) -> str:
+    """What the client calls itself."""
+    told = connection.protocol.client_properties
+    named = (told[key] for key in ("connection_name", "product") if isinstance(told.get(key), str))
+    return str(next(named, ""))[:_LONGEST]

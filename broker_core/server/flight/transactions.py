@@ -25,7 +25,10 @@ class Transactions:
         self.decided_for: str | None = None
 
     def prepared(self) -> list[PreparedInfo]:
-        return self._broker.prepared(self._vhost)
+        return self._broker.prepared(self._vhost, self._reads)
+
+    def _reads(self, queue: str) -> bool:
+        return self._caller.identity.owner or self._caller.rights.may("read", queue)
 
     def commit(self, xid: str, of: str | None = None) -> int:
         return self._decide("commit", xid, of)
