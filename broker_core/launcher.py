@@ -24,7 +24,7 @@ from types import FrameType
 
 import pyarrow as pa
 
-from broker_core import endpoint, failpoint
+from broker_core import __version__, endpoint, failpoint
 from broker_core.address import DEFAULT_PORT, VHOST, bracketed, parse_listen
 from broker_core.admin import QueueInfo
 from broker_core.broker.transaction.outcomes import Kept
@@ -38,7 +38,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.takeover import open_store
 from broker_core.node.vhost_engines import VhostEngines
-from broker_core.printable import LineFormatter
+from broker_core.server import log_file
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
@@ -51,7 +51,6 @@ from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
-from broker_core.server.log_file import LogFile
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
@@ -376,6 +375,7 @@ def serve(
     doors: Doors | None = None,
     quotas: QuotaLimits | None = None,
     idle_timeout_s: float | None = None,
+    log_format: str = "text",
 ) -> int:
     """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
     Returns the exit code.
@@ -384,9 +384,7 @@ def serve(
     read again. If the store fails, it
     ends with code 1, and must be started again.
     """
-    handler = LogFile(os.path.join(directory, endpoint.LOG))
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[handler])
+    log_file.set_up(os.path.join(directory, endpoint.LOG), log_format)
     host, port = parse_listen(listen)
     _leave_out_pandas()
     ending = threading.Event()
@@ -421,13 +419,11 @@ def serve(
         # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
         scheme = (doors or Doors()).scheme
-        print(
-            "ready",
-            f"{scheme}://{bracketed(host)}:{broker.port}",
-            *broker.amqp_urls,
-            *broker.http_urls,
-            flush=True,
+        addresses = [f"{scheme}://{bracketed(host)}:{broker.port}", *broker.amqp_urls, *broker.http_urls]
+        log.info(
+            "txmq %s serves %s at %s, process %d", __version__, directory, " ".join(addresses), os.getpid()
         )
+        print("ready", *addresses, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failure is not None:
                 reason = "" if broker.failure is None else f": {broker.failure.message}"
@@ -436,7 +432,9 @@ def serve(
             if broker.server.given_up.is_set() or (
                 idle_timeout_s is not None and broker.idle_s > idle_timeout_s
             ):
-                break
+                log.info("the broker ends: it is idle")
+                return 0
+        log.info("the broker ends: it was asked to")
     return 0
 
 

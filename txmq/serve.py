@@ -55,6 +55,12 @@ def arguments(serve: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--outcomes", metavar="N", type=count, help="outcomes to keep; default 100 thousand")
     serve.add_argument("--outcome-hours", metavar="HOURS", type=above_zero, help="for how long; default 24")
+    serve.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="of the log, which goes to standard error; default %(default)s",
+    )
     serve.add_argument("--idle-timeout", metavar="SECONDS", type=above_zero, help="end after this idle time")
     limits.arguments(serve)
     _add_tls(serve)
@@ -117,6 +123,7 @@ def serve(options: argparse.Namespace) -> int:
         doors=_doors(options),
         quotas=limits.quotas(options),
         idle_timeout_s=options.idle_timeout,
+        log_format=options.log_format,
     )
 
 
