@@ -94,13 +94,13 @@ def _prepared(found: PreparedInfo) -> Row:
 def _close(options: argparse.Namespace) -> int:
     client = client_at(options)
     channels = [each for each in client.channels() if options.id in (each.id, each.id.rpartition(" (")[0])]
-    there = [each for each in connections(client) if each.id == options.id]
+    there = [each for each in connections(client) if each.id == options.id and each.door == "amqp"]
     if there or channels:
         confirm(options, f"close ends {_summary(there, channels)}")
     if not client.close_channel(options.id):
         raise OptionError(
             f"no channel or connection has the id {options.id!r}",
-            "list them with `txmq channels` or `txmq connections`",
+            "list them with `txmq channels` or `txmq connections`; of Flight a channel can be closed",
         )
     return done(options, f"closed {options.id}", id=options.id)
 

@@ -16,6 +16,7 @@ import pytest
 
 from broker_core import errors
 from broker_core import password as passwords
+from broker_core.client import login
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import START, Limit, Origin
@@ -240,3 +241,64 @@ def test_an_attempt_shows_the_process_that_opened_it(
         assert opened.token
     (row,) = _rows(capsys, broker, command="staged")
     assert row["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}") and row["idle_s"] < 60
+
+
+def test_each_list_is_of_one_virtual_host(
+    broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    channel = peer.channel()
+    channel.basic_consume("a", lambda *_: None)
+    channel.tx_select()
+    channel.basic_publish("", "b", b"m")
+    wait_until(lambda: len(_rows(capsys, broker, "--open", command="transactions")) == 1)
+    broker.vhosts.add_vhost("side")
+    for command in ("connections", "channels", "consumers", "transactions"):
+        more = ("--open",) if command == "transactions" else ()
+        assert [row for row in _rows(capsys, broker, *more, command=command) if row.get("door") != "flight"]
+        assert cli.main([command, "--json", *more, "--url", f"{broker.url}/side"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [row for row in found if row.get("door") != "flight"] == []
+
+
+def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
+    broker: Broker, peer: pika.BlockingConnection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.channel()
+    (row,) = [row for row in _rows(capsys, broker, command="connections") if row["door"] == "amqp"]
+    broker.accounts.add_user("guest", HASH, ("administrator",))  # stays logged in
+    for name, tags in (("plain", ()), ("wanda", ("monitoring",)), ("olga", ("operator",))):
+        broker.accounts.add_user(name, HASH, tags)
+        broker.accounts.set_permissions(name, ".*", ".*", ".*")
+    secret = tmp_path / "secret"
+    secret.write_text("p")
+    secret.chmod(0o600)
+
+    def run(user: str, *words: str) -> tuple[int, str]:
+        login = ("--user", user, "--login-password-file", str(secret), "--url", broker.url)
+        code = cli.main([*words, *login])
+        return code, capsys.readouterr().err
+
+    for words in (["connections"], ["consumers"], ["channels"], ["transactions"]):
+        code, said = run("plain", *words)
+        assert code == 1 and "refused for user 'plain': it needs the tag" in said
+        assert run("wanda", *words) == (0, "")
+    code, said = run("wanda", "close", row["id"], "--yes")
+    assert code == 1 and "refused for user 'wanda': it needs the tag administrator or operator" in said
+    assert run("olga", "close", row["id"], "--yes") == (0, "")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="operator"):
+        wait_until(lambda: peer.process_data_events(0.1))
+    log = (tmp_path / "data" / "audit.log").read_text().splitlines()
+    (closed,) = [each for each in map(json.loads, log) if each["event"] == "admin.close"]
+    assert (closed["user"], closed["id"]) == ("olga", row["id"])
+
+
+def test_what_a_client_of_flight_calls_itself_is_cut_and_printed_without_escapes(
+    broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "client_name", lambda: "\x1b[2J\n" + "é" * 500)
+    with BrokerClient(broker.url) as client, client.channel() as channel:
+        channel.tx_select()
+        (row,) = [each for each in client.channels() if each.door == "flight"]
+        assert row.client.startswith("\x1b[2J\n") and len(row.client) <= 255
+        assert cli.main(["channels", "--url", broker.url]) == 0
+        assert all(map(str.isprintable, capsys.readouterr().out.splitlines()))
