@@ -27,6 +27,7 @@ from broker_core.printable import printable
 
 ROWS = 10_000  # of one list
 NAMED = 3  # holders in an error
+LOOKED = 100_000  # deliveries that one error looks through
 _SHORT = 60  # characters of a name in it
 
 
@@ -152,26 +153,30 @@ def named(refused: QueueHeld, held: HeldChannels, prepared: Mapping[str, Transac
 
 
 def _users(queue: Queue, held: HeldChannels) -> Iterator[str]:
-    for channel, holder in sorted(held.all(), key=lambda each: each[1].since_us):
-        if _uses(channel, queue):
-            who = f"{_short(holder.client) or holder.door} of user '{_short(holder.user)}'"
-            where = f" at {holder.address}" if holder.address else " in the broker's process"
-            close = f" (`txmq close {quote(printable(holder.id))}`)" if holder.id else ""
-            yield f"{who}{where} since {_time(holder.since_us)}{close}"
-
-
-def _uses(channel: Channel, queue: Queue) -> bool:
-    marked = [unacked for unacked, _ in list(channel.marked.values())]
-    return any(each.queue is queue for each in list(channel.consumers.values())) or any(
-        each.queue is queue for each in [*list(channel.unacked.values()), *marked]
+    there = [each for each in held.all() if each[1].vhost == queue.vhost]
+    entries = (
+        (holder, used)
+        for channel, holder in sorted(there, key=lambda each: each[1].since_us)
+        for used in _used(channel)
     )
+    for holder in dict.fromkeys(holder for holder, used in islice(entries, LOOKED) if used is queue):
+        who = f"{_short(holder.client) or holder.door} of user '{_short(holder.user)}'"
+        where = f" at {holder.address}" if holder.address else " in the broker's process"
+        close = f" (`txmq close {quote(printable(holder.id))}`)" if holder.id else ""
+        yield f"{who}{where} since {_time(holder.since_us)}{close}"
+
+
+def _used(channel: Channel) -> Iterator[Queue]:
+    marked = [unacked for unacked, _ in list(channel.marked.values())]
+    for used in (list(channel.consumers.values()), list(channel.unacked.values()), marked):
+        yield from (each.queue for each in used)
 
 
 def _names(queue: Queue, prepared: Mapping[str, Transaction]) -> Iterator[str]:
-    for key, transaction in list(prepared.items()):
-        if any(each.queue is queue for each in transaction.settles):
-            command = f"txmq rollback {quote(printable(name_of(key)))}"
-            yield f"a prepared transaction of user '{_short(user_of(key) or '')}' (`{command}`)"
+    entries = ((key, each.queue) for key, found in list(prepared.items()) for each in found.settles)
+    for key in dict.fromkeys(key for key, used in islice(entries, LOOKED) if used is queue):
+        command = f"txmq rollback {quote(printable(name_of(key)))}"
+        yield f"a prepared transaction of user '{_short(user_of(key) or '')}' (`{command}`)"
 
 
 def _short(text: str) -> str:
