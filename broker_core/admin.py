@@ -74,6 +74,42 @@ class ChannelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """One row of ``txmq consumers``. ``channel``: its id, as ``txmq channels`` lists it. ``unacknowledged``:
+    deliveries that it holds.
+    """
+
+    queue: str
+    tag: str
+    channel: str
+    user: str
+    address: str
+    client: str
+    acks: bool
+    exclusive: bool
+    active: bool
+    prefetch: int
+    unacknowledged: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """One row of ``txmq connections``. ``client``: what it calls itself. ``silent_s``: since it last sent
+    anything. ``channels`` of Flight: 0, as they do not belong to a connection.
+    """
+
+    id: str
+    door: str  # amqp or flight
+    user: str
+    vhost: str
+    address: str
+    client: str
+    age_s: float
+    silent_s: float
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionInfo:
     """An open connection of AMQP. ``host`` and ``port``: of this end, ``peer_*``: of the client's."""
 
@@ -259,3 +295,19 @@ class Admin(Protocol):
         """Publishes one message for each body, all in one transaction, and returns their number. Raises
         Unroutable if some reach no queue.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInfo:
+    """One row of ``txmq transactions``."""
+
+    xid: str
+    age_s: float
+    publishes: int
+    settles: int
+    size_bytes: int
+    dropped: int = 0  # messages and acks without effect, because their queue was deleted
+    user: str = ""  # who named it; "": the owner of the data directory, or nobody
+    to: Mapping[str, int] = field(default_factory=dict)  # messages that it publishes to each queue
+    acked: Mapping[str, int] = field(default_factory=dict)  # deliveries of each queue that it settles
+    first: tuple[bytes, ...] = ()  # bodies, cut, that the caller may read

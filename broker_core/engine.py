@@ -246,6 +246,7 @@ class AttemptInfo:
     rows: int
     size_bytes: int
     user: str = ""  # who opened it; "": the owner of the data directory
+    client: str = ""  # its program, host and process, since the broker runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,16 +486,3 @@ class Engine(Source, Sink, AppOperator, Protocol):
         """
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedInfo:
-    """One row of ``txmq transactions``."""
-
-    xid: str
-    age_s: float
-    publishes: int
-    settles: int
-    size_bytes: int
-    dropped: int = 0  # messages and acks without effect, because their queue was deleted
-    user: str = ""  # who named it; "": the owner of the data directory, or nobody

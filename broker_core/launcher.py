@@ -24,13 +24,12 @@ from types import FrameType
 
 import pyarrow as pa
 
-from broker_core import endpoint, failpoint
+from broker_core import __version__, endpoint, failpoint
 from broker_core.address import VHOST, bracketed
-from broker_core.admin import QueueInfo
+from broker_core.admin import PreparedInfo, QueueInfo
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.endpoint import Endpoint
-from broker_core.engine import PreparedInfo
 from broker_core.errors import StoreFailed
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
@@ -39,7 +38,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.node.takeover import open_store
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.options import ServeOptions
-from broker_core.printable import LineFormatter
+from broker_core.server import log_file
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
@@ -52,7 +51,6 @@ from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
-from broker_core.server.log_file import LogFile
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
@@ -353,7 +351,13 @@ def _data_id(directory: str) -> str:
     return endpoint.read_id(directory)
 
 
-def serve(directory: str, options: ServeOptions = DEFAULTS, *, idle_timeout_s: float | None = None) -> int:
+def serve(
+    directory: str,
+    options: ServeOptions = DEFAULTS,
+    *,
+    idle_timeout_s: float | None = None,
+    log_format: str = "text",
+) -> int:
     """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
     Returns the exit code.
 
@@ -361,9 +365,7 @@ def serve(directory: str, options: ServeOptions = DEFAULTS, *, idle_timeout_s: f
     read again. If the store fails, it
     ends with code 1, and must be started again.
     """
-    handler = LogFile(os.path.join(directory, endpoint.LOG))
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[handler])
+    log_file.set_up(os.path.join(directory, endpoint.LOG), log_format)
     _leave_out_pandas()
     ending = threading.Event()
 
@@ -383,13 +385,13 @@ def serve(directory: str, options: ServeOptions = DEFAULTS, *, idle_timeout_s: f
         # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
         # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
-        print(
-            "ready",
-            f"{options.doors.scheme}://{bracketed(options.host)}:{broker.port}",
-            *broker.amqp_urls,
-            *broker.http_urls,
-            flush=True,
+        scheme = options.doors.scheme
+        own = f"{scheme}://{bracketed(options.host)}:{broker.port}"
+        addresses = [own, *broker.amqp_urls, *broker.http_urls]
+        log.info(
+            "txmq %s serves %s at %s, process %d", __version__, directory, " ".join(addresses), os.getpid()
         )
+        print("ready", *addresses, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failure is not None:
                 reason = "" if broker.failure is None else f": {broker.failure.message}"
@@ -398,7 +400,9 @@ def serve(directory: str, options: ServeOptions = DEFAULTS, *, idle_timeout_s: f
             if broker.server.given_up.is_set() or (
                 idle_timeout_s is not None and broker.idle_s > idle_timeout_s
             ):
-                break
+                log.info("the broker ends: it is idle")
+                return 0
+        log.info("the broker ends: it was asked to")
     return 0
 
 

@@ -12,8 +12,7 @@ import base64
 import dataclasses
 import getpass
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timezone
 from typing import Any
 
@@ -30,7 +29,7 @@ from broker_core.errors import (
 from broker_core.message.properties import Properties
 from txmq import accounts, channels, move, topology, vhosts
 from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
-from txmq.admin import backup, definitions, status
+from txmq.admin import backup, definitions, publish, status
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
 from txmq.ledger import ledger
@@ -69,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     topology.arguments(commands, _command)
     move.arguments(commands, _command)
     channels.arguments(commands, _command)
+    publish.arguments(commands, _command)
     _add_messages(commands)
     _add_setup(commands)
     accounts.arguments(commands, _command)
@@ -128,7 +128,6 @@ def _add_lists(commands: Any) -> None:
     apps.add_argument(
         "chown", metavar="chown APP USER", nargs="*", help="give the app to another user instead"
     )
-    _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
     for name in ("staged", "attempts"):  # two names of one list
         _command(commands, name, _attempts, "list what is staged and not decided", address=True)
 
@@ -183,14 +182,6 @@ def _add_decisions(commands: Any) -> None:
 
 
 def _add_messages(commands: Any) -> None:
-    publish = _command(
-        commands, "publish", _publish, "publish messages, all in one transaction", address=True
-    )
-    publish.add_argument("--exchange", default="", help="default: the default exchange")
-    publish.add_argument("--routing-key", default="")
-    publish.add_argument("--queue", help="the default exchange and this routing key")
-    publish.add_argument("--transient", action="store_true", help="not written to the disk (delivery mode 1)")
-    publish.add_argument("body", metavar="BODY", nargs="+", help="one message each; - reads one per line")
     peek = _command(commands, "peek", _peek, "show messages of a queue; nothing is consumed", address=True)
     peek.add_argument("queue", metavar="QUEUE")
     peek.add_argument("--limit", metavar="N", type=count, default=10, help="maximum; default %(default)s")
@@ -235,10 +226,6 @@ def _apps(options: argparse.Namespace) -> int:
                 f"txmq apps {' '.join(words)}: there is no such command", "use txmq apps chown APP USER"
             )
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
-
-
-def _transactions(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(prepared) for prepared in client_at(options).prepared()))
 
 
 def _attempts(options: argparse.Namespace) -> int:
@@ -314,21 +301,6 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
         return f"uid {os.getuid()}"
-
-
-def _publish(options: argparse.Namespace) -> int:
-    if options.queue is not None and (options.exchange or options.routing_key):
-        raise OptionError(
-            "--queue was given with --exchange or --routing-key",
-            "use --queue alone, for the default exchange and this routing key",
-        )
-    routing_key = options.queue if options.queue is not None else options.routing_key
-    bodies: Iterable[bytes] = (body.encode() for body in options.body)
-    if options.body == ["-"]:
-        bodies = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
-    properties = Properties(delivery_mode=1 if options.transient else 2).encode()
-    count = admin_at(options).publish(bodies, options.exchange, routing_key, properties)
-    return done(options, f"published {count}", published=count)
 
 
 def _peek(options: argparse.Namespace) -> int:

@@ -23,7 +23,9 @@ LEAST_FRAME, FRAME_MAX, MOST_FRAME = 4096, 131_072, 128 * 1024 * 1024
 def serve(given: argparse.Namespace) -> int:
     from broker_core.launcher import serve as serve_until_signal
 
-    return serve_until_signal(given.data, options_of(given), idle_timeout_s=given.idle_timeout)
+    return serve_until_signal(
+        given.data, options_of(given), idle_timeout_s=given.idle_timeout, log_format=given.log_format
+    )
 
 
 def options_of(given: argparse.Namespace) -> ServeOptions:

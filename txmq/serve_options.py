@@ -40,6 +40,7 @@ _MANY: More = {"action": "append", "default": []}
 _NEEDED: More = {"required": True}
 _LISTEN: More = {"default": f"127.0.0.1:{DEFAULT_PORT}"}
 _NAMES: More = {"choices": ("distinguished_name", "common_name")}
+_FORMATS: More = {"choices": ("text", "json"), "default": "text"}
 
 GENERAL = (
     ServeOption("data", "DIR", str, "", "created if missing", _NEEDED),
@@ -63,6 +64,10 @@ GENERAL = (
     ),
     ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
     ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
+    ServeOption(
+        "log-format", "LOG_FORMAT", str, "",
+        "of the log, which goes to standard error; default %(default)s", _FORMATS,
+    ),
     ServeOption("idle-timeout", "SECONDS", above_zero, "", "end after this idle time"),
 )  # fmt: skip
 LIMITS = (

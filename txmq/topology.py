@@ -41,6 +41,8 @@ def arguments(commands: object, add: Add) -> None:
         binding.add_argument("queue", metavar="QUEUE")
         binding.add_argument("key", metavar="KEY", nargs="?", default="")
         _given(binding, "for a headers exchange; may be repeated")
+        if name == "unbind":
+            yes(binding)
     purge = add(
         commands, "purge", _purge, "drop the messages of a queue that no consumer holds", address=True
     )
@@ -66,11 +68,11 @@ def _kinds(commands: Any, name: str, text: str) -> Any:
 
 def _given(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument(
-        "--argument", metavar="KEY=VALUE", type=_argument, action="append", default=[], help=text
+        "--argument", metavar="KEY=VALUE", type=key_and_value, action="append", default=[], help=text
     )
 
 
-def _argument(text: str) -> tuple[str, object]:
+def key_and_value(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -115,6 +117,11 @@ def _bind(options: argparse.Namespace) -> int:
 
 
 def _unbind(options: argparse.Namespace) -> int:
+    confirm(
+        options,
+        f"unbind removes the binding of {options.exchange} to {options.queue} by {options.key!r}: what is "
+        "published so reaches the queue no more",
+    )
     admin_at(options).unbind(options.queue, options.exchange, options.key, dict(options.argument))
     text = f"unbound {options.exchange} from {options.queue} by {options.key!r}"
     return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)

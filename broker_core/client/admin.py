@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from broker_core.admin import BindingInfo, BrokerStatus, ExchangeInfo, Preparation, QueueInfo
+from broker_core.admin import (
+    BindingInfo,
+    BrokerStatus,
+    ClientInfo,
+    ConsumerInfo,
+    ExchangeInfo,
+    Preparation,
+    QueueInfo,
+)
 from broker_core.client.broker import BrokerClient
 from broker_core.client.connection import HELLO_S
 from broker_core.errors import Unroutable
@@ -85,4 +93,15 @@ class RemoteAdmin:
 def status(client: BrokerClient) -> BrokerStatus:
     """The broker as a whole. Raises AccessRefused, and ConnectionFailed for one that does not answer."""
     found: BrokerStatus = client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
+    return found
+
+
+def connections(client: BrokerClient) -> list[ClientInfo]:
+    """The connections to a virtual host, oldest first."""
+    found: list[ClientInfo] = client.administer(list[ClientInfo], "connections")
+    return found
+
+
+def consumers(client: BrokerClient) -> list[ConsumerInfo]:
+    found: list[ConsumerInfo] = client.administer(list[ConsumerInfo], "consumers")
     return found

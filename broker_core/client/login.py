@@ -4,6 +4,9 @@ host.
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from urllib.parse import quote
 
 import pyarrow.flight
@@ -34,8 +37,15 @@ class _Header(pyarrow.flight.ClientMiddleware):  # type: ignore[misc]
     def __init__(self, header: str, vhost: str) -> None:
         super().__init__()
         self._headers = {authorization.HEADER: header} if header else {}
+        self._headers[authorization.CLIENT_HEADER] = quote(client_name(), safe="")
         if vhost != VHOST:
             self._headers[authorization.VHOST_HEADER] = quote(vhost, safe="")
 
     def sending_headers(self) -> dict[str, str]:
         return self._headers
+
+
+def client_name() -> str:
+    """What this process calls itself: program, host and process."""
+    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+    return f"{program[:60]} {socket.gethostname()[:60]} {os.getpid()}"

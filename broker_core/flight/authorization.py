@@ -21,6 +21,7 @@ from broker_core.errors import LoginRefused
 
 HEADER = "authorization"
 CHALLENGE_BYTES = 32
+CLIENT_HEADER = "txmq-client"  # percent-encoded: program, host and process, for an operator
 VHOST_HEADER = "txmq-vhost"  # percent-encoded; without it the call is for "/"
 
 

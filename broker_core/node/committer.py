@@ -50,6 +50,7 @@ T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
 
 _MAX_GROUP = 1024  # works in one commit
+SLOW_S = 1.0  # a commit that takes longer is logged
 
 
 class Waiter(Protocol):
@@ -351,7 +352,10 @@ class Committer:
         if changes:
             began = time.monotonic()
             self._store.commit(changes)  # 2. make durable
-            self.counts.add(len(changes), time.monotonic() - began)
+            took_s = time.monotonic() - began
+            self.counts.add(len(changes), took_s)
+            if took_s >= SLOW_S:
+                logger.warning("a commit of %d changes took %.1f s to become durable", len(changes), took_s)
         failpoint.here("committer.durable")
         touched = bool(state.pending_checks.touched)
         if touched:

@@ -28,6 +28,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
 from broker_core.broker.state.change import Change
+from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.checks import checked_calls
 from broker_core.engine import (
     AppInfo,
@@ -66,6 +67,7 @@ from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work
 from broker_core.node.deferred_signals import uninterrupted
+from broker_core.node.held_channels import named
 from broker_core.node.loaded_blocks import addresses, stamps
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
@@ -135,7 +137,10 @@ class EmbeddedEngine:
             seen.topology.require_there()
             return work(seen, change, now_us)
 
-        return self._local.run(there)
+        try:
+            return self._local.run(there)
+        except QueueHeld as refused:
+            raise named(refused, self._local.held, seen.prepared.by_key) from None
 
     def _look(self, question: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Runs what only asks."""

@@ -8,12 +8,27 @@ one of a moment, and a channel that works meanwhile is not stopped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from itertools import chain, islice
+from shlex import quote
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from broker_core.admin import ChannelInfo
+from broker_core.admin import ChannelInfo, ClientInfo, ConsumerInfo
 from broker_core.broker.channel import Channel
+from broker_core.broker.queue import Queue
+from broker_core.broker.queue.consumer import Consumer
+from broker_core.broker.topology.ownership import QueueHeld
+from broker_core.broker.transaction.key import name_of, user_of
+from broker_core.broker.transaction.transaction import Transaction
+from broker_core.errors import ResourceLocked
+from broker_core.printable import printable
+
+ROWS = 10_000  # of one list
+NAMED = 3  # holders in an error
+LOOKED = 100_000  # deliveries that one error looks through
+_SHORT = 60  # characters of a name in it
 
 
 class ChannelHolder(NamedTuple):
@@ -31,14 +46,17 @@ class ChannelHolder(NamedTuple):
 
 
 class HeldChannels:
-    """The channels of all doors, while they exist, and how each door ends one. For any thread.
-
-    ``closers``: end what has an id, if it is of their door; whether it was.
-    """
+    """The channels of all doors, while they exist, and how each door ends one. For any thread."""
 
     def __init__(self) -> None:
         self._holders: WeakKeyDictionary[Channel, ChannelHolder] = WeakKeyDictionary()
-        self.closers: list[Callable[[str], bool]] = []
+        self._closers: list[Callable[[str], bool]] = []
+        self._connections: list[Callable[[], list[ClientInfo]]] = []
+
+    def add_door(self, close: Callable[[str], bool], connections: Callable[[], list[ClientInfo]]) -> None:
+        """``close``: ends what has an id, if it is of this door; whether it was."""
+        self._closers.append(close)
+        self._connections.append(connections)
 
     def add(self, channel: Channel, holder: ChannelHolder) -> None:
         self._holders[channel] = holder
@@ -51,24 +69,55 @@ class HeldChannels:
         return [(channel, holder) for channel, holder in found if holder is not None]
 
     def rows(self, vhost: str, now_us: int) -> list[ChannelInfo]:
-        """Returns the open channels of a virtual host, oldest first."""
+        """Returns the open channels of a virtual host, oldest first, at most ROWS."""
         return channel_rows(self.all(), vhost, now_us)
+
+    def clients(self, vhost: str) -> list[ClientInfo]:
+        """Returns the connections that have entered a virtual host, oldest first, at most ROWS."""
+        found = [each for door in self._connections for each in door() if each.vhost == vhost]
+        return sorted(found, key=lambda each: -each.age_s)[:ROWS]
+
+    def consumers(self, vhost: str) -> list[ConsumerInfo]:
+        """Returns the consumers of a virtual host, in the order of their channels, at most ROWS."""
+        found = (
+            _consumer(consumer, holder)
+            for channel, holder in sorted(self.all(), key=lambda each: each[1].since_us)
+            if holder.vhost == vhost and not channel.closed
+            for consumer in list(channel.consumers.values())
+            if not consumer.queue.replies
+        )
+        return list(islice(found, ROWS))
 
     def close(self, id: str) -> bool:
         """Ends a channel or a connection. Whether there was one of this id."""
-        return any(close(id) for close in self.closers)
+        return any(close(id) for close in self._closers)
 
 
 def channel_rows(
     channels: Iterable[tuple[Channel, ChannelHolder]], vhost: str, now_us: int
 ) -> list[ChannelInfo]:
-    """Returns the open channels of a virtual host, oldest first."""
-    rows = [
-        (holder.since_us, _row(channel, holder, now_us))
-        for channel, holder in channels
-        if holder.vhost == vhost and not channel.closed
+    """Returns the open channels of a virtual host, oldest first, at most ROWS."""
+    found = [
+        (channel, holder) for channel, holder in channels if holder.vhost == vhost and not channel.closed
     ]
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+    found.sort(key=lambda each: each[1].since_us)
+    return [_row(channel, holder, now_us) for channel, holder in found[:ROWS]]
+
+
+def _consumer(consumer: Consumer, holder: ChannelHolder) -> ConsumerInfo:
+    return ConsumerInfo(
+        consumer.queue.name,
+        consumer.tag,
+        holder.id,
+        holder.user,
+        holder.address,
+        holder.client,
+        not consumer.no_ack,
+        consumer.exclusive,
+        consumer.active,
+        consumer.prefetch,
+        consumer.unacked,
+    )
 
 
 def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
@@ -88,5 +137,52 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
         len(transaction.settles) if is_open else 0,
         transaction.memory_bytes if is_open else 0,
         dict(held),
-        tuple(sorted(each.queue.name for each in list(channel.consumers.values()))),
+        tuple(sorted(each.queue.name for each in list(channel.consumers.values()) if not each.queue.replies)),
     )
+
+
+def named(refused: QueueHeld, held: HeldChannels, prepared: Mapping[str, Transaction]) -> ResourceLocked:
+    """Returns the error with the first holders of the queue, since when each is there, and how it ends."""
+    queue = refused.queue
+    found = list(islice(chain(_users(queue, held), _names(queue, prepared)), NAMED + 1))
+    if not found:  # they have ended meanwhile
+        return refused
+    texts = [*found[:NAMED], *(("others",) if len(found) > NAMED else ())]
+    advice = refused.message.removeprefix(f"{refused.summary}: ")
+    return ResourceLocked(f"{refused.summary}: {'; '.join(texts)}", advice)
+
+
+def _users(queue: Queue, held: HeldChannels) -> Iterator[str]:
+    there = [each for each in held.all() if each[1].vhost == queue.vhost]
+    entries = (
+        (holder, used)
+        for channel, holder in sorted(there, key=lambda each: each[1].since_us)
+        for used in _used(channel)
+    )
+    for holder in dict.fromkeys(holder for holder, used in islice(entries, LOOKED) if used is queue):
+        who = f"{_short(holder.client) or holder.door} of user '{_short(holder.user)}'"
+        where = f" at {holder.address}" if holder.address else " in the broker's process"
+        close = f" (`txmq close {quote(printable(holder.id))}`)" if holder.id else ""
+        yield f"{who}{where} since {_time(holder.since_us)}{close}"
+
+
+def _used(channel: Channel) -> Iterator[Queue]:
+    marked = [unacked for unacked, _ in list(channel.marked.values())]
+    for used in (list(channel.consumers.values()), list(channel.unacked.values()), marked):
+        yield from (each.queue for each in used)
+
+
+def _names(queue: Queue, prepared: Mapping[str, Transaction]) -> Iterator[str]:
+    entries = ((key, each.queue) for key, found in list(prepared.items()) for each in found.settles)
+    for key in dict.fromkeys(key for key, used in islice(entries, LOOKED) if used is queue):
+        command = f"txmq rollback {quote(printable(name_of(key)))}"
+        yield f"a prepared transaction of user '{_short(user_of(key) or '')}' (`{command}`)"
+
+
+def _short(text: str) -> str:
+    shown = printable(text)
+    return shown if len(shown) <= _SHORT else f"{shown[:_SHORT]}..."
+
+
+def _time(us: int) -> str:
+    return datetime.fromtimestamp(us // 1_000_000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

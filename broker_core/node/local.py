@@ -6,20 +6,28 @@ Not here: the calls of a channel (``channel.py``), and the port of the connector
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from broker_core.address import VHOST
-from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, QueueInfo
+from broker_core.admin import (
+    BindingInfo,
+    ChannelInfo,
+    ClientInfo,
+    ConsumerInfo,
+    ExchangeInfo,
+    PreparedInfo,
+    QueueInfo,
+)
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, decide
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
-from broker_core.broker.transaction.key import name_of, user_of
+from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.checks import checked
-from broker_core.engine import PreparedInfo
 from broker_core.errors import UnknownTransaction
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
@@ -81,24 +89,28 @@ class LocalBroker(Node):
         """Returns the open channels of a virtual host, oldest first."""
         return self.held.rows(vhost, self.clock())
 
-    def prepared(self, vhost: str | None = None) -> list[PreparedInfo]:
-        """Returns prepared transactions that are not decided, of one virtual host or of all, oldest first."""
+    def connections(self, vhost: str = VHOST) -> list[ClientInfo]:
+        return self.held.clients(vhost)
+
+    def consumers(self, vhost: str = VHOST) -> list[ConsumerInfo]:
+        return self.held.consumers(vhost)
+
+    def prepared(
+        self, vhost: str | None = None, reads: Callable[[str], bool] | None = None
+    ) -> list[PreparedInfo]:
+        """Returns prepared transactions that are not decided, of one virtual host or of all, oldest first.
+        ``reads``: whether the caller may see the messages of a queue; None: of none.
+        """
         now = self.clock()
         with self.look as state:
             found = [
-                PreparedInfo(
-                    name_of(key),
-                    max(0, now - state.prepared.since_us[key]) / 1e6,
-                    prepared.messages,
-                    len(prepared.settles),
-                    prepared.size_bytes,
-                    prepared.dropped,
-                    user_of(key) or "",
-                )
-                for key, prepared in state.prepared.by_key.items()
+                (key, transaction, state.prepared.since_us[key])
+                for key, transaction in state.prepared.by_key.items()
                 if vhost in (None, state.prepared.vhosts[key])
             ]
-        return sorted(found, key=lambda info: -info.age_s)
+        found.sort(key=lambda each: each[2])
+        # what a transaction has collected does not change any more, so nobody waits for this
+        return [prepared_row(key, each, max(0, now - since) / 1e6, reads) for key, each, since in found]
 
     @checked
     def commit(self, xid: str, vhost: str | None = None, of: str | None = None) -> int:

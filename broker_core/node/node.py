@@ -22,7 +22,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from broker_core.broker.access.users import Users
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
 from broker_core.broker.state.block import ReadBlock
@@ -111,7 +110,7 @@ class Node:
             )
         if found.journal:
             self._store.commit([Change(journal=list(found.journal))])
-        _report_patterns(self.state.users)
+        _report(self.state)
 
     @property
     def look(self) -> Look:
@@ -311,8 +310,15 @@ class Node:
             self._store.close(clean=clean)
 
 
-def _report_patterns(users: Users) -> None:
-    for user, vhost, pattern in users.refused():
+def _report(state: BrokerState) -> None:
+    queues = [each for host in state.virtual_hosts.by_name.values() for each in host.queues.values()]
+    logger.info(
+        "recovered %d queues with %d messages and %d prepared transactions",
+        len(queues),
+        sum(queue.messages for queue in queues),
+        len(state.prepared.by_key),
+    )
+    for user, vhost, pattern in state.users.refused():
         logger.warning(
             "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is not a regular "
             "expression of RE2; set the permissions again",

@@ -1,18 +1,80 @@
-"""The log of a broker whose output is a file of its directory: it is bounded, as such a file is nobody's.
+"""The log of ``txmq serve``: its form, and its bounds.
 
-Not here: a log that an operator has redirected, which is theirs.
+Not here: the audit log (``access/audit.py``), and a log that an operator has redirected, which is theirs to
+rotate.
+Invariant: a record is one line, but for tracebacks of text. What clients cause cannot fill a disk or take the
+time of the broker: of lines below a warning at most INFOS a second are written, and the rest is counted. No
+line has a body of a message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import TextIO
 
+from broker_core.printable import LineFormatter
+
+INFOS = 100  # lines a second below a warning
 MAX_BYTES = 10 * 1024 * 1024
 OUTPUT = (1, 2)  # descriptors: lines of libraries and of Python go there too
+
+
+def set_up(path: str, form: str) -> None:
+    """Of this process: to standard error. ``path``: see LogFile."""
+    handler = LogFile(path)
+    text = LineFormatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    handler.addFilter(Seldom())
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger("txmq").setLevel(logging.INFO)
+
+
+class JsonFormatter(logging.Formatter):
+    """A record is one object in one line: time, level, logger, message, and the traceback of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        row = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            row["exception"] = self.formatException(record.exc_info)
+        return json.dumps(row)
+
+
+class Seldom(logging.Filter):
+    """Leaves out lines below a warning above INFOS a second; the next one that passes says how many."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._second = self._passed = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            return True
+        with self._lock:
+            second = int(self._clock())
+            if second != self._second:
+                self._second, self._passed = second, 0
+            if self._passed >= INFOS:
+                self._left_out += 1
+                return False
+            self._passed += 1
+            left_out, self._left_out = self._left_out, 0
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} lines before were left out)", ()
+        return True
 
 
 class LogFile(logging.StreamHandler[TextIO]):

@@ -52,10 +52,11 @@ def test_exchanges_and_bindings_are_listed_and_unbound(broker: Broker, run: Any)
         {"exchange": "events", "routing_key": "a.#", "arguments": {}},
     ]
     assert run("bindings") == [{**each, "destination": "q", "kind": "queue"} for each in both]
-    run("unbind", "amq.headers", "q", "--argument", "x-match=all", "--argument", "n=1")
-    run("unbind", "events", "q", "a.#")
+    run("unbind", "--yes", "amq.headers", "q", "--argument", "x-match=all", "--argument", "n=1")
+    run("unbind", "--yes", "events", "q", "a.#")
     assert run("bindings") == []
-    assert run("unbind", "events", "q", "a.#")["queue"] == "q"  # idempotent, as in AMQP
+    assert run("unbind", "--yes", "events", "q", "a.#")["queue"] == "q"  # idempotent, as in AMQP
+    assert "removes the binding of events to q by 'a.#'" in run("unbind", "events", "q", "a.#")
 
 
 def test_what_drops_messages_is_asked_first(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,16 @@ import pika.exceptions
 import pytest
 
 from broker_core import errors
+from broker_core import password as passwords
+from broker_core.client import login
 from broker_core.client.broker import BrokerClient
+from broker_core.credentials import Credentials
 from broker_core.engine import START, Limit, Origin
 from broker_core.launcher import Broker
 from tests.progress import wait_until
 from txmq import cli
+
+HASH = passwords.hashed("p", passwords.Cost(4))
 
 
 @pytest.fixture
@@ -41,8 +49,10 @@ def peer(broker: Broker) -> Iterator[pika.BlockingConnection]:
         connection.close()
 
 
-def _rows(capsys: pytest.CaptureFixture[str], broker: Broker, *arguments: str) -> list[dict[str, Any]]:
-    assert cli.main(["channels", "--json", "--url", broker.url, *arguments]) == 0
+def _rows(
+    capsys: pytest.CaptureFixture[str], broker: Broker, *arguments: str, command: str = "channels"
+) -> list[dict[str, Any]]:
+    assert cli.main([command, "--json", "--url", broker.url, *arguments]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found
 
@@ -88,9 +98,13 @@ def test_a_refused_claim_names_the_command_that_names_the_holders(
     theirs = peer.channel()
     theirs.basic_get("a")
     claim = lambda: broker.engine.claim("app", ["a"], {"a": START}, Limit(), Origin(), "fail")  # noqa: E731
-    with pytest.raises(errors.ResourceLocked, match="txmq channels --queue a"):
+    with pytest.raises(errors.ResourceLocked, match="txmq channels --queue a") as refused:
         claim()
     (row,) = _rows(capsys, broker, "--queue", "a")
+    text = str(refused.value)
+    assert "\x1b" not in text and "x" * 100 not in text
+    assert re.search(r"billing .* of user 'guest' at 127\.0\.0\.1 since \d{4}-\d\d-\d\d .*UTC", text)
+    assert f"`txmq close '{row['id']}'`" in text
     assert cli.main(["close", row["id"], "--url", broker.url]) == 1
     assert "1 messages go back to their queues" in capsys.readouterr().err
     assert cli.main(["close", row["id"], "--yes", "--url", broker.url]) == 0
@@ -100,6 +114,26 @@ def test_a_refused_claim_names_the_command_that_names_the_holders(
     wait_until(lambda: not _rows(capsys, broker, "--queue", "a"))
     claim()
     assert peer.channel().is_open  # the connection goes on
+
+
+def test_a_refused_claim_names_three_holders_and_says_that_there_are_more(
+    broker: Broker, peer: pika.BlockingConnection
+) -> None:
+    claim = lambda: broker.engine.claim("app", ["a"], {"a": START}, Limit(), Origin(), "fail")  # noqa: E731
+    with broker.channel() as ours:
+        assert ours.get("a") is not None
+        ours.tx_select()
+        ours.ack(1)
+        ours.prepare("it's mine")
+    with pytest.raises(errors.ResourceLocked, match="a prepared transaction of user ''") as refused:
+        claim()
+    assert "`txmq rollback 'it'\"'\"'s mine'`" in str(refused.value)
+    for channel in [peer.channel() for _ in range(3)]:
+        channel.basic_consume("a", lambda *_: None)
+    with pytest.raises(errors.ResourceLocked) as refused:
+        claim()
+    assert str(refused.value).count("of user 'guest'") == 3 and "; others: " in str(refused.value)
+    broker.rollback("it's mine")
 
 
 def test_a_whole_connection_and_a_channel_of_flight_are_closed(
@@ -121,3 +155,150 @@ def test_a_whole_connection_and_a_channel_of_flight_are_closed(
     assert {queue.name: queue.unacknowledged for queue in broker.queues()} == {"a": 0, "b": 0}
     assert cli.main(["close", name, "--yes", "--url", broker.url]) == 1
     assert "no channel or connection has the id" in capsys.readouterr().err
+
+
+def test_connections_of_both_doors_are_listed_with_their_clients_and_closed(
+    broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.channel()
+    rows = _rows(capsys, broker, command="connections")
+    amqp, flight = (_of(door, rows) for door in ("amqp", "flight"))
+    assert (amqp["user"], amqp["vhost"], amqp["address"], amqp["channels"]) == ("guest", "/", "127.0.0.1", 1)
+    assert amqp["client"].startswith("billing") and amqp["age_s"] >= amqp["silent_s"] >= 0
+    assert flight["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
+    assert flight["address"] == "127.0.0.1" and flight["age_s"] >= flight["silent_s"] >= 0
+    assert cli.main(["close", amqp["id"], "--url", broker.url]) == 1
+    assert "the connection and 1 channels of user 'guest'" in capsys.readouterr().err
+    assert cli.main(["close", amqp["id"], "--yes", "--url", broker.url]) == 0
+    capsys.readouterr()
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+        wait_until(lambda: peer.process_data_events(0.1))
+    assert closed.value.reply_code == 320
+    assert [row["door"] for row in _rows(capsys, broker, command="connections")] == ["flight"]
+
+
+def test_consumers_are_listed_by_queue(
+    broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    channel = peer.channel()
+    channel.basic_qos(prefetch_count=2)
+    channel.basic_consume("a", lambda *_: None, consumer_tag="first")
+    channel.basic_consume("b", lambda *_: None, auto_ack=True, exclusive=True, consumer_tag="second")
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda *_: None, auto_ack=True)
+    wait_until(lambda: _rows(capsys, broker, command="consumers")[0]["unacknowledged"] == 2)
+    first, second = _rows(capsys, broker, command="consumers")  # a direct reply is not shown
+    assert (first["queue"], first["tag"], first["prefetch"], first["acks"]) == ("a", "first", 2, True)
+    assert (second["acks"], second["exclusive"], second["active"]) == (False, True, True)
+    (channel_row,) = _rows(capsys, broker)
+    assert first["channel"] == second["channel"] == channel_row["id"]
+    assert channel_row["consumes"] == ["a", "b"]
+    assert [row["tag"] for row in _rows(capsys, broker, "--queue", "b", command="consumers")] == ["second"]
+
+
+def test_prepared_transactions_are_listed_with_their_queues_and_open_ones_with_their_channel(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with broker.channel() as channel:
+        assert channel.get("a") is not None
+        channel.tx_select()
+        channel.ack(1)
+        for number in range(5):
+            channel.publish(b"%d" % number * 300, routing_key="b")
+        (opened,) = _rows(capsys, broker, "--open", command="transactions")
+        assert (opened["publishes"], opened["acks"]) == (5, 1)
+        assert _rows(capsys, broker, "--open", "--queue", "a", command="transactions") != []
+        assert _rows(capsys, broker, "--open", "--queue", "c", command="transactions") == []
+        channel.prepare("order-7")
+    (row,) = _rows(capsys, broker, command="transactions")
+    assert (row["xid"], row["to"], row["acked"]) == ("order-7", {"b": 5}, {"a": 1})
+    assert row["first"] == ["0" * 200, "1" * 200, "2" * 200]
+    for queue in ("a", "b"):
+        assert len(_rows(capsys, broker, "--queue", queue, command="transactions")) == 1
+    assert _rows(capsys, broker, "--queue", "c", command="transactions") == []
+    broker.rollback("order-7")
+
+
+def test_bodies_of_a_prepared_transaction_are_shown_to_whom_may_read_the_queue(broker: Broker) -> None:
+    with broker.channel() as channel:
+        channel.tx_select()
+        channel.publish(b"secret", routing_key="a")
+        channel.prepare("order-7")
+    broker.accounts.add_user("root", HASH, ("administrator",))
+    for name, reads in (("wanda", "b"), ("rita", "a")):
+        broker.accounts.add_user(name, HASH, ("monitoring",))
+        broker.accounts.set_permissions(name, "", "", reads)
+    for name, shown in (("wanda", ()), ("rita", (b"secret",))):
+        with BrokerClient(broker.url, credentials=Credentials(user=name, password="p")) as client:
+            (found,) = client.prepared()
+            assert (found.to, found.first) == ({"a": 1}, shown)
+
+
+def test_an_attempt_shows_the_process_that_opened_it(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with BrokerClient(broker.url) as client:
+        opened = client.open_batch("app", "query", 0, "fail", consumes=False)
+        assert opened.token
+    (row,) = _rows(capsys, broker, command="staged")
+    assert row["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}") and row["idle_s"] < 60
+
+
+def test_each_list_is_of_one_virtual_host(
+    broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    channel = peer.channel()
+    channel.basic_consume("a", lambda *_: None)
+    channel.tx_select()
+    channel.basic_publish("", "b", b"m")
+    wait_until(lambda: len(_rows(capsys, broker, "--open", command="transactions")) == 1)
+    broker.vhosts.add_vhost("side")
+    for command in ("connections", "channels", "consumers", "transactions"):
+        more = ("--open",) if command == "transactions" else ()
+        assert [row for row in _rows(capsys, broker, *more, command=command) if row.get("door") != "flight"]
+        assert cli.main([command, "--json", *more, "--url", f"{broker.url}/side"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [row for row in found if row.get("door") != "flight"] == []
+
+
+def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
+    broker: Broker, peer: pika.BlockingConnection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.channel()
+    (row,) = [row for row in _rows(capsys, broker, command="connections") if row["door"] == "amqp"]
+    broker.accounts.add_user("guest", HASH, ("administrator",))  # stays logged in
+    for name, tags in (("plain", ()), ("wanda", ("monitoring",)), ("olga", ("operator",))):
+        broker.accounts.add_user(name, HASH, tags)
+        broker.accounts.set_permissions(name, ".*", ".*", ".*")
+    secret = tmp_path / "secret"
+    secret.write_text("p")
+    secret.chmod(0o600)
+
+    def run(user: str, *words: str) -> tuple[int, str]:
+        login = ("--user", user, "--login-password-file", str(secret), "--url", broker.url)
+        code = cli.main([*words, *login])
+        return code, capsys.readouterr().err
+
+    for words in (["connections"], ["consumers"], ["channels"], ["transactions"]):
+        code, said = run("plain", *words)
+        assert code == 1 and "refused for user 'plain': it needs the tag" in said
+        assert run("wanda", *words) == (0, "")
+    code, said = run("wanda", "close", row["id"], "--yes")
+    assert code == 1 and "refused for user 'wanda': it needs the tag administrator or operator" in said
+    assert run("olga", "close", row["id"], "--yes") == (0, "")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="operator"):
+        wait_until(lambda: peer.process_data_events(0.1))
+    log = (tmp_path / "data" / "audit.log").read_text().splitlines()
+    (closed,) = [each for each in map(json.loads, log) if each["event"] == "admin.close"]
+    assert (closed["user"], closed["id"]) == ("olga", row["id"])
+
+
+def test_what_a_client_of_flight_calls_itself_is_cut_and_printed_without_escapes(
+    broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "client_name", lambda: "\x1b[2J\n" + "é" * 500)
+    with BrokerClient(broker.url) as client, client.channel() as channel:
+        channel.tx_select()
+        (row,) = [each for each in client.channels() if each.door == "flight"]
+        assert row.client.startswith("\x1b[2J\n") and len(row.client) <= 255
+        assert cli.main(["channels", "--url", broker.url]) == 0
+        assert all(map(str.isprintable, capsys.readouterr().out.splitlines()))

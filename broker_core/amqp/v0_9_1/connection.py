@@ -321,6 +321,11 @@ class AmqpConnection:
         """When ``tick`` has something to do; None: never."""
         return self._life.timers.next(listens=not self.holds())
 
+    @property
+    def heard_at(self) -> float:
+        """When bytes last came."""
+        return self._life.timers.heard_at
+
     def tick(self, now: float) -> TimedOut | None:
         """Send a heartbeat if one is due; TimedOut if the client was silent, or too slow, for too long."""
         timers = self._life.timers

@@ -7,8 +7,22 @@ from broker_core.broker.state.change import Change
 from broker_core.errors import PreconditionFailed, ResourceLocked
 
 
+class QueueHeld(ResourceLocked):
+    """Channels or prepared transactions use ``queue``; who they are, only the servers know."""
+
+    def __init__(self, queue: Queue, app_id: str, why: str) -> None:
+        self.queue = queue
+        super().__init__(
+            f"queue '{queue.name}' cannot be owned by app '{app_id}': {why}",
+            f"let them end, or `txmq close` them (`txmq channels --queue {queue.name}` and `txmq "
+            f"transactions --queue {queue.name}` name them all), or give the stream a queue of its own",
+        )
+
+
 def require_ownable(queue: Queue, app_id: str) -> None:
-    """Raises ResourceLocked if channels hold deliveries or another app owns the queue."""
+    """Raises QueueHeld if channels use the queue or hold its messages, ResourceLocked if another app owns
+    it.
+    """
     if queue.owner == app_id:
         return
     if queue.owner:
@@ -18,17 +32,10 @@ def require_ownable(queue: Queue, app_id: str) -> None:
             "not come back"
         )
     if queue.consumers:
-        raise ResourceLocked(
-            f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are "
-            f"subscribed to it; cancel them first (`txmq channels --queue {queue.name}` names them), or give "
-            "the stream a queue of its own"
-        )
+        raise QueueHeld(queue, app_id, f"{len(queue.consumers)} consumers are subscribed to it")
     if queue.ready.held:
-        raise ResourceLocked(
-            f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold "
-            f"{len(queue.ready.held)} of its messages; let them ack or close first (`txmq channels --queue "
-            f"{queue.name}` and `txmq transactions` name them)"
-        )
+        text = f"channels or prepared transactions hold {len(queue.ready.held)} of its messages"
+        raise QueueHeld(queue, app_id, text)
     if not queue.durable:
         raise PreconditionFailed(
             f"queue '{queue.name}' is not durable: a stream needs a queue that survives the broker; declare "

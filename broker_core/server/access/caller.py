@@ -28,6 +28,7 @@ class Caller:
     rights: Rights
     address: str
     state: BrokerState
+    client: str = ""  # what it calls itself
 
     @property
     def tags(self) -> frozenset[str]:

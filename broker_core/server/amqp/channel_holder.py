@@ -13,15 +13,19 @@ _LONGEST = 255  # characters of what a client calls itself
 
 def channel_holder(connection: ClientConnection, number: int, now_us: int) -> ChannelHolder:
     """Of channel ``number``. RabbitMQ names connections and channels in the same way."""
-    properties = connection.protocol.client_properties
-    found = map(properties.get, ("connection_name", "product"))
-    name = next((each for each in found if isinstance(each, str)), "")
     return ChannelHolder(
         f"{connection.name} ({number})",
         "amqp",
         connection.user,
         connection.address,
-        name[:_LONGEST],
+        client_name(connection),
         connection.seen.vhost,
         now_us,
     )
+
+
+def client_name(connection: ClientConnection) -> str:
+    """What the client calls itself."""
+    told = connection.protocol.client_properties
+    named = (told[key] for key in ("connection_name", "product") if isinstance(told.get(key), str))
+    return str(next(named, ""))[:_LONGEST]

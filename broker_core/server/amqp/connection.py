@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         self.sessions.close(number)
 
     def _channel_failed(self, number: int, text: str) -> None:
-        logger.info("connection %s: channel %d is closed: %s", self.name, number, text)
+        logger.info("%s of user '%s': channel %d is closed: %s", self.name, self.user, number, text)
         self.flush_later()
         self.sessions.fail(number, text)
 

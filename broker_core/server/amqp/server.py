@@ -31,7 +31,7 @@ from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.shown import connection_info
+from broker_core.server.amqp.shown import clients, connection_info
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
@@ -85,7 +85,7 @@ class AmqpServer:
         self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
         self._thread: threading.Thread | None = None
         self._unwritten: list[Connection] = []
-        broker.held.closers.append(partial(close, self))
+        broker.held.add_door(partial(close, self), partial(clients, self.connections))
         self._flushes = False  # at the end of this tick
         self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()

@@ -5,9 +5,13 @@ Not here: who holds their channels (``channel_holder.py``), closing one (``closi
 
 from __future__ import annotations
 
-from typing import Protocol
+import time
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
-from broker_core.admin import ConnectionInfo
+from broker_core.admin import ClientInfo, ConnectionInfo
+from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.server.amqp.channel_holder import client_name
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.sessions import Sessions
 
@@ -19,6 +23,29 @@ class Shown(ClientConnection, Protocol):
 
     @property
     def tls(self) -> bool: ...
+
+
+S = TypeVar("S", bound=Shown)
+
+
+def clients(connections: Mapping[S, float]) -> list[ClientInfo]:
+    """For any thread: the open ones of ``connections``, which says when each was opened."""
+    now, now_s = time.time(), time.monotonic()
+    return [
+        ClientInfo(
+            each.name,
+            "amqp",
+            each.user,
+            each.seen.vhost,
+            each.address,
+            client_name(each),
+            max(0.0, now - opened_at),
+            max(0.0, now_s - each.protocol.heard_at),
+            len(each.sessions.by_number),
+        )
+        for each, opened_at in list(connections.items())
+        if each.protocol.state is ConnectionState.open
+    ]
 
 
 def connection_info(connection: Shown, opened_at: float) -> ConnectionInfo:

@@ -6,6 +6,7 @@ Not here: logins (``access/logins.py``), the file (``access/audit.py``).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from broker_core.broker.topology.virtual_hosts import LIMITS
@@ -13,6 +14,8 @@ from broker_core.errors import TxmqError
 from broker_core.flight import contract
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
+
+logger = logging.getLogger("txmq.flight")
 
 # the arguments that are written, by call
 WRITTEN: dict[str, tuple[str, ...]] = {
@@ -63,6 +66,7 @@ def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, obj
 def refused(audit: Audit, caller: Caller, call: str, error: TxmqError) -> None:
     what = {"door": "flight", "vhost": caller.state.vhost, "asked": call, "why": error.summary}
     audit.record("refused", caller.identity.user, caller.address, **what)
+    logger.info("a call of user '%s' at %s is refused: %s", caller.identity.user, caller.address, error)
 
 
 def _where(caller: Caller, call: str) -> dict[str, str]:

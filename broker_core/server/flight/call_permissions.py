@@ -21,7 +21,7 @@ apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
 ``channel``                                                    as AMQP (``broker/command_permissions.py``)
 ``admin``: status, queues, exchanges, bindings, channels,
-prepared                                                       a tag
+connections, consumers, prepared                               a tag; and read, for bodies of what is prepared
 close                                                          the tag administrator or operator
 commit, rollback                                               nothing for one's own transaction; else the
                                                                tag administrator or operator
@@ -51,8 +51,10 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight import audited
+from broker_core.server.flight.clients import FlightClients
 
-LISTS = ("queues", "exchanges", "bindings", "channels")  # words of ``admin``: of the caller's virtual host
+# words of ``admin``: of the caller's virtual host
+LISTS = ("queues", "exchanges", "bindings", "channels", "connections", "consumers")
 Arguments = Mapping[str, Any]
 Check = Callable[["CallPermissions", Caller, Arguments], None]
 
@@ -251,6 +253,7 @@ class CallPermissions:
 
     def __init__(self, engines: VhostEngines, broker: LocalBroker, audit: Audit) -> None:
         self._audit = audit
+        self.clients = FlightClients()
         self._engines = engines
         self._broker = broker
 
@@ -287,6 +290,7 @@ class CallPermissions:
         """
         self.use_app(caller, header.app_id)
         self.require_attempt(caller, header.token)
+        self.clients.staged(caller, header.token)
         with self._broker.look:
             batches, actor = self._batches(caller), caller.actor
             batches.branches.superseded(batches.owners.own_header(actor, header), size_bytes, actor.user)

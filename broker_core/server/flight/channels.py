@@ -70,7 +70,7 @@ class FlightChannels:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
-        broker.held.closers.append(self.close_one)
+        broker.held.add_door(self.close_one, call_permissions.clients.connections)
 
     @property
     def held(self) -> int:
@@ -163,7 +163,7 @@ class FlightChannels:
 
     def _channel(self, channel_id: str, caller: Caller, now: int) -> LocalChannel:
         user, vhost = caller.identity.user, caller.state.vhost
-        holder = ChannelHolder(channel_id, "flight", user, caller.address, "", vhost, now)
+        holder = ChannelHolder(channel_id, "flight", user, caller.address, caller.client, vhost, now)
         return self._broker.channel(vhost=vhost, user=user, rights=caller.rights, holder=holder)
 
     def close_one(self, channel_id: str) -> bool:

@@ -34,8 +34,8 @@ REPORT_S = 5.0
 
 
 class FlightConnectionLimit:
-    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: is called with
-    the gRPC name of each that had logged in and has ended.
+    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: all are called
+    with the gRPC name of each that had logged in and has ended.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FlightConnectionLimit:
     ) -> None:
         self.limit = max(sockets() // 4, 16) if limit is None else limit
         self._most_waiting = min(WAITING, max(self.limit // 2, 1))
-        self._gone, self._handshake_s = gone, handshake_s
+        self.gone, self._handshake_s = [gone], handshake_s
         self._look_s = LOOK_LOCAL_S if of_this_host else LOOK_S
         self._lock = threading.Lock()
         self._asked: Counter[Peer] = Counter()  # logins that are being checked
@@ -145,7 +145,8 @@ class FlightConnectionLimit:
                 del self._proved[name]
             proved, asked = {peer for peer, _ in self._proved.values()}, set(self._asked)
         for name in left:
-            self._gone(name)
+            for tell in self.gone:
+                tell(name)
         waiting = [each for each in found if each.peer not in proved]
         self._seen = {each.peer: self._seen.get(each.peer, now) for each in waiting}
         waiting.sort(key=lambda each: self._seen[each.peer])

@@ -17,6 +17,7 @@ from broker_core.server.access.identity import Authenticator, Identity
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 
 MIDDLEWARE = "authorization"  # the name under which a server has ``ReadHeader``
+_LONGEST = 255  # characters of what a client calls itself
 _PEER = re.compile(r"^(?:ipv4|ipv6):(.*?)(?::\d+)?$")
 
 
@@ -33,6 +34,7 @@ class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc] 
             self._connection_limit,
             headers.get(authorization.HEADER, []),
             headers.get(authorization.VHOST_HEADER, []),
+            headers.get(authorization.CLIENT_HEADER, []),
         )
         if not self._connection_limit.begin(made):
             raise pyarrow.flight.FlightUnavailableError(
@@ -42,10 +44,17 @@ class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc] 
 
 
 class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
-    """The ``authorization`` headers of one call, and those that name its virtual host."""
+    """The ``authorization`` headers of one call, and those that name its virtual host and its client."""
 
-    def __init__(self, connection_limit: FlightConnectionLimit, values: list[str], vhosts: list[str]) -> None:
+    def __init__(
+        self,
+        connection_limit: FlightConnectionLimit,
+        values: list[str],
+        vhosts: list[str],
+        clients: list[str],
+    ) -> None:
         super().__init__()
+        self.clients = clients
         self._connection_limit = connection_limit
         self.values = values
         self.vhosts = vhosts
@@ -89,6 +98,12 @@ def asked_vhost(context: pyarrow.flight.ServerCallContext) -> str:
         raise RemoteProtocolError(
             f"the header {authorization.VHOST_HEADER!r} of a call must be one percent-encoded name"
         ) from None
+
+
+def client_of(context: pyarrow.flight.ServerCallContext) -> str:
+    """What the client of a call calls itself; "" if it does not. It is shown, and no rule asks for it."""
+    header = context.get_middleware(MIDDLEWARE)
+    return unquote(header.clients[0][: 3 * _LONGEST])[:_LONGEST] if header and header.clients else ""
 
 
 def peer_address(peer: str) -> str:

@@ -34,7 +34,7 @@ from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import FlightChannels
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.listener import FlightListener, close_all
-from broker_core.server.flight.login import asked_vhost, identity, peer_address
+from broker_core.server.flight.login import asked_vhost, client_of, identity, peer_address
 from broker_core.server.flight.staging import FlightStaging
 from broker_core.server.flight.transactions import Transactions
 from broker_core.server.quotas import Quotas
@@ -87,6 +87,7 @@ class FlightServer:
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
         self.connection_limit = connection_limit or FlightConnectionLimit(logins.gone)
+        self.connection_limit.gone.append(self._call_permissions.clients.gone)
         self.connection_limit.watch(lambda: [each.port for each in self._listeners])
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
@@ -131,7 +132,10 @@ class FlightServer:
         with self.connection_limit.login(context.peer()):
             who = identity(context, self._logins, address)
         vhost = VHOST if name == "hello" else asked_vhost(context)
-        return Caller(who, self._logins.rights(who, vhost), address, self._broker.state.of(vhost))
+        rights, state = self._logins.rights(who, vhost), self._broker.state.of(vhost)
+        caller = Caller(who, rights, address, state, client_of(context))
+        self._call_permissions.clients.called(context.peer(), caller)
+        return caller
 
     def _engine(self, caller: Caller) -> EmbeddedEngine:
         return self._engines.of(caller.state.vhost).acting(caller.actor)
@@ -146,9 +150,13 @@ class FlightServer:
             function = getattr(engine, word)
             if word == "wait":
                 function = partial(_wait, engine, self._stopping, caller)
-            answer = contract.encode(function(**arguments))
+            if word == "open_batch" and arguments.get("token"):
+                self._call_permissions.clients.staged(caller, arguments["token"])
+            answer = function(**arguments)
+            if word == "attempts":
+                answer = self._call_permissions.clients.named(caller.state.vhost, answer)
             self._call_permissions.carried_out(caller, f"engine.{word}", arguments)
-            return [answer]
+            return [contract.encode(answer)]
         if kind == "channel":
             call = contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
             return [contract.encode(self._channels.call(word, call, caller))]

@@ -6,8 +6,8 @@ log (``audited.py``).
 
 from __future__ import annotations
 
+from broker_core.admin import PreparedInfo
 from broker_core.broker.decision import Decision
-from broker_core.engine import PreparedInfo
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
 
@@ -25,7 +25,10 @@ class Transactions:
         self.decided_for: str | None = None
 
     def prepared(self) -> list[PreparedInfo]:
-        return self._broker.prepared(self._vhost)
+        return self._broker.prepared(self._vhost, self._reads)
+
+    def _reads(self, queue: str) -> bool:
+        return self._caller.identity.owner or self._caller.rights.may("read", queue)
 
     def commit(self, xid: str, of: str | None = None) -> int:
         return self._decide("commit", xid, of)

@@ -162,6 +162,8 @@ ADMIN: dict[str, dict[str, Any]] = {
     "exchanges": {},
     "bindings": {},
     "channels": {},
+    "connections": {},
+    "consumers": {},
     "status": {},
     "close": {"id": "nobody"},
     "prepared": {},

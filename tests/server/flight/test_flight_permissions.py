@@ -81,7 +81,7 @@ ROWS = (
     *(Row(f"channel.{word}", (IN,)) for word in ("get", "get_at")),
     *(Row(f"channel.{word}") for word in ("ack", "nack", "reject", "recover", "tx_select")),
     *(Row(f"channel.{word}") for word in ("confirm_select", "tx_commit", "tx_rollback", "prepare")),
-    *(Row(f"admin.{word}", (LOOK,)) for word in ("queues", "exchanges", "bindings", "channels", "prepared")),
+    *(Row(f"admin.{word}", (LOOK,)) for word in (*call_permissions.LISTS, "prepared")),
     Row("admin.status", (LOOK,)),
     Row("admin.close", (OPERATE,)),
     *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # access/test_transaction_owners.py

@@ -1,0 +1,97 @@
+"""Who calls at the port of Flight, for an operator: the connections with their clients, and who stages.
+
+Not here: who is let in (``connection_limit.py``), the rights of whoever looks (``call_permissions.py``).
+Invariant: nothing here decides anything. What is kept is bounded, and what was silent for longest is
+forgotten first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from broker_core.admin import ClientInfo
+from broker_core.broker.access.own_id import own_id
+from broker_core.engine import AttemptInfo
+from broker_core.server.access.caller import Caller
+
+KEPT = 10_000  # connections, and as many attempts
+
+K = TypeVar("K")
+
+
+@dataclass(slots=True)
+class _Heard:
+    user: str
+    vhost: str
+    address: str
+    client: str
+    since: float
+    last: float
+
+
+class FlightClients:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: OrderedDict[str, _Heard] = OrderedDict()  # by gRPC's name
+        self._attempts: OrderedDict[tuple[str, str], _Heard] = OrderedDict()  # by virtual host and token
+
+    def called(self, peer: str, caller: Caller) -> None:
+        self._hear(self._connections, peer, caller)
+
+    def gone(self, peer: str) -> None:
+        with self._lock:
+            self._connections.pop(peer, None)
+
+    def staged(self, caller: Caller, token: str) -> None:
+        """It has opened an attempt, or has staged for one."""
+        own = caller.state.users.own_id(caller.identity.user, token)
+        self._hear(self._attempts, (caller.state.vhost, own), caller)
+
+    def _hear(self, known: OrderedDict[K, _Heard], key: K, caller: Caller) -> None:
+        now, user, vhost = time.monotonic(), caller.identity.user, caller.state.vhost
+        with self._lock:
+            heard = known.get(key)
+            if heard is None:
+                known[key] = _Heard(user, vhost, caller.address, caller.client, now, now)
+                if len(known) > KEPT:
+                    known.popitem(last=False)
+            else:
+                heard.user, heard.vhost, heard.last = user, vhost, now
+                known.move_to_end(key)
+
+    def connections(self) -> list[ClientInfo]:
+        now = time.monotonic()
+        with self._lock:
+            found = [(peer, replace(heard)) for peer, heard in self._connections.items()]
+        return [
+            ClientInfo(
+                peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]"),
+                "flight",
+                heard.user,
+                heard.vhost,
+                heard.address,
+                heard.client,
+                now - heard.since,
+                now - heard.last,
+                0,
+            )
+            for peer, heard in found
+        ]
+
+    def named(self, vhost: str, attempts: Iterable[AttemptInfo]) -> list[AttemptInfo]:
+        """The attempts with who opened each, and how long it is silent, where that is known."""
+        now, rows = time.monotonic(), []
+        with self._lock:
+            for each in attempts:
+                heard = self._attempts.get((vhost, own_id(each.user, each.token)))
+                if heard is not None:
+                    each = replace(each, client=heard.client, idle_s=now - heard.last)
+                rows.append(each)
+        return rows
