@@ -29,7 +29,7 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.node.channel": (504, ENTRY),
     "broker_core.node.engine": (568, ENTRY),
-    "broker_core.store.salvage.salvage": (549, "one pass over a damaged directory"),
+    "broker_core.store.salvage.salvage": (558, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.kafka.sink.decide.Decider": (257, "the steps of open, decide and release, in their order"),
@@ -70,7 +70,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         457,
         "the commit, its recovery and its parts are one order of steps",
     ),
-    "broker_core.store.salvage.salvage._Salvage": (350, "one pass over a damaged directory"),
+    "broker_core.store.salvage.salvage._Salvage": (351, "one pass over a damaged directory"),
     "broker_core.store.segment.Segments": (288, "files, their open ends and their blocks are one state"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {

@@ -36,8 +36,8 @@ class AlarmLimits:
     """Publishers are stopped below ``disk_free_bytes``, or above so many bytes in memory.
 
     ``memory_bytes`` counts transient messages, those in queues that are not durable, what open and prepared
-    transactions hold, bindings, and records that outlive their call (outcomes, ended channels, attempts,
-    branches, claims, decided batches);
+    transactions hold, bindings, and records that outlive their call (outcomes, ended channels, apps,
+    attempts, branches, claims, reads, decided batches);
     ``unsealed_bytes`` what small commits have written and the background has not yet moved into a segment.
     """
 
@@ -117,8 +117,10 @@ class Alarm:
         return found.f_bavail * found.f_frsize
 
     def _kept_records(self) -> int:
-        outcomes = self._broker.state.names.outcomes
-        return len(outcomes) + len(outcomes.channels) + sum(count() for count in self.counted)
+        state = self._broker.state
+        outcomes = state.names.outcomes
+        kept = len(outcomes) + len(outcomes.channels) + len(state.users.apps)
+        return kept + sum(count() for count in self.counted)
 
     def _memory(self) -> tuple[int, int]:
         """Bytes of messages and records in memory, and those of small commits not yet in a segment."""

@@ -82,10 +82,10 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(
         error, (sqlite3.InterfaceError, sqlite3.ProgrammingError)
     ):
-        unreadable = _unreadable(catalog)
-        if unreadable is not None:
+        failed = unreadable(catalog)
+        if failed is not None:
             return StoreFailed(
-                f"the catalog {catalog} cannot be read: {unreadable.strerror}; check the disk, then start "
+                f"the catalog {catalog} cannot be read: {failed.strerror}; check the disk, then start "
                 "the broker again"
             )
         once = "SQLite says so too if the disk has failed to give it once: start the broker once more first"
@@ -93,7 +93,7 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     return StoreFailed(f"the catalog {catalog} refused a write: {text}; start the broker again")
 
 
-def _unreadable(catalog: Path) -> OSError | None:
+def unreadable(catalog: Path) -> OSError | None:
     """Returns why the files of the catalog cannot be read, which SQLite calls malformed."""
     for path in (catalog, catalog.with_name(catalog.name + "-wal")):
         try:

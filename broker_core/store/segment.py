@@ -185,8 +185,8 @@ class Segments:
         self._directory = directory
         self._roll_bytes = roll_bytes
         self._files = Reserve()
-        # open all the time: a commit needs no new descriptor
-        self._folder = os.open(directory / "segments", os.O_RDONLY | os.O_DIRECTORY)
+        # open all the time: a commit needs no new descriptor; the reserve may have taken all that were left
+        self._folder = self._files.open(directory / "segments", os.O_RDONLY | os.O_DIRECTORY)
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()  # taken before _lock; held while descriptors are synced or closed
         self._segments: dict[int, Segment] = {}

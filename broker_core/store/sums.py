@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from broker_core.store.failure import passing
+
 CHUNK_ROWS = 256
 # exceptions of Arrow for damaged bytes
 NOT_READABLE = (OSError, EOFError, ValueError, LookupError, ArithmeticError, pa.ArrowException)
@@ -93,10 +95,12 @@ def write_sums(directory: Path, number: int, position: int, block: pa.RecordBatc
 
 
 def read_sums(directory: Path, number: int) -> dict[int, tuple[int, bytes]]:
-    """Returns the intact rows and sums by position of the block."""
+    """Returns the intact rows and sums by position of the block. Raises ResourceShortage."""
     found: dict[int, tuple[int, bytes]] = {}
+    path = sums_path(directory, number)
     try:
-        content = sums_path(directory, number).read_bytes()
+        with passing(path):
+            content = path.read_bytes()
     except OSError:
         return found
     at = 0

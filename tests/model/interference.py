@@ -27,12 +27,31 @@ from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from tests.amqp_peer import Peer
 from tests.server.flight.flight_calls import Raw
+from tests.server.http.http_client import Api
+from tests.server.http.http_rows import rows as http_rows
 
 PASSWORD = "secret of all"
 ANN, OLGA, MALLORY = "ann", "olga", "mallory"
 APP, QUERY, TOKEN, WRITE, XID, CHANNEL = "app", "q-of-ann", "t-of-ann", "w-of-ann", "x", "c-of-ann"
 NAMED = "amq.transaction"
 ROWS = pa.record_batch({"body": pa.array([b"row"], pa.binary())})
+HTTP_BODY = {
+    "count": 1,
+    "ackmode": "ack_requeue_true",
+    "encoding": "auto",
+    "properties": {"headers": {"CC": ["secret.a"]}},
+    "routing_key": "public",
+    "payload": "forged",
+    "payload_encoding": "string",
+    "arguments": {},
+    "type": "topic",
+    "durable": True,
+    "password": "guessed",
+    "tags": "administrator",
+    "configure": ".*",
+    "write": ".*",
+    "read": ".*",
+}
 SECRET_ROWS = [ROWS, pa.record_batch({"body": pa.array([b"no row"], pa.binary())})]  # by secret
 GRANTS: dict[
     str, tuple[tuple[str, str, str], tuple[str, ...]]
@@ -43,6 +62,7 @@ GRANTS: dict[
     "looks": (("^m", "^(m|amq.transaction)", "^m"), ("monitoring",)),
     "publishes in public": (("^m", "^(m|t$|amq.transaction)", "^m"), ()),
     "impersonates": (("^m", "^(m|t$)", "^m"), ("impersonator",)),
+    "manages": (("^m", "^(m|t$)", "^m"), ("management",)),
 }
 # rights that mallory has to the same queues: what stays refused is refused because of whose a thing is
 SHARES = "shares queues"
@@ -138,6 +158,7 @@ class Run:
         raw = Raw(broker.url, Basic(MALLORY, PASSWORD).header, vhost)
         self._ends.callback(raw.client.close)
         self.raw: Any = Heard(raw, self.learnt)
+        self.http = self._ends.enter_context(contextlib.closing(Api(broker.http_urls[0], MALLORY, PASSWORD)))
         self.peer = self._ends.enter_context(Peer(broker.amqp_urls[0]))
         self.peer.user, self.peer.password = ANN, PASSWORD
         self.peer.opened(1, vhost=vhost)
@@ -511,6 +532,27 @@ class Run:
                 with self._amqp() as peer:
                     peer.send(1, frame)
                     self.learnt.append(f"{frame.name}: {_fields(peer.receive()[1])}")
+
+    def m_asks_http(self) -> None:
+        """Each route of the door of HTTP, with names of ann's things."""
+        host = {"{vhost}": self.vhost, "{user}": ANN, "{app}": APP, "{xid}": XID, "{source}": "t"}
+        for row in http_rows():
+            for name in ("in", "t", "hidden", "other", "neither", "private") if "{" in row.path else ("",):
+                path = row.path
+                for param, value in (*host.items(), ("{name}", name), ("{destination}", name)):
+                    path = path.replace(param, value)
+                body = HTTP_BODY if row.method in ("PUT", "POST") else None
+                answer = self.http.ask(row.method, path, body)
+                if row.need not in ("vhost", "names", "administrator"):
+                    continue  # numbers of the whole broker, and the time
+                told = answer.body
+                if answer.status < 400:
+                    told = (
+                        sorted(each["name"] for each in told if "name" in each)
+                        if isinstance(told, list)
+                        else ""
+                    )
+                self.learnt.append(f"{row.method} {path}: {answer.status} {told}")
 
     def m_takes_channel(self) -> None:
         if CHANNEL in self.shown:

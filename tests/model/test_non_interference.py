@@ -26,6 +26,7 @@ from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
 from broker_core.server.access.caller import Caller
+from broker_core.server.doors import Doors
 from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.channels import FlightChannels
 from tests.model.interference import ATTACKS, GRANTS, HONEST, SHARES, Site
@@ -38,8 +39,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     patched = pytest.MonkeyPatch()
     patched.setattr(throttle, "FIRST_S", 0.0)
     patched.setattr(throttle, "ADDRESS_S", 0.0)
+    doors = Doors(http=["127.0.0.1:0"])
     directory: Path = tmp_path_factory.mktemp("interference")
-    with patched.context(), Broker.open(directory, amqp=["127.0.0.1:0"]) as broker:
+    with patched.context(), Broker.open(directory, amqp=["127.0.0.1:0"], doors=doors) as broker:
         yield Site(broker)
     patched.undo()
 
@@ -80,7 +82,7 @@ def test_soak_mallory_changes_nothing_that_others_see(site: Site, rounds: int) -
     check(site, 40 * rounds, soak=True)
 
 
-BLIND = sorted(set(GRANTS) - {SHARES, "looks"})  # who has the tag monitoring sees names and numbers
+BLIND = sorted(set(GRANTS) - {SHARES, "looks", "manages"})  # who has one of their tags sees names and numbers
 
 
 def told_apart(site: Site, steps: list[str], grant: str) -> list[Any]:
@@ -282,6 +284,12 @@ CASES = (
         _off(Caller, "operate", _nothing),
         f"{CLAIMED} m_releases h_claim",
         "looks",
+    ),
+    Case(
+        "permissions are asked over HTTP",
+        _off(rules, "delete_queue", _nothing),
+        "h_publish m_asks_http h_see",
+        "manages",
     ),
     Case(
         "a deleted virtual host is over",

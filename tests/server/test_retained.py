@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,10 +25,11 @@ from broker_core.broker.state.change import Change
 from broker_core.broker.topology import refusals
 from broker_core.broker.transaction import outcomes
 from broker_core.broker.transaction.outcomes import Kept
-from broker_core.engine import BranchHeader
+from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker
 from broker_core.micro_batch import ledger, owners
+from broker_core.micro_batch.claims import claim
 from broker_core.micro_batch.owners import Actor
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.engine import EmbeddedEngine
@@ -101,7 +102,11 @@ def apps(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tu
     for user, name in things:
         with contextlib.suppress(errors.NotAllowed):
             acting(broker, user).open_batch(name, "q", 0, "fail")
-    return len(broker._local.state.users.apps), LOW * users_of(things)
+    kept = len(broker._local.state.users.apps)
+    assert (
+        broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= 2 * kept
+    )  # their attempts too
+    return kept, LOW * users_of(things)
 
 
 def decided(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -113,6 +118,24 @@ def decided(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
         token = engine.open_batch(user, "q", number, "fail", consumes=False).token
         engine.commit_batch(user, "q", number, token, [], consumes=False)
     return len(broker.engine._ledger._batches), LOW * users_of(things)
+
+
+def claimed(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    """Claims, and as many reads, of an app for each user."""
+    low.setattr(claim, "KEPT_CLAIMS", LOW)
+    engine, starts = broker.engine, dict[str, Mapping[str, Any]]()
+    with broker.channel() as channel:
+        for number, (user, name) in enumerate(things):
+            start = starts.setdefault(user, {user: START})
+            if start == {user: START}:
+                channel.queue_declare(user)
+            channel.publish(b"", routing_key=user)
+            end = starts[user] = engine.claim(user, [user], start, Limit(), Origin(), "fail")
+            ranges = engine.resolve(user, start, end)
+            list(engine.read(ReadTicket(user, name, number, ranges, ((user, *ranges[user]),))))
+    kept = len(engine._claims.reads.records()) + sum(map(len, engine._claims._by_app.values()))
+    assert broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= kept
+    return kept, 2 * LOW * users_of(things)
 
 
 def attempts(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -237,6 +260,7 @@ ROWS = {
     "last commits of channels of `BrokerClient`": Fill(f"{outcomes.BLOCK:,} on their way", channel_commits),
     "apps": Fill(f"{owners.USER_APPS:,}", apps),
     "decided batches of an app that are applied": Fill(f"{ledger.KEPT_ENTRIES:,}", decided),
+    "claims of an app for the same queues, and reads": Fill(f"{claim.KEPT_CLAIMS:,} of each", claimed),
     "open attempts": Fill(f"{StagedLimits().user_attempts:,}", attempts),
     "staged bytes": Fill("`--staged-bytes`", staged_bytes),
     "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),

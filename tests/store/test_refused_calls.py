@@ -1,11 +1,14 @@
 """A system call of the store that fails: before a byte is written it may be tried again; a torn write and a failed
-sync end the store.
+sync end the store. To ``verify`` and ``salvage`` it is no damage.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
+import resource
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +16,13 @@ from typing import Any
 
 import pytest
 
+from broker_core import errors
 from broker_core.broker.state.change import Change
 from broker_core.errors import ResourceShortage, StoreFailed
+from broker_core.launcher import Broker
 from broker_core.store.durable import DurableStore
+from broker_core.store.salvage.salvage import salvage
+from broker_core.store.salvage.verify import verify
 from tests.refused_calls import PASSING
 from tests.store.test_segment import files, messages, named
 
@@ -126,3 +133,115 @@ def test_a_torn_write_ends_the_store(store: DurableStore, tmp_path: Path, error:
     again = DurableStore(tmp_path / "data")
     assert again.read(block_id).num_rows == 10
     again.close()
+
+
+# -- verify and salvage --------------------------------------------------------------------------------------
+
+LOOKS = [(os, "open"), (os, "preadv"), (io, "open"), (shutil, "copy")]
+REFUSED = (errors.ResourceShortage, errors.StoreFailed, errors.DataDirectoryInvalid, errors.DiskFull)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Messages in segments and in the catalog."""
+    directory = tmp_path_factory.mktemp("whole") / "data"
+    with Broker.open(directory) as broker, broker.channel() as channel:
+        channel.queue_declare("q")
+        for count in (2_000, 3):
+            channel.tx_select()
+            for number in range(count):
+                channel.publish(b"%d" % number, routing_key="q")
+            channel.tx_commit()
+    return directory
+
+
+def verified(directory: Path, _to: Path) -> bool:
+    return verify(directory).ok
+
+
+def salvaged(directory: Path, to: Path) -> bool:
+    return salvage(directory, to).whole
+
+
+def refusing(module: Any, name: str, number: int, *, after: int, times: int) -> tuple[Any, list[int]]:
+    """The call with this name, refused so many times after so many; and how often it was called."""
+    real, calls = getattr(module, name), [0]
+
+    def call(path: Any, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if after < calls[0] <= after + times:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **named)
+
+    return call, calls
+
+
+def refusal(look: Callable[[Path, Path], bool], directory: Path, to: Path) -> str:
+    """Why it could not look for now; "" for a directory that it found whole."""
+    try:
+        assert look(directory, to)
+    except REFUSED as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("look", [verified, salvaged])
+@pytest.mark.parametrize(("module", "name"), LOOKS, ids=[f"{m.__name__}.{n}" for m, n in LOOKS])
+def test_what_the_machine_refuses_for_now_is_no_damage(
+    whole: Path, tmp_path: Path, look: Callable[[Path, Path], bool], module: Any, name: str
+) -> None:
+    """Each call, once, and from then on: it is whole, or one error says what was short."""
+
+    def looked(to: Path, number: int, after: int, times: int) -> tuple[str, int]:
+        call, calls = refusing(module, name, number, after=after, times=times)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, call)
+            return refusal(look, whole, to), calls[0]
+
+    said, called = looked(tmp_path / "all", 0, 0, 0)
+    assert not said and called
+    refusals = set()
+    for after in range(called):
+        short = PASSING[after % len(PASSING)]
+        for number, times in ((short, 1_000), (short, 1), (errno.EIO, 1)):
+            to = tmp_path / f"{after}-{number}-{times}"
+            said, _ = looked(to, number, after, times)
+            refusals.add(said)
+            assert "damaged" not in said and "\n" not in said
+            assert not (to / "catalog.db").exists() or contents_are_there(to), "a part is not the whole"
+            assert said or look is verified or (to / "catalog.db").exists()
+    assert len(refusals) > 1
+
+
+def contents_are_there(directory: Path) -> bool:
+    with Broker.open(directory) as broker:
+        return [queue.messages for queue in broker.queues()] == [2_003]
+
+
+@pytest.mark.parametrize("look", [verified, salvaged])
+def test_a_moment_without_files_in_sqlite_is_no_damage(
+    whole: Path, tmp_path: Path, look: Callable[[Path, Path], bool]
+) -> None:
+    """A real limit: a few files more each time, until they are enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    while held[-1] < max(map(int, os.listdir("/proc/self/fd"))) - 1:  # no gaps below the limit
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    said = ["not yet"]
+    while said[-1] and len(said) < 40:  # salvage writes, with a reserve of files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 2 * len(said), hard))
+        try:
+            said.append(refusal(look, whole, tmp_path / str(len(said))))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for each in held:
+        os.close(each)
+    assert len(said) > 2 and not said[-1]
+    assert not [each for each in said if "damaged" in each]
+
+
+def test_a_segment_that_the_disk_never_gives_is_damage(whole: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        call, _ = refusing(os, "preadv", errno.EIO, after=0, times=1_000_000)
+        patch.setattr(os, "preadv", call)
+        assert not verified(whole, tmp_path)

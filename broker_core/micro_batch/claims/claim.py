@@ -61,8 +61,8 @@ class Claims:
             self.apply(record)
 
     def size(self) -> int:
-        """Returns how many claims there are. For any thread."""
-        return sum(map(len, list(self._by_app.values())))
+        """Returns how many claims and reads there are. For any thread."""
+        return sum(map(len, list(self._by_app.values()))) + self.reads.size()
 
     # -- replay ----------------------------------------------------------------------------------------------
     def apply(self, record: Kept | LedgerRecord) -> None:

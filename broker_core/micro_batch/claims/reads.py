@@ -64,6 +64,10 @@ class Reads:
         else:
             del self._by_batch[batch]
 
+    def size(self) -> int:
+        """Returns how many there are. For any thread."""
+        return sum(map(len, list(self._by_logs.values())))
+
     def records(self) -> list[ReadRecord]:
         return [read for reads in self._by_logs.values() for read in reads]
 

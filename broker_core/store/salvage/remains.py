@@ -27,6 +27,7 @@ from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import message_of_format_3, unpack
+from broker_core.store.salvage.damage import require_damage
 from broker_core.store.salvage.schema_pages import put_schema
 from broker_core.store.segment import BlockPlace
 
@@ -61,7 +62,7 @@ class Remains:
 
 def read_remains(path: Path) -> Remains:
     """Reads the copy of a catalog at ``path``. Raises CorruptCatalog if nothing can be read,
-    DataDirectoryFormat.
+    DataDirectoryFormat, ResourceShortage, DiskFull.
 
     The pages with the list of tables may be damaged too: those of a new catalog are the same.
     """
@@ -71,6 +72,8 @@ def read_remains(path: Path) -> Remains:
     failure: CorruptCatalog | None = None
     try:
         found = _read(path)
+        if found.torn:
+            found = _read(path)  # a disk may fail once
     except CorruptCatalog as error:
         failure = error
     if found is None or found.torn:
@@ -113,6 +116,7 @@ class _Reader:
         try:
             tables = self._tables()
         except sqlite3.Error as error:
+            require_damage(error, self.path)
             raise corrupt_catalog(self.path, f"{error}; not even its list of tables can be read") from error
         if "meta" not in tables:
             raise corrupt_catalog(self.path, "its list of tables is damaged")
@@ -247,7 +251,8 @@ class _Reader:
     def _has_column(self, table: str, name: str) -> bool:
         try:
             return any(row[1] == name for row in self.connection.execute(f'PRAGMA table_info("{table}")'))
-        except sqlite3.Error:
+        except sqlite3.Error as error:
+            require_damage(error, self.path)
             return False
 
     def _has_rowid(self, table: str) -> bool:
@@ -255,8 +260,8 @@ class _Reader:
             self.connection.execute(f'SELECT rowid FROM "{table}" LIMIT 0')
         except sqlite3.OperationalError as error:
             return "no such column" not in str(error)
-        except sqlite3.Error:
-            pass
+        except sqlite3.Error as error:
+            require_damage(error, self.path)
         return True
 
     def _read(self, query: str, values: tuple[int, ...] = ()) -> tuple[list[Row], sqlite3.Error | None]:
@@ -266,6 +271,7 @@ class _Reader:
             for row in self.connection.execute(query, values):
                 rows.append(row)  # one by one, to keep the rows before the error
         except sqlite3.Error as error:
+            require_damage(error, self.path)
             return rows, error
         return rows, None
 

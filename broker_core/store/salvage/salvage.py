@@ -41,16 +41,16 @@ from broker_core.broker.state.records import (
     RunRecord,
 )
 from broker_core.broker.transaction.key import name_of
-from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError
 from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
-from broker_core.store.catalog import Catalog, log_path
+from broker_core.store.catalog import Catalog
 from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import store_error
 from broker_core.store.inbox import pack
-from broker_core.store.log import hidden_commits
 from broker_core.store.port import BlockInfo
+from broker_core.store.salvage.damage import copy_catalog, read_twice, require_damage
 from broker_core.store.salvage.doubtful import Doubtful, selected
 from broker_core.store.salvage.remains import Remains, read_remains
 from broker_core.store.segment import BlockPlace, Segments, parse, read_buffer
@@ -89,7 +89,7 @@ class SalvageReport:
 
 def salvage(path: str | Path, to: str | Path) -> SalvageReport:
     """Makes a new data directory. Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat;
-    CorruptCatalog if nothing can be read; DiskFull.
+    CorruptCatalog if nothing can be read; DiskFull, ResourceShortage.
     """
     source, target = Path(path).absolute(), Path(to).absolute()
     if not (source / "catalog.db").is_file():
@@ -107,11 +107,8 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
         )
     lock = DirectoryLock(source, write=False)
     try:
-        with tempfile.TemporaryDirectory(prefix="txmq-salvage-") as copy:
-            hidden = hidden_commits(log_path(source / "catalog.db"))
-            for name in (source / "catalog.db", log_path(source / "catalog.db")):
-                if name.exists():
-                    shutil.copy(name, Path(copy) / name.name)
+        with tempfile.TemporaryDirectory(prefix="txmq-salvage-", ignore_cleanup_errors=True) as copy:
+            hidden = copy_catalog(source / "catalog.db", Path(copy))
             remains = read_remains(Path(copy) / "catalog.db")
             if hidden is not None:
                 remains.lost.append(
@@ -119,7 +116,8 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
                     f"least {hidden.commits}"
                 )
         return _Salvage(source, target, remains).run()
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, MemoryError, sqlite3.Error) as error:
+        require_damage(error, target / "catalog.db")
         raise store_error(error, target) from error
     finally:
         lock.release()
@@ -164,6 +162,8 @@ class _Salvage:
             try:
                 self._block(block_id, place)
                 self.kept[block_id] = place.rows
+            except DiskFull:
+                raise
             except (StoreError, OSError, pa.ArrowInvalid) as error:
                 why = error.summary if isinstance(error, StoreError) else " ".join(str(error).split())
                 self.lost_blocks[block_id] = (place, why)
@@ -183,11 +183,15 @@ class _Salvage:
             with segment_path(self.source, place.segment).open("rb") as file:
                 file.seek(place.position)
                 return whole_rows(pa.py_buffer(file.read(place.length)), schema, rows, sums)
-        except NOT_READABLE:
+        except NOT_READABLE as error:
+            require_damage(error, segment_path(self.source, place.segment))
             return None
 
     def _block(self, block_id: BlockId, place: BlockPlace) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
+        return read_twice(lambda: self._read_block(path, block_id, place), path)
+
+    def _read_block(self, path: Path, block_id: BlockId, place: BlockPlace) -> pa.RecordBatch:
         buffer = read_buffer(path, block_id, place)
         if place.segment not in self.schemas:  # its row is lost; the file has the same schema
             with pa.OSFile(str(path)) as file:
@@ -396,14 +400,19 @@ class _Salvage:
         (self.target / "segments").mkdir(exist_ok=True)
         segments = Segments(self.target, 1)
         places: dict[BlockId, BlockPlace] = {}
-        for block_id in sorted([*self.kept, *self.partial]):
-            place = self.remains.blocks[block_id]
-            partly = self._partly(place) if block_id in self.partial else None
-            block = self._block(block_id, place) if partly is None else partly[1]
-            places[block_id] = segments.append(block_id, block)
-            self.report.blocks, self.report.rows = self.report.blocks + 1, self.report.rows + block.num_rows
-        segments.end_all()
-        segments.release_files()
+        try:
+            for block_id in sorted([*self.kept, *self.partial]):
+                place = self.remains.blocks[block_id]
+                partly = self._partly(place) if block_id in self.partial else None
+                block = self._block(block_id, place) if partly is None else partly[1]
+                places[block_id] = segments.append(block_id, block)
+                self.report.blocks, self.report.rows = (
+                    self.report.blocks + 1,
+                    self.report.rows + block.num_rows,
+                )
+            segments.end_all()
+        finally:
+            segments.release_files()
         if "ledger" not in self.remains.torn and (self.source / "id").is_file():
             shutil.copy(self.source / "id", self.target / "id")  # the identity of the same broker
         name, unready = self.target / "catalog.db", self.target / "salvage.new"

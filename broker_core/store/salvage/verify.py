@@ -2,7 +2,7 @@
 reference is valid.
 
 It works on a copy of the catalog, because SQLite writes even when only reading. No broker may own the
-directory meanwhile.
+directory meanwhile. What the machine refuses for now is no problem of the directory, and raises.
 
 Invariant: a report without problems means that every message that a queue needs can be delivered; ``repairs``
 are what opening the directory corrects automatically.
@@ -10,22 +10,24 @@ are what opening the directory corrects automatically.
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from broker_core.broker.repair import repair
-from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.broker.state.change import InboxRow
+from broker_core.broker.state.records import Record
+from broker_core.errors import CorruptCatalog, DataDirectoryInvalid, DiskFull, StoreError, TxmqError
 from broker_core.ids import BlockId
-from broker_core.store.catalog import Catalog, log_path
+from broker_core.store.catalog import Catalog, SegmentRow
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
-from broker_core.store.log import hidden_commits
 from broker_core.store.port import BlockInfo
+from broker_core.store.salvage.damage import FAILURES, copy_catalog, read_twice, require_damage
 from broker_core.store.segment import END_MARK, BlockPlace, parse, read_buffer
 
 
@@ -48,9 +50,19 @@ class VerifyReport:
         return not self.problems
 
 
+class _Contents(NamedTuple):
+    """What a catalog holds. ``problems``: of SQLite's own check."""
+
+    problems: list[str]
+    segments: list[SegmentRow]
+    blocks: dict[BlockId, BlockPlace]
+    inbox: list[InboxRow]
+    records: list[Record]
+
+
 def verify(path: str | Path) -> VerifyReport:
     """Checks the data directory ``path``. Raises DataDirectoryInvalid, DataDirectoryLocked,
-    DataDirectoryFormat.
+    DataDirectoryFormat, ResourceShortage, DiskFull.
 
     Damage does not raise: it is in the report.
     """
@@ -60,8 +72,11 @@ def verify(path: str | Path) -> VerifyReport:
     report = VerifyReport(str(directory))
     lock = DirectoryLock(directory, write=False)
     try:
-        with tempfile.TemporaryDirectory(prefix="txmq-verify-") as copy:
+        with tempfile.TemporaryDirectory(prefix="txmq-verify-", ignore_cleanup_errors=True) as copy:
             _verify_copy(directory, Path(copy), report)
+    except (OSError, MemoryError) as error:
+        require_damage(error, directory / "catalog.db")
+        raise
     finally:
         lock.release()
     return report
@@ -72,41 +87,42 @@ def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
     if not name.exists():
         report.problems.append(str(corrupt_catalog(name, "the file is missing")))
         return
-    hidden = hidden_commits(log_path(name))
-    if hidden is not None:
-        report.problems.append(str(corrupt_catalog(name, hidden)))
-    for source in (name, log_path(name)):
-        if source.exists():
-            shutil.copy(source, copy / source.name)
     try:
-        catalog = Catalog(copy / name.name, log=False)
-    except (sqlite3.Error, StoreError, TypeError, ValueError) as error:
-        if isinstance(error, StoreError) and not error.code.endswith("CATALOG"):
+        hidden = copy_catalog(name, copy)
+        if hidden is not None:
+            report.problems.append(str(corrupt_catalog(name, hidden)))
+        contents = read_twice(lambda: _contents(copy / name.name), copy / name.name)
+    except FAILURES as error:
+        if isinstance(error, TxmqError) and not isinstance(error, CorruptCatalog):
             raise
         report.problems.append(str(corrupt_catalog(name, getattr(error, "message", error))))
         return
-    try:
-        report.problems += [f"catalog {name}: {problem}" for problem in catalog.integrity()]
-        _verify_contents(directory, catalog, report)
-    except (sqlite3.Error, StoreError, TypeError, ValueError) as error:
-        report.problems.append(
-            str(error) if isinstance(error, StoreError) else str(corrupt_catalog(name, error))
+    report.problems += [f"catalog {name}: {problem}" for problem in contents.problems]
+    _verify_contents(directory, contents, report)
+
+
+def _contents(path: Path) -> _Contents:
+    with closing(Catalog(path, log=False)) as catalog:
+        return _Contents(
+            catalog.integrity(),
+            list(catalog.segments()),
+            catalog.blocks(),
+            list(catalog.inbox()),
+            list(catalog.records()),
         )
-    finally:
-        catalog.close()
 
 
-def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) -> None:
-    schemas = {row.segment: pa.ipc.read_schema(pa.py_buffer(row.schema)) for row in catalog.segments()}
-    states = {row.segment: row.state for row in catalog.segments()}
-    places = catalog.blocks()
+def _verify_contents(directory: Path, catalog: _Contents, report: VerifyReport) -> None:
+    schemas = {row.segment: pa.ipc.read_schema(pa.py_buffer(row.schema)) for row in catalog.segments}
+    states = {row.segment: row.state for row in catalog.segments}
+    places = catalog.blocks
     report.segments = len(schemas)
     for number, state in states.items():
         _verify_file(segment_path(directory, number), state, report)
     for block_id, place in sorted(places.items(), key=lambda item: item[1][:2]):
         _verify_block(directory, block_id, place, schemas.get(place.segment), report)
     inbox: dict[BlockId, int] = {}
-    rows = list(catalog.inbox())
+    rows = catalog.inbox
     for row in rows:
         expected = inbox.get(row.block_id, 0)
         if row.row != expected:
@@ -116,7 +132,7 @@ def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) ->
     report.problems += [
         f"block {block_id} is both open and in a segment" for block_id in sorted(inbox.keys() & places.keys())
     ]
-    records = list(catalog.records())
+    records = catalog.records
     report.records = len(records)
     infos = [
         BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
@@ -129,15 +145,19 @@ def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) ->
 
 def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - len(END_MARK)))
-            ended = file.read() == END_MARK
+        ended = read_twice(lambda: _is_ended(path), path)
     except OSError as error:
         report.problems.append(f"segment {path}: {error.strerror}")
         return
     if state == "closed" and not ended:
         report.problems.append(f"segment {path} is closed but has no end mark")
+
+
+def _is_ended(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - len(END_MARK)))
+        return file.read() == END_MARK
 
 
 def _verify_block(
@@ -153,7 +173,10 @@ def _verify_block(
         )
         return
     try:
-        parse(read_buffer(path, block_id, place), schema, path, block_id, place).validate(full=True)
+        buffer = read_twice(lambda: read_buffer(path, block_id, place), path)
+        parse(buffer, schema, path, block_id, place).validate(full=True)
+    except DiskFull:
+        raise
     except (StoreError, OSError) as error:
         report.problems.append(str(error))
     except pa.ArrowInvalid as error:

@@ -1,0 +1,66 @@
+"""What is damage, and what is not: an error of the machine that passes says nothing of what is stored.
+
+Invariant: what is called damaged was read twice, and nothing was short at the second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from broker_core.errors import DiskFull, ResourceShortage, StoreError
+from broker_core.store.catalog import log_path
+from broker_core.store.failure import full_disk_named, passing, unreadable
+from broker_core.store.log import HiddenCommits, hidden_commits
+
+_Read = TypeVar("_Read")
+FAILURES = (
+    StoreError, ResourceShortage, OSError, MemoryError, sqlite3.Error, pa.ArrowException,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+def read_twice(read: Callable[[], _Read], path: Path) -> _Read:
+    """Returns what ``read`` returns, at its second attempt if the first fails, because a disk may fail once.
+    Raises what the second raises; ResourceShortage, DiskFull.
+    """
+    try:
+        return read()
+    except FAILURES:
+        pass
+    try:
+        return read()
+    except FAILURES as error:
+        require_damage(error, path)
+        raise
+
+
+def require_damage(error: BaseException, path: Path) -> None:
+    """Raises ResourceShortage or DiskFull if ``error`` comes from the machine, and not from what is in the
+    file ``path``.
+    """
+    if isinstance(error, (ResourceShortage, DiskFull)):
+        raise error
+    found = unreadable(path) if isinstance(error, sqlite3.Error) else error
+    if isinstance(found, (OSError, MemoryError)):
+        with contextlib.suppress(OSError), passing(path), full_disk_named(str(path.parent)):
+            raise found
+
+
+def copy_catalog(catalog: Path, folder: Path) -> HiddenCommits | None:
+    """Copies a catalog and its log, and returns the commits that SQLite would lose. Raises OSError,
+    ResourceShortage, DiskFull.
+    """
+    log = log_path(catalog)
+    hidden = read_twice(partial(hidden_commits, log), log)
+    for source in (catalog, log):
+        if source.exists():
+            read_twice(partial(shutil.copy, source, folder / source.name), source)
+    return hidden
