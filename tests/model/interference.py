@@ -537,9 +537,9 @@ class Run:
         """Each route of the door of HTTP, with names of ann's things."""
         host = {"{vhost}": self.vhost, "{user}": ANN, "{app}": APP, "{xid}": XID, "{source}": "t"}
         for row in http_rows():
-            for name in ("in", "t", "hidden", "other", "neither", "private") if "{" in row.path else ("",):
+            for thing in ("in", "t", "hidden", "other", "neither", "private") if "{" in row.path else ("",):
                 path = row.path
-                for param, value in (*host.items(), ("{name}", name), ("{destination}", name)):
+                for param, value in (*host.items(), ("{name}", thing), ("{destination}", thing)):
                     path = path.replace(param, value)
                 body = HTTP_BODY if row.method in ("PUT", "POST") else None
                 answer = self.http.ask(row.method, path, body)

@@ -405,3 +405,13 @@ def test_permissions_and_limits_are_those_of_the_virtual_host_of_the_path(world:
     assert api.get("/api/vhost-limits") == []
     assert api.ask("PUT", "/api/permissions/nowhere/plain", patterns).status == 404
     assert api.ask("PUT", "/api/permissions/%2F/nobody", patterns).status == 400
+
+
+def test_the_names_of_direct_replies_are_in_no_list(world: World) -> None:
+    """Who knows one may answer."""
+    channel = world.connection.channel()
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda *_: None, auto_ack=True, consumer_tag="replies")
+    row = world.api.get(f"/api/channels/{world.names['CONN']}%20({channel.channel_number})")
+    assert row["consumer_details"] == [], row
+    assert [each["consumer_tag"] for each in world.api.get("/api/consumers")] == ["tag1"]
+    channel.close()

@@ -215,5 +215,5 @@ def consumer_rows(
             "channel_details": details,
         }
         for each in consumers
-        if not queue or each.queue.name == queue
+        if not each.queue.replies and (not queue or each.queue.name == queue)  # who knows a name may answer
     ]

@@ -12,6 +12,7 @@ from broker_core.server.http.page.rendering import moved, shown
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route
 
+CONNECTION = "/api/connections/{name}"
 HOME = "/ui/connections"
 MOST = 200  # rows of each table
 
@@ -33,7 +34,7 @@ def _connections(call: HttpCall) -> Response:
 
 def _confirm(call: HttpCall) -> Response:
     name = call.params.get("name", "")
-    row = asked(call, "/api/connections/{name}", {"name": name})
+    row = asked(call, CONNECTION, {"name": name})
     says = [
         f"The connection of {row['user']} from {row['peer_host']}:{row['peer_port']} is closed, with its "
         f"{row['channels']} channels.",
@@ -56,7 +57,7 @@ def _close(call: HttpCall) -> Response:
     name = call.params.get("name")
     if name is None:
         raise not_found()
-    asked(call, "/api/connections/{name}", {"name": name}, method="DELETE")
+    asked(call, CONNECTION, {"name": name}, method="DELETE")
     return moved(call, HOME, f"Connection {name} is closed.")
 
 

@@ -17,6 +17,7 @@ from broker_core.server.http.route import Route
 
 Row = dict[str, Any]
 HOME = "/ui/transactions"
+DECIDE = {verb: f"/api/txmq/prepared/{{vhost}}/{{xid}}/{verb}" for verb in ("commit", "rollback")}
 
 
 def _transactions(call: HttpCall) -> Response:
@@ -77,12 +78,7 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
 
 def _decide(verb: Decision, call: HttpCall) -> Response:
     vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
-    path = (
-        "/api/txmq/prepared/{vhost}/{xid}/commit"
-        if verb == "commit"
-        else "/api/txmq/prepared/{vhost}/{xid}/rollback"
-    )
-    asked(call, path, {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
+    asked(call, DECIDE[verb], {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
     done = "committed" if verb == "commit" else "rolled back"
     return moved(call, HOME, f"Transaction {xid} is {done}.")
 
