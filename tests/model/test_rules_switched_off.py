@@ -738,8 +738,8 @@ def steps_in_another_order(patch: Patch) -> None:
     grouped = apply._grouped
 
     def without(entry: Any) -> Any:
-        steps, functions = grouped(entry)
-        return steps[::-1], functions
+        tables, functions = grouped(entry)
+        return [steps[::-1] for steps in tables], functions
 
     patch.setattr(apply, "_grouped", without)
 

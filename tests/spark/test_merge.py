@@ -282,10 +282,10 @@ def test_what_a_table_would_refuse_stops_before_anything_is_consumed(rig: Any, t
                 operation(rows(batch), tx, table)
             except Exception as error:
                 told[name] = str(cause(error) or error)
-        assert tx._branches == [], "something of a refused operation is staged"
+        assert tx.branches == [], "something of a refused operation is staged"
         for operation in TAKEN:
             operation(rows(batch), tx, table)
-        raise RuntimeError(f"{sum(branch.rows for branch in tx._branches)} rows are staged")
+        raise RuntimeError(f"{sum(branch.rows for branch in tx.branches)} rows are staged")
 
     with pytest.raises(Exception, match="12 rows are staged"):
         run(rig, every)
