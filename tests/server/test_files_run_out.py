@@ -25,6 +25,7 @@ from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.node import compaction, upkeep
+from broker_core.options import ServeOptions
 from broker_core.server.flight import channels
 from broker_core.store.durable import DurableStore
 from tests.amqp_peer import Closed, Peer
@@ -58,7 +59,7 @@ class Rig:
 
     def open(self) -> Rig:
         store = DurableStore(self.directory, cache_bytes=50_000, roll_bytes=400_000)
-        self.broker = Broker(store, str(self.directory), amqp=["127.0.0.1:0"])
+        self.broker = Broker(store, str(self.directory), ServeOptions(amqp=["127.0.0.1:0"]))
         return self
 
     def fill(self) -> None:
