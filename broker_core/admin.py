@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 NOBODY = "User:NAME"  # stands for a user where none is given
+LISTED = 10_000  # rows of one list of connections, channels or consumers, the oldest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from broker_core.admin import ChannelInfo, ClientInfo, PreparedInfo
+from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
 from broker_core.client.admin import connections, consumers
 from broker_core.errors import OptionError
 from txmq.address import client_at
@@ -18,7 +18,6 @@ from txmq.output import Row, confirm, done, print_lines, show
 from txmq.topology import yes
 
 Add = Callable[..., argparse.ArgumentParser]
-ROWS = 10_000  # as many a broker shows of one list
 
 
 def arguments(commands: object, add: Add) -> None:
@@ -46,8 +45,8 @@ def arguments(commands: object, add: Add) -> None:
 
 
 def _listed(options: argparse.Namespace, found: Sequence[object], rows: Iterable[Row]) -> int:
-    if len(found) >= ROWS:
-        print_lines(f"txmq: the oldest {ROWS} were looked at; there may be more", error=True)
+    if len(found) >= LISTED:
+        print_lines(f"txmq: the oldest {LISTED} were looked at; there may be more", error=True)
     return show(options, rows)
 
 

@@ -15,7 +15,7 @@ from shlex import quote
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from broker_core.admin import ChannelInfo, ClientInfo, ConsumerInfo
+from broker_core.admin import LISTED, ChannelInfo, ClientInfo, ConsumerInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
@@ -25,7 +25,6 @@ from broker_core.broker.transaction.transaction import Transaction
 from broker_core.errors import ResourceLocked
 from broker_core.printable import printable
 
-ROWS = 10_000  # of one list
 NAMED = 3  # holders in an error
 LOOKED = 100_000  # deliveries that one error looks through
 _SHORT = 60  # characters of a name in it
@@ -69,16 +68,16 @@ class HeldChannels:
         return [(channel, holder) for channel, holder in found if holder is not None]
 
     def rows(self, vhost: str, now_us: int) -> list[ChannelInfo]:
-        """Returns the open channels of a virtual host, oldest first, at most ROWS."""
+        """Returns the open channels of a virtual host, oldest first, at most LISTED."""
         return channel_rows(self.all(), vhost, now_us)
 
     def clients(self, vhost: str) -> list[ClientInfo]:
-        """Returns the connections that have entered a virtual host, oldest first, at most ROWS."""
+        """Returns the connections that have entered a virtual host, oldest first, at most LISTED."""
         found = [each for door in self._connections for each in door() if each.vhost == vhost]
-        return sorted(found, key=lambda each: -each.age_s)[:ROWS]
+        return sorted(found, key=lambda each: -each.age_s)[:LISTED]
 
     def consumers(self, vhost: str) -> list[ConsumerInfo]:
-        """Returns the consumers of a virtual host, in the order of their channels, at most ROWS."""
+        """Returns the consumers of a virtual host, in the order of their channels, at most LISTED."""
         found = (
             _consumer(consumer, holder)
             for channel, holder in sorted(self.all(), key=lambda each: each[1].since_us)
@@ -86,7 +85,7 @@ class HeldChannels:
             for consumer in list(channel.consumers.values())
             if not consumer.queue.replies
         )
-        return list(islice(found, ROWS))
+        return list(islice(found, LISTED))
 
     def close(self, id: str) -> bool:
         """Ends a channel or a connection. Whether there was one of this id."""
@@ -96,12 +95,12 @@ class HeldChannels:
 def channel_rows(
     channels: Iterable[tuple[Channel, ChannelHolder]], vhost: str, now_us: int
 ) -> list[ChannelInfo]:
-    """Returns the open channels of a virtual host, oldest first, at most ROWS."""
+    """Returns the open channels of a virtual host, oldest first, at most LISTED."""
     found = [
         (channel, holder) for channel, holder in channels if holder.vhost == vhost and not channel.closed
     ]
     found.sort(key=lambda each: each[1].since_us)
-    return [_row(channel, holder, now_us) for channel, holder in found[:ROWS]]
+    return [_row(channel, holder, now_us) for channel, holder in found[:LISTED]]
 
 
 def _consumer(consumer: Consumer, holder: ChannelHolder) -> ConsumerInfo:

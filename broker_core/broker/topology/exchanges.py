@@ -237,7 +237,7 @@ class Exchanges(Generic[Q]):
         sources = list(destination.upstream)
         self.bound.add(-sum(source.bytes_of(destination) for source in sources))
         gone = {source: source.unbind_all(destination) for source in sources}
-        kind = BindingRecord if _is_queue(destination) else ExchangeBindingRecord
+        kind = _record_of(destination)
         if len(gone) > _EACH:
             change.drop(kind, (ANY, destination.name, ANY, ANY, self.vhost))
         else:
@@ -328,8 +328,7 @@ class Exchanges(Generic[Q]):
         new = source.bind(target, routing_key, arguments)
         self.bound.add(source.bytes_of(target) - before)
         if new and _is_written(source, target):
-            of = BindingRecord if _is_queue(target) else ExchangeBindingRecord
-            change.put(of(source.name, target.name, routing_key, arguments, self.vhost))
+            change.put(_record_of(target)(source.name, target.name, routing_key, arguments, self.vhost))
 
     def _unbind(
         self,
@@ -349,12 +348,17 @@ class Exchanges(Generic[Q]):
     def _drop_bindings(self, change: Change, source: Exchange[Q], bindings: Iterable[Binding]) -> None:
         for target, routing_key, arguments in bindings:
             if _is_written(source, target):
-                kind = BindingRecord if _is_queue(target) else ExchangeBindingRecord
-                change.drop(kind, (source.name, target.name, routing_key, arguments, self.vhost))
+                change.drop(
+                    _record_of(target), (source.name, target.name, routing_key, arguments, self.vhost)
+                )
 
 
 def _is_queue(target: Q | Exchange[Q]) -> bool:
     return not isinstance(target, Exchange)
+
+
+def _record_of(destination: Q | Exchange[Q]) -> type[BindingRecord] | type[ExchangeBindingRecord]:
+    return BindingRecord if _is_queue(destination) else ExchangeBindingRecord
 
 
 def _is_written(source: Exchange[Q], target: Q | Exchange[Q]) -> bool:

@@ -36,9 +36,7 @@ from broker_core.broker.topology.exchanges import PREDECLARED as PREDECLARED
 from broker_core.broker.topology.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
 from broker_core.broker.topology.exchanges import Exchanges
 from broker_core.broker.topology.registry import Registry
-from broker_core.errors import (
-    PreconditionFailed,
-)
+from broker_core.errors import PreconditionFailed
 from broker_core.ids import CommitSequence, QueueId
 
 
@@ -103,7 +101,6 @@ class Topology(Exchanges[Queue]):
         """Returns the queues that end with the connection."""
         return list(self._exclusive.get(connection, ()))
 
-    # -- exchanges -------------------------------------------------------------------------------------------
     # -- queues ----------------------------------------------------------------------------------------------
     def declare_queue(
         self,
@@ -290,16 +287,15 @@ class Topology(Exchanges[Queue]):
         connection: object = None,
     ) -> None:
         """Removes a binding, if it exists. Raises AccessRefused (default exchange), ResourceLocked."""
-        if exchange == "":
-            raise refusals.default_exchange()
-        source, target = self.exchanges.get(exchange), self.queues.get(queue)
+        source = self.exchanges.get(exchange) if exchange else None
+        target = self.queues.get(queue)
         if (
             source is not None
             and target is not None
             and source.is_bound(target, routing_key, arguments or {})
         ):
             refusals.check_exclusive(target, connection)
-            self._unbind(change, source, target, routing_key, arguments or {})
+        super().unbind(change, queue, exchange, routing_key, arguments)
 
     # -- the virtual host ------------------------------------------------------------------------------------
     def delete_all(self, change: Change) -> None:

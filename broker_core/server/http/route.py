@@ -32,3 +32,8 @@ class Route(NamedTuple):
 
 def read(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     return Route("GET", path, need, answer, text)
+
+
+def page(method: str, path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
+    """For browsers, and of what the API answers."""
+    return Route(method, path, need, answer, f"The page: {text}", works=True, page=True)

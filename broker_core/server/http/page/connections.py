@@ -10,7 +10,7 @@ from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import moved, shown
 from broker_core.server.http.refusal import not_found
-from broker_core.server.http.route import Route
+from broker_core.server.http.route import page
 
 CONNECTION = "/api/connections/{name}"
 HOME = "/ui/connections"
@@ -62,23 +62,7 @@ def _close(call: HttpCall) -> Response:
 
 
 ROUTES = (
-    Route("GET", HOME, "management", _connections, "The page: connections", works=True, page=True),
-    Route(
-        "GET",
-        "/ui/connection/close",
-        "management",
-        _confirm,
-        "The page: what a close does",
-        works=True,
-        page=True,
-    ),
-    Route(
-        "POST",
-        "/ui/connection/close",
-        "management",
-        _close,
-        "The page: close a connection",
-        works=True,
-        page=True,
-    ),
+    page("GET", HOME, "management", _connections, "connections"),
+    page("GET", "/ui/connection/close", "management", _confirm, "what a close does"),
+    page("POST", "/ui/connection/close", "management", _close, "close a connection"),
 )

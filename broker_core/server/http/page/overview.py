@@ -13,7 +13,7 @@ from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import plotted, shown
 from broker_core.server.http.rates import INTERVAL_S
-from broker_core.server.http.route import Route
+from broker_core.server.http.route import page
 
 FEW = 8  # rows of a table on this page
 
@@ -75,6 +75,6 @@ def _store(call: HttpCall) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/ui", "management", _overview, "The page: overview", works=True, page=True),
-    Route("GET", "/ui/store", "monitoring", _store, "The page: store", works=True, page=True),
+    page("GET", "/ui", "management", _overview, "overview"),
+    page("GET", "/ui/store", "monitoring", _store, "store"),
 )

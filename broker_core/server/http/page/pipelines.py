@@ -12,7 +12,7 @@ from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import plotted, shown
 from broker_core.server.http.refusal import not_found
-from broker_core.server.http.route import Route
+from broker_core.server.http.route import page
 
 Row = dict[str, Any]
 MOST = 500  # rows of a page
@@ -58,6 +58,6 @@ def _pipeline(call: HttpCall) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/ui/pipelines", "monitoring", _pipelines, "The page: apps", works=True, page=True),
-    Route("GET", "/ui/pipeline", "monitoring", _pipeline, "The page: one app", works=True, page=True),
+    page("GET", "/ui/pipelines", "monitoring", _pipelines, "apps"),
+    page("GET", "/ui/pipeline", "monitoring", _pipeline, "one app"),
 )

@@ -14,7 +14,7 @@ from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import count, link, moved, plotted, shown
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found
-from broker_core.server.http.route import Route
+from broker_core.server.http.route import Route, page
 
 Row = dict[str, Any]
 SIZE = 100  # rows of a page
@@ -173,10 +173,10 @@ def _route(method: str, path: str, answer: Any, text: str) -> Route:
 
 
 ROUTES = (
-    _route("GET", "/ui/queues", _queues, "queues"),
-    _route("GET", "/ui/queue", _queue, "one queue"),
-    _route("GET", "/ui/queue/purge", _confirm_purge, "what a purge does"),
-    _route("POST", "/ui/queue/purge", _purge, "purge"),
-    _route("GET", "/ui/queue/delete", _confirm_delete, "what the deletion of a queue does"),
-    _route("POST", "/ui/queue/delete", _delete, "delete a queue"),
+    page("GET", "/ui/queues", "management", _queues, "queues"),
+    page("GET", "/ui/queue", "vhost", _queue, "one queue"),
+    page("GET", "/ui/queue/purge", "vhost", _confirm_purge, "what a purge does"),
+    page("POST", "/ui/queue/purge", "vhost", _purge, "purge"),
+    page("GET", "/ui/queue/delete", "vhost", _confirm_delete, "what the deletion of a queue does"),
+    page("POST", "/ui/queue/delete", "vhost", _delete, "delete a queue"),
 )

@@ -13,7 +13,7 @@ from broker_core.server.http.gate import within
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import count, duration, moved, shown, size
 from broker_core.server.http.refusal import not_found
-from broker_core.server.http.route import Route
+from broker_core.server.http.route import Route, page
 
 Row = dict[str, Any]
 HOME = "/ui/transactions"
@@ -84,17 +84,15 @@ def _decide(verb: Decision, call: HttpCall) -> Response:
 
 
 def _of(verb: Decision) -> tuple[Route, ...]:
-    path, text = f"/ui/transaction/{verb}", f"The page: {verb} by hand"
+    path, text = f"/ui/transaction/{verb}", f"{verb} by hand"
     return (
-        Route(
-            "GET", path, "monitoring", partial(_confirm, verb), f"{text}, what it does", works=True, page=True
-        ),
-        Route("POST", path, "vhost", partial(_decide, verb), text, works=True, page=True),
+        page("GET", path, "monitoring", partial(_confirm, verb), f"{text}, what it does"),
+        page("POST", path, "vhost", partial(_decide, verb), text),
     )
 
 
 ROUTES = (
-    Route("GET", HOME, "monitoring", _transactions, "The page: transactions", works=True, page=True),
+    page("GET", HOME, "monitoring", _transactions, "transactions"),
     *_of("commit"),
     *_of("rollback"),
 )
