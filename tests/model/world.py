@@ -37,7 +37,7 @@ from connector.ledger import ledger_repair, resume
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
 from connector.ledger.resume import TAKEN
 from connector.tables.commit_id import STEP
-from connector.tables.table import Table
+from connector.tables.table import Table, is_connect
 from connector.tables.table_format import Checked
 from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
@@ -628,6 +628,11 @@ class _Gate:
         return getattr(_current[-1].wire, method)
 
 
+def _is_connect(session: object) -> bool:
+    """Of the model's sessions; a background thread of another test may ask for a real one."""
+    return _current[-1].sink == "connect" if isinstance(session, Session) else is_connect(session)
+
+
 @contextmanager
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
@@ -655,7 +660,7 @@ def world(**options: Any) -> Iterator[World]:
         admitted = not options.get("unadmitted")
         patch.setattr(connector.stream.spark_version, "has_admission_control", lambda: admitted)
         for module in (connector.ledger.delta_ledger, connector.batch.foreach_batch):
-            patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
+            patch.setattr(module, "is_connect", _is_connect)
         patch.setattr(
             DeltaFormat,
             "resolve",
