@@ -2,23 +2,13 @@
 and of the broker.
 
 Not here: Celery's own rules.
-Invariant: every worker is a process group of its own and is ended with all its children.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import signal
-import subprocess
-import sys
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import celery
 import kombu
@@ -27,110 +17,15 @@ import pytest
 
 from tests.amqp_server import AmqpServed
 from tests.interop.asking import eventually
+from tests.interop.celery_worker import CeleryRig
 from tests.progress import GUARD_S
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class Worker:
-    """``celery worker`` with two processes."""
-
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        self.log = directory / "worker.log"
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Worker:
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "tests.interop.tasks",
-            "worker",
-            "--concurrency=2",
-            "--loglevel=INFO",
-        ]
-        command += ["--without-mingle", "--without-gossip", f"--hostname=worker@{uuid.uuid4().hex[:8]}"]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=ROOT, env=self._environment, start_new_session=True
-            )
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL for the worker and its children at once, as when the machine goes."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(GUARD_S)
-            self._process = None
-
-    def terminate(self) -> int:
-        """SIGTERM: Celery's warm shutdown; the exit code."""
-        assert self._process is not None
-        self._process.terminate()
-        code = self._process.wait(GUARD_S)
-        self._process = None
-        return code
-
-
-class Rig:
-    """The app of the test, its worker, and what its tasks left."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        self.name = f"celery-{uuid.uuid4().hex[:8]}"
-        self.url = url
-        self._effects = directory / "effects"
-        self._effects.touch()
-        environment = {
-            "TXMQ_CELERY_NAME": self.name, "TXMQ_CELERY_BROKER": url.replace("/%2F", "//"), "TXMQ_CELERY_EFFECTS": str(self._effects)
-        }  # fmt: skip
-        self.worker = Worker(directory, {**os.environ, **environment})
-        with pytest.MonkeyPatch.context() as patch:
-            for key, value in environment.items():
-                patch.setenv(key, value)
-            sys.modules.pop("tests.interop.tasks", None)
-            self.tasks: ModuleType = importlib.import_module("tests.interop.tasks")
-
-    @property
-    def app(self) -> celery.Celery:
-        app: celery.Celery = self.tasks.app
-        return app
-
-    def effects(self) -> list[str]:
-        return self._effects.read_text().splitlines()
-
-    def wait_for_effects(self, names: set[str]) -> list[str]:
-        try:
-            return list(
-                eventually(lambda: self.effects() if names <= set(self.effects()) else None, "every task ran")
-            )
-        except AssertionError:
-            raise AssertionError(
-                f"never ran: {sorted(names - set(self.effects()))}; {self.worker.log.read_text()[-3000:]}"
-            ) from None
-
-    def value(self, result: Any) -> Any:
-        return result.get(timeout=GUARD_S)
-
-    def queue(self, name: str) -> tuple[int, int]:
-        """Ready messages and consumers."""
-        with kombu.Connection(self.url) as connection:
-            answer = connection.default_channel.queue_declare(name, passive=True)
-            return answer.message_count, answer.consumer_count
-
-    def close(self) -> None:
-        self.worker.kill()
-        self.app.close()
-        kombu.pools.reset()  # the pools of kombu are shared by everybody who names the same broker
-
 
 @pytest.fixture
-def rig(url: str, tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(url, tmp_path)
+def rig(url: str, tmp_path: Path) -> Iterator[CeleryRig]:
+    rig = CeleryRig(url, tmp_path)
     yield rig
     rig.close()
     with kombu.Connection(url) as connection:
@@ -140,7 +35,7 @@ def rig(url: str, tmp_path: Path) -> Iterator[Rig]:
             connection.default_channel.exchange_delete(exchange)
 
 
-def test_results_chains_groups_failures_and_retries_come_back_over_rpc(rig: Rig) -> None:
+def test_results_chains_groups_failures_and_retries_come_back_over_rpc(rig: CeleryRig) -> None:
     tasks = rig.tasks
     with kombu.Connection(rig.url) as connection:  # where rejected tasks go
         connection.default_channel.queue_declare(tasks.DEAD, durable=True, auto_delete=False)
@@ -166,7 +61,7 @@ def test_results_chains_groups_failures_and_retries_come_back_over_rpc(rig: Rig)
     assert rig.queue(tasks.DEAD) == (1, 0)
 
 
-def test_a_killed_and_restarted_worker_runs_every_task_and_completes_every_chain(rig: Rig) -> None:
+def test_a_killed_and_restarted_worker_runs_every_task_and_completes_every_chain(rig: CeleryRig) -> None:
     tasks = rig.tasks
     rig.worker.start()
     chains = [[f"chain {number} link {link}" for link in range(4)] for number in range(15)]
@@ -187,7 +82,7 @@ def test_a_killed_and_restarted_worker_runs_every_task_and_completes_every_chain
     eventually(lambda: rig.queue(rig.name) == (0, 1))
 
 
-def test_a_task_whose_process_is_killed_runs_again_in_another(rig: Rig, tmp_path: Path) -> None:
+def test_a_task_whose_process_is_killed_runs_again_in_another(rig: CeleryRig, tmp_path: Path) -> None:
     rig.worker.start()
     result = rig.tasks.die_once.delay(str(tmp_path / "died"))
     rig.wait_for_effects({"survived"})
@@ -196,7 +91,7 @@ def test_a_task_whose_process_is_killed_runs_again_in_another(rig: Rig, tmp_path
     del result
 
 
-def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: Rig) -> None:
+def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: CeleryRig) -> None:
     tasks = rig.tasks
     rig.worker.start()
     assert rig.value(tasks.add.delay(1, 1)) == 2
@@ -210,7 +105,7 @@ def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_higher_priorities_run_first(rig: Rig) -> None:
+def test_higher_priorities_run_first(rig: CeleryRig) -> None:
     tasks = rig.tasks
     with rig.app.pool.acquire(block=True) as connection:
         tasks.app.amqp.queues[rig.name](connection.default_channel).declare()
@@ -226,7 +121,7 @@ def test_higher_priorities_run_first(rig: Rig) -> None:
 def test_a_worker_goes_on_after_the_broker_was_killed_and_no_task_is_lost(
     served: AmqpServed, tmp_path: Path
 ) -> None:
-    rig = Rig(served.amqp_url, tmp_path)
+    rig = CeleryRig(served.amqp_url, tmp_path)
     try:
         rig.worker.start()
         names = [f"task {number}" for number in range(80)]

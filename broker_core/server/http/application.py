@@ -69,6 +69,7 @@ class Paths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("latin-1")
+        path = path.removesuffix("/") or "/"  # as RabbitMQ does, and its Java client asks
         app: ASGIApp = self._routers.get(_place(path), _unknown)
         await app({**scope, "path": path}, receive, send)
 

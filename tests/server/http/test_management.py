@@ -171,6 +171,14 @@ def test_every_key_that_both_have_is_of_the_type_of_rabbitmqs(world: World, path
         assert RECORDED[path].keys() & answer.body.keys(), "nothing is compared"
 
 
+@pytest.mark.parametrize("path", sorted(RECORDED))
+def test_a_slash_at_the_end_is_the_same_path(world: World, path: str) -> None:
+    """The Java client asks so."""
+    bare, _, query = world.at(path).partition("?")
+    answer = world.api.ask("GET", f"{bare}/?{query}")
+    assert (answer.status, differences(path, RECORDED[path], shape(answer.body))) == (200, [])
+
+
 @pytest.mark.parametrize("path", sorted(TOOLS))
 def test_every_key_that_tools_read_is_there(world: World, path: str) -> None:
     theirs = RECORDED[path]
