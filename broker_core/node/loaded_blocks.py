@@ -84,7 +84,7 @@ class LoadedBlocks:
 
 def addresses(block: pa.RecordBatch) -> pa.RecordBatch:
     """Returns what messages are permitted by, each once: exchange, routing key and properties."""
-    names = ["exchange", "routing_key", "properties"]
+    names = COLUMNS[addresses]
     distinct = pa.Table.from_batches([block.select(names)]).group_by(names, use_threads=False).aggregate([])
     return pa.RecordBatch.from_arrays([distinct.column(name).combine_chunks() for name in names], names)
 
@@ -93,6 +93,13 @@ def stamps(block: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the commit sequence and time of each message of a sealed block, without the memory of the
     rest.
     """
-    names = ["commit_sequence", "committed_at"]
+    names = COLUMNS[stamps]
     columns = [pa.array(block.column(name).to_numpy().copy()) for name in names]
     return pa.RecordBatch.from_arrays(columns, names)
+
+
+# of an open block, which is in memory row by row, no other column is made for them
+COLUMNS: dict[Part, list[str]] = {
+    addresses: ["exchange", "routing_key", "properties"],
+    stamps: ["commit_sequence", "committed_at"],
+}

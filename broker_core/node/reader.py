@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from broker_core.arrow.rows import Piece, ReadPlan, assemble
+from broker_core.arrow.rows import Piece, ReadPlan
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.interval import IntervalSet
@@ -97,7 +97,7 @@ class Reader:
     def _rows(self, piece: Piece) -> pa.RecordBatch | None:
         """Returns the rows of a piece; None if the plan is outdated."""
         try:
-            block = self._local.read_block(piece.block_id)  # 1. the bytes
+            rows = self._local.read_piece(piece)  # 1. the bytes
         except DataLoss:
             with self._local.look:
                 queue = self._queue(piece)
@@ -109,7 +109,7 @@ class Reader:
         with self._local.look:  # 2. were they complete?
             if not _needs(self._queue(piece), piece):
                 return None
-        return assemble(piece, block)
+        return rows
 
     def _queue(self, piece: Piece) -> Queue:
         queue = self._topology.queues.get(piece.log)

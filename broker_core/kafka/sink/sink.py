@@ -179,7 +179,10 @@ class KafkaSink:
         *,
         on_unroutable: OnUnroutable = "fail",
         consumes: bool = True,
+        opens: OnNewCheckpoint | None = None,
     ) -> Committed:
+        if opens is not None:
+            self.open_batch(app_id, query_id, batch_id, opens, token=token, consumes=consumes)
         app = self._app(app_id)
         with app.lock:
             return app.decider.commit(
