@@ -19,7 +19,8 @@ from contextlib import AbstractContextManager
 import pyarrow as pa
 
 from broker_core import failpoint
-from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.block import Blocks, NotLoaded
+from broker_core.broker.state.change import InboxRow
 from broker_core.ids import BlockId
 from broker_core.store.port import Store
 
@@ -80,6 +81,13 @@ class LoadedBlocks:
                     return  # the operation raises it again
                 finally:
                     self.loaded = NOTHING
+
+
+def open_rows(blocks: Blocks, block_id: BlockId) -> list[InboxRow] | None:
+    """Returns the rows of a block that is in memory row by row; None for a stored one."""
+    blocks.require(block_id)
+    block = blocks.by_id.get(block_id)
+    return block.inbox if block is not None else None
 
 
 def addresses(block: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,15 +17,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
 
-from broker_core.arrow.rows import Piece, assemble, span
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
-from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import spill
@@ -39,7 +37,7 @@ from broker_core.node.committer import Committer, Look, Work
 from broker_core.node.dead_letter_batch import DeadLetterBatch, forget, write_ahead
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import HeldChannels
-from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Part
+from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Part, open_rows
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store
@@ -221,31 +219,15 @@ class Node:
 
     def read_block(self, block_id: BlockId) -> pa.RecordBatch:
         """Returns a whole block, from the disk too: not within a work. Raises CorruptSegment, DataLoss."""
-        inbox = self._inbox(block_id)
+        inbox = open_rows(self.state.blocks, block_id)
         return self._store.read(block_id) if inbox is None else merged_block(inbox[:])
-
-    def read_piece(self, piece: Piece) -> pa.RecordBatch:
-        """Returns the rows of a piece, as ``assemble`` does of a whole block. Of an open block, which is in
-        memory row by row, no others are looked at. Raises CorruptSegment, DataLoss.
-        """
-        inbox = self._inbox(piece.block_id)
-        if inbox is None:
-            return assemble(piece, self._store.read(piece.block_id))
-        first, end = span(piece)
-        return assemble(replace(piece, row=piece.row - first), merged_block(inbox[first:end]))
 
     def loaded_block(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
         """Like ``read_block``, within a work. Raises NotLoaded for a block, or a ``part``, on the disk."""
-        inbox = self._inbox(block_id)
+        inbox = open_rows(self.state.blocks, block_id)
         if inbox is None:
             return self.committer.loaded_blocks.get(block_id, part=part)
         return merged_block(inbox[:], MERGED_SCHEMA.names if part is None else COLUMNS[part])
-
-    def _inbox(self, block_id: BlockId) -> list[InboxRow] | None:
-        """Returns the rows of an open block, or of one in memory only; None for a stored one."""
-        self.state.blocks.require(block_id)
-        block = self.state.blocks.by_id.get(block_id)
-        return block.inbox if block is not None else None
 
     def segments(self) -> list[SegmentUsage]:
         """Returns the segment files and what of them is needed. For any thread."""
