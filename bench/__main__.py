@@ -11,7 +11,22 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, cost, dead_letters, decode, http, permissions, starts, streams, tls
+from bench import (
+    amqp,
+    backlog,
+    backup,
+    commits,
+    connect,
+    cost,
+    dead_letters,
+    decode,
+    http,
+    permissions,
+    recovery,
+    starts,
+    streams,
+    tls,
+)
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -22,11 +37,13 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "source_rows_tls": tls.source_rows_tls,
     "sink_rows_tls": tls.sink_rows_tls,
     "append_rows": streams.append_rows,
+    "append_rows_connect": connect.append_rows_connect,
     "append_threads": streams.append_threads,
     "append_small_ms": streams.append_small_ms,
     "merge_rows": streams.merge_rows,
     "decode_rows": decode.decode_rows,
     "micro_batch_overhead_ms": streams.micro_batch_overhead_ms,
+    "recovery_s": recovery.recovery_s,
     "small_commit_read": streams.small_commit_read,
     "backlog_rss_mb": backlog.backlog,
     "backlog_open_s": backlog.backlog,
@@ -43,6 +60,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "http_commit_p99": http.http_commit_p99,
     "dead_letter_rate": dead_letters.dead_letters,
     "longest_silence_ms": dead_letters.dead_letters,
+    "backup_silence_ms": backup.backup_silence_ms,
     "loop_hold_ms": cost.loop_hold_ms,
     "tx_open_100k": amqp.tx_open_100k,
     "import_ms": starts.import_ms,

@@ -62,6 +62,8 @@ GOALS = {
     "amqp_commit_p99": Goal("ratio", 1, 0.5, less_is_better=True),
     "http_commit_p99": Goal("ratio", 1.1, 1, less_is_better=True),
     "dead_letter_rate": Goal("ratio", 0.5, 1),
+    "recovery_s": Goal("ratio", 1.3, 1.1, less_is_better=True),
+    "backup_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "loop_hold_ms": Goal("value", 50, 20, less_is_better=True),
     "kafka_decode": Goal("value", 2_500_000, 4_000_000),

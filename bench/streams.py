@@ -125,8 +125,15 @@ def sink_rows(folder: Path) -> list[Figure]:
         return [against("sink_rows", found[1:], references[1:], "rows/s")]
 
 
-def _appends(
-    spark: SparkSession, url: str, folder: Path, batches: int, rows: int, tasks: int
+def appends(
+    spark: SparkSession,
+    url: str,
+    folder: Path,
+    batches: int,
+    rows: int,
+    tasks: int,
+    *,
+    lineage: str | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The progress of foreachBatch with ``tx.append``, and with a plain append, to tables that exist."""
     name = f"append-{next(_count)}"
@@ -146,7 +153,7 @@ def _appends(
         batch.selectExpr(*columns).write.format("delta").mode("append").save(tables["plain"])
 
     reference = run(frame().writeStream.foreachBatch(plain), folder, batches * rows)
-    each = txmq.transactional(once, url=url, app_id=name)
+    each = txmq.transactional(once, url=url, app_id=name, lineage=lineage)
     found = run(frame().writeStream.foreachBatch(each), folder, batches * rows)
     counts = [spark.read.format("delta").load(table).count() for table in tables.values()]
     assert counts == [batches * rows] * 2, counts
@@ -161,7 +168,7 @@ def append_rows(folder: Path) -> list[Figure]:
     with serving(folder / "append") as served, open_spark() as spark:
         found, references = [], []
         for _ in range(REPETITIONS + 1):
-            once, plain = _appends(spark, served.url, folder, APPENDED_BATCHES, APPENDED_ROWS, 2)
+            once, plain = appends(spark, served.url, folder, APPENDED_BATCHES, APPENDED_ROWS, 2)
             found.append(rate(once[1:]))
             references.append(rate(plain[1:]))
         return [against("append_rows", found[1:], references[1:], "rows/s")]
@@ -220,7 +227,7 @@ def append_small_ms(folder: Path) -> list[Figure]:
     references: list[float] = []
     with serving(folder / "append-small") as served, open_spark() as spark:
         for number in range(3):
-            once, plain = _appends(spark, served.url, folder, SMALL_BATCHES, SMALL_ROWS, 1)
+            once, plain = appends(spark, served.url, folder, SMALL_BATCHES, SMALL_ROWS, 1)
             if number:
                 found += times(once)
                 references += times(plain)

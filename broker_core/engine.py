@@ -374,9 +374,10 @@ class Sink(Protocol):
         *,
         on_unroutable: Literal["fail", "drop"] = "fail",
         consumes: bool = True,
+        opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         """Decides a batch (C4), or returns its entry if it is decided; ``token`` may then be "" and
-        ``branches`` empty.
+        ``branches`` empty. ``opens``: opens it first, as ``open_batch`` with this word does.
 
         Raises MissingBranch, LineageConflict (also if the batch is decided and has read other ranges since),
         BatchGap, Unroutable.

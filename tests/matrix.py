@@ -1,5 +1,6 @@
-"""``python -m tests.matrix [--only 4.1.1] [--write]``: the same tests on every Spark, Delta, Python and Java that go
-together, in environments of their own under ``.venv/matrix``. ``--write`` puts the table into docs/spark.md.
+"""``python -m tests.matrix [--only 4.1.1] [--job sink] [--write]``: the same tests on every Spark, Delta, Python and
+Java that go together, in environments of their own under ``.venv/matrix``. ``--write`` puts the table into
+docs/spark.md.
 
 Every pair of a Spark and a Python is run, and every Spark on the oldest and the newest Java that it starts on. What
 the machine does not have is named.
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -197,18 +198,22 @@ def counted(report: Path) -> Outcome:
     return Outcome(len(cases) - len(failed) - skipped, skipped, failed)
 
 
-def row(cell: Cell) -> tuple[str, bool]:
-    """A row of the table, and whether all is well."""
+def row(cell: Cell, jobs: Collection[str] = tuple(JOBS)) -> tuple[str, bool]:
+    """A row of the table, and whether all is well. What is not of ``jobs`` is not run."""
     named = [cell.spark.spark, cell.spark.delta, cell.python.version, cell.java.version]
     python = environment(cell)
-    outcomes = []
+    outcomes: list[Outcome | None] = []
     for name, tests in JOBS.items():
+        if name not in jobs:
+            outcomes.append(None)
+            continue
         begun = time.monotonic()
         outcomes.append(ran(cell, python, tests))
         print(
             f"{' '.join(named)}: {name}: {outcomes[-1]} ({time.monotonic() - begun:.0f} s)", file=sys.stderr
         )
-    return f"| {' | '.join([*named, *map(str, outcomes)])} |", not any(each.failed for each in outcomes)
+    told = ["-" if each is None else str(each) for each in outcomes]
+    return f"| {' | '.join([*named, *told])} |", not any(each and each.failed for each in outcomes)
 
 
 def planned(
@@ -237,6 +242,7 @@ def table(rows: Iterable[str], missing: Sequence[str], notes: Sequence[str], day
 def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m tests.matrix")
     asked.add_argument("--only", action="append", help="a version of pyspark, or of Python (may be repeated)")
+    asked.add_argument("--job", action="append", choices=list(JOBS), help="these tests (may be repeated)")
     asked.add_argument("--write", action="store_true", help="put the table into docs/spark.md")
     given = asked.parse_args()
     versions, homes = pythons(), javas()
@@ -251,7 +257,7 @@ def main() -> int:
     sparks = [spark for spark in SPARKS if spark.spark in only] or SPARKS
     versions = [python for python in versions if python.version in only] or versions
     found, notes = planned(sparks, versions, chosen)
-    rows = [row(cell) for cell in found]
+    rows = [row(cell, given.job or JOBS) for cell in found]
     text = table([line for line, _ in rows], missing, notes, datetime.date.today())
     print(text)
     if given.write:

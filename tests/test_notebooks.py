@@ -4,7 +4,9 @@ plain script.
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
 import venv
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,18 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
     assert lines[0] == "# Databricks notebook source"
     assert lines.count("# COMMAND ----------") >= 5
     assert any(line.startswith("# MAGIC %md") for line in lines)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_says_which_packages_it_needs(notebook: Path) -> None:
+    text = notebook.read_text()
+    (said,) = re.findall(r"^# MAGIC .*Packages: (.*(?:\n# MAGIC \S.*)*)", text, re.MULTILINE)
+    found = list(ast.walk(ast.parse(text)))
+    names = {alias.name for each in found if isinstance(each, ast.Import) for alias in each.names}
+    names |= {str(each.module) for each in found if isinstance(each, ast.ImportFrom)}
+    imported = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    brought = {"txmq", "pyarrow"} | ({"pyspark", "delta"} if "txmq[spark" in said else set())
+    assert {name for name in imported - brought if name not in said} == set()
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,14 @@ def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
 
 
+def span(piece: Piece) -> Interval:
+    """Returns the rows of the block between which all of a piece are."""
+    if not piece.bitmap:
+        return piece.row + piece.before, piece.row + piece.before + piece.count
+    numbers = _row_numbers(piece)
+    return int(numbers[0]), int(numbers[-1]) + 1
+
+
 def _row_numbers(piece: Piece) -> npt.NDArray[np.int64]:
     start = piece.before
     if not piece.bitmap:

@@ -413,21 +413,16 @@ class EmbeddedEngine:
         *,
         on_unroutable: Literal["fail", "drop"] = "fail",
         consumes: bool = True,
+        opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         here("engine.commit.received")
+        batch, by = (app_id, query_id, batch_id), self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Committed:
+            if opens is not None:  # in one commit with the decision
+                self.batches.open(change, *batch, opens, token, now_us, by, consumes=consumes)
             return self.batches.decide(
-                change,
-                app_id,
-                query_id,
-                batch_id,
-                token,
-                branches,
-                now_us,
-                self._actor,
-                on_unroutable=on_unroutable,
-                consumes=consumes,
+                change, *batch, token, branches, now_us, by, on_unroutable=on_unroutable, consumes=consumes
             )
 
         committed = self._run(work)

@@ -19,7 +19,8 @@ from contextlib import AbstractContextManager
 import pyarrow as pa
 
 from broker_core import failpoint
-from broker_core.broker.state.block import NotLoaded
+from broker_core.broker.state.block import Blocks, NotLoaded
+from broker_core.broker.state.change import InboxRow
 from broker_core.ids import BlockId
 from broker_core.store.port import Store
 
@@ -82,9 +83,16 @@ class LoadedBlocks:
                     self.loaded = NOTHING
 
 
+def open_rows(blocks: Blocks, block_id: BlockId) -> list[InboxRow] | None:
+    """Returns the rows of a block that is in memory row by row; None for a stored one."""
+    blocks.require(block_id)
+    block = blocks.by_id.get(block_id)
+    return block.inbox if block is not None else None
+
+
 def addresses(block: pa.RecordBatch) -> pa.RecordBatch:
     """Returns what messages are permitted by, each once: exchange, routing key and properties."""
-    names = ["exchange", "routing_key", "properties"]
+    names = COLUMNS[addresses]
     distinct = pa.Table.from_batches([block.select(names)]).group_by(names, use_threads=False).aggregate([])
     return pa.RecordBatch.from_arrays([distinct.column(name).combine_chunks() for name in names], names)
 
@@ -93,6 +101,13 @@ def stamps(block: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the commit sequence and time of each message of a sealed block, without the memory of the
     rest.
     """
-    names = ["commit_sequence", "committed_at"]
+    names = COLUMNS[stamps]
     columns = [pa.array(block.column(name).to_numpy().copy()) for name in names]
     return pa.RecordBatch.from_arrays(columns, names)
+
+
+# of an open block, which is in memory row by row, no other column is made for them
+COLUMNS: dict[Part, list[str]] = {
+    addresses: ["exchange", "routing_key", "properties"],
+    stamps: ["commit_sequence", "committed_at"],
+}

@@ -17,14 +17,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
-from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.publish import Publish
@@ -32,13 +30,14 @@ from broker_core.broker.transaction.spilled import spill
 from broker_core.broker.transaction.transaction import Limits, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.ids import BlockId
+from broker_core.message.message import MERGED_SCHEMA
 from broker_core.message.properties import TRANSIENT, delivery_mode
 from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.committer import Committer, Look, Work
 from broker_core.node.dead_letter_batch import DeadLetterBatch, forget, write_ahead
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import HeldChannels
-from broker_core.node.loaded_blocks import LoadedBlocks, Part
+from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Part, open_rows
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store
@@ -220,17 +219,15 @@ class Node:
 
     def read_block(self, block_id: BlockId) -> pa.RecordBatch:
         """Returns a whole block, from the disk too: not within a work. Raises CorruptSegment, DataLoss."""
-        return self._block(block_id, self._store.read)
+        inbox = open_rows(self.state.blocks, block_id)
+        return self._store.read(block_id) if inbox is None else merged_block(inbox[:])
 
     def loaded_block(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
         """Like ``read_block``, within a work. Raises NotLoaded for a block, or a ``part``, on the disk."""
-        return self._block(block_id, partial(self.committer.loaded_blocks.get, part=part))
-
-    def _block(self, block_id: BlockId, stored: ReadBlock) -> pa.RecordBatch:
-        self.state.blocks.require(block_id)
-        block = self.state.blocks.by_id.get(block_id)
-        inbox = block.inbox if block is not None else None
-        return stored(block_id) if inbox is None else merged_block(inbox[:])
+        inbox = open_rows(self.state.blocks, block_id)
+        if inbox is None:
+            return self.committer.loaded_blocks.get(block_id, part=part)
+        return merged_block(inbox[:], MERGED_SCHEMA.names if part is None else COLUMNS[part])
 
     def segments(self) -> list[SegmentUsage]:
         """Returns the segment files and what of them is needed. For any thread."""

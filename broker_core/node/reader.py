@@ -12,16 +12,19 @@ rows afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
-from broker_core.arrow.rows import Piece, ReadPlan, assemble
+from broker_core.arrow.rows import Piece, ReadPlan, assemble, span
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.state.records import ClaimRecord
 from broker_core.errors import DataLoss, QueueNotFound
+from broker_core.node.loaded_blocks import open_rows
 from broker_core.node.local import LocalBroker
+from broker_core.store.codec import merged_block
 
 PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, as of now
 
@@ -97,7 +100,7 @@ class Reader:
     def _rows(self, piece: Piece) -> pa.RecordBatch | None:
         """Returns the rows of a piece; None if the plan is outdated."""
         try:
-            block = self._local.read_block(piece.block_id)  # 1. the bytes
+            rows = self._bytes(piece)  # 1. the bytes
         except DataLoss:
             with self._local.look:
                 queue = self._queue(piece)
@@ -109,7 +112,15 @@ class Reader:
         with self._local.look:  # 2. were they complete?
             if not _needs(self._queue(piece), piece):
                 return None
-        return assemble(piece, block)
+        return rows
+
+    def _bytes(self, piece: Piece) -> pa.RecordBatch:
+        """Of an open block, which is in memory row by row, no other rows are looked at."""
+        inbox = open_rows(self._local.state.blocks, piece.block_id)
+        if inbox is None:
+            return assemble(piece, self._local.read_block(piece.block_id))
+        first, end = span(piece)
+        return assemble(replace(piece, row=piece.row - first), merged_block(inbox[first:end]))
 
     def _queue(self, piece: Piece) -> Queue:
         queue = self._topology.queues.get(piece.log)

@@ -32,6 +32,7 @@ Rows = dict[type[Record], dict[Row, Row | None]]  # by class and encoded key; No
 Coder = Callable[[Any], Any]
 
 _UNSIGNED = 1 << 64
+_INBOX_NAMES = {"commit_sequence": "sequence"}  # of a column of MERGED_SCHEMA
 _BIT_63 = 1 << 63
 
 
@@ -362,15 +363,15 @@ def guard(values: Sequence[Value]) -> int:
     return to_signed(xxhash.xxh3_64_intdigest(ascii(plain).encode(), seed))
 
 
-def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
-    """Returns the messages of an open block, row by row, as MERGED_SCHEMA."""
-    columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
-    place = InboxRow._fields.index
-    names = {"commit_sequence": "sequence"}
+def merged_block(rows: Sequence[InboxRow], names: Sequence[str] = MERGED_SCHEMA.names) -> pa.RecordBatch:
+    """Returns messages of an open block, row by row, as MERGED_SCHEMA; ``names``: these columns of it."""
+    fields = [MERGED_SCHEMA.field(name) for name in names]
+    places = [InboxRow._fields.index(_INBOX_NAMES.get(name, name)) for name in names]
     arrays = [
-        pa.array(columns[place(names.get(field.name, field.name))], field.type) for field in MERGED_SCHEMA
+        pa.array([row[place] for row in rows], field.type)
+        for place, field in zip(places, fields, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=MERGED_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def body_bytes(block: pa.RecordBatch) -> int:

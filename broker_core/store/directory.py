@@ -12,6 +12,7 @@ Invariant: nothing in the directory is changed before the lock is held.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -77,10 +78,12 @@ def check(path: Path, *, foreign: bool = True) -> None:
             raise DataDirectoryInvalid(f"{path} is a file, not a data directory; name another path")
         names = sorted(entry.name for entry in path.iterdir())
         usable = os.access(path, os.R_OK | os.W_OK | os.X_OK)
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     except OSError as error:
         raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
     if not usable:
-        raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: no permission to write")
+        why = os.strerror(errno.EROFS) if read_only else "no permission to write"
+        raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {why}")
     others = [name for name in names if not name.startswith(_OURS)]
     if foreign and others and not {"catalog.db", "segments"} & set(names):
         raise DataDirectoryInvalid(

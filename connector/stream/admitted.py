@@ -41,5 +41,5 @@ class AdmittedReader(StreamReader, SupportsTriggerAvailableNow):
         return self._end(vector, limited=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, int]:
-        """For the progress of the query: the ends of the logs that it knows."""
-        return self._ends([log for logs in self._logs.values() for log in logs])
+        """For the progress of the query."""
+        return self._latest_ends()

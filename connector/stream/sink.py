@@ -93,20 +93,16 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
             # No task ran, so nothing was read or staged, and there is nothing to decide.
             return
         options = self._options
-        engine = options.address.engine()
-        query_id, token = staged[0].query_id, staged[0].token
-        # 1. open the batch; an earlier attempt whose answer was lost may have decided it
-        engine.open_batch(options.app_id, query_id, batchId, options.on_new_checkpoint, token=token)
-        here("connector.commit.opened")
-        # 2. decide; if it is already decided, this checks that it consumed the same ranges and answers
-        # ALREADY
-        engine.commit_batch(
+        # Open and decide in one call. If an earlier attempt, whose answer was lost, has decided the batch,
+        # this checks that it consumed the same ranges and answers ALREADY.
+        options.address.engine().commit_batch(
             options.app_id,
-            query_id,
+            staged[0].query_id,
             batchId,
-            token,
+            staged[0].token,
             [message.branch for message in staged],
             on_unroutable=options.on_unroutable,
+            opens=options.on_new_checkpoint,
         )
         here("connector.commit.decided")
 

@@ -8,6 +8,7 @@ that is needed after a restart; a symbolic start or a recorded end is never repl
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ POLL_S = 0.1
 # With fewer rows, another task costs more than it saves. minPartitions and maxRecordsPerPartition override
 # this number.
 MIN_ROWS_PER_TASK = 1_000
+# The ends of the logs are for the progress of a query, and a look at them is a call in each trigger.
+ENDS_S = 1.0
 
 Slice = tuple[str, int, int]  # (log, start, end)
 
@@ -117,6 +120,11 @@ class StreamReader(DataSourceStreamReader):
         # a start without new messages, and the ends of the logs at that time
         self._idle: tuple[Vector, dict[str, int]] | None = None
         self._acked: Vector | None = None  # everything below it, by the last claim
+        self._claimed: tuple[Vector, Vector] | None = None  # start and end of the last claim
+        self._latest: tuple[float, dict[str, int]] = (
+            -ENDS_S,
+            {},
+        )  # when the ends of the logs were asked, and they
 
     @property
     def _engine(self) -> Engine:
@@ -190,6 +198,7 @@ class StreamReader(DataSourceStreamReader):
         )
         if acks:
             self._acked = start
+        self._claimed = start, end
         return end
 
     def _origin(self, start: Vector) -> Origin:
@@ -203,13 +212,30 @@ class StreamReader(DataSourceStreamReader):
         found = self._engine.available(logs or self._engine.logs(self._options.queues))
         return {log: one.end for log, one in found.items()}
 
+    def _latest_ends(self) -> dict[str, int]:
+        """The ends of the logs that it knows, asked at most every ``ENDS_S``; never below the last claim."""
+        logs = [log for logs in self._logs.values() for log in logs]
+        at, ends = self._latest
+        if time.monotonic() - at >= ENDS_S or ends.keys() != set(logs):
+            ends = self._ends(logs)
+            self._latest = time.monotonic(), ends
+        claimed = self._claimed[1] if self._claimed is not None else {}
+        reached = {log: offset for log, offset in claimed.items() if isinstance(offset, int)}
+        return {log: max(end, reached.get(log, 0)) for log, end in ends.items()}
+
+    def _ranges(self, start: Vector, end: Vector) -> Ranges:
+        """S3: the ranges of a claim. The engine is not asked about one that this reader just made."""
+        if (start, end) == self._claimed and start.keys() == end.keys() and not offset.is_symbolic(start):
+            return {log: (int(start[log]), int(end[log])) for log in sorted(start)}
+        return self._engine.resolve(self._options.app_id, start, end)
+
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = self._vector(start), self._vector(end)
         if first == last:
             # An empty batch 0 has one task without rows: only tasks tell a sink its query.
             return [ClaimedSlice({}, (), self._options.app_id)]
-        ranges = self._engine.resolve(self._options.app_id, first, last)
+        ranges = self._ranges(first, last)
         found = {log: Available(first, last, last - first, 0) for log, (first, last) in ranges.items()}
         if task_count(found, self._options) > 1:  # of fewer rows, which are one task too
             found = self._engine.count(self._options.app_id, ranges)

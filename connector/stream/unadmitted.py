@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
-from broker_core.engine import Vector
+from broker_core.engine import START, Vector
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.failpoint import here
 from connector.options import ReadOptions
@@ -56,7 +56,9 @@ class UnadmittedReader(StreamReader):
         return end
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
-        if start == end and self._given_end not in (None, end) and self._planned is None:
+        asked_first = self._planned is None and self._given_end is not None
+        # a new query plans an empty batch 0 from and to its symbolic start
+        if start == end and asked_first and (self._given_end != end or START not in end.values()):
             raise OptionError(
                 "Spark 4.1 asks for an end before it says where the checkpoint is",
                 f"set {WRAPPER} to false; Trigger.AvailableNow is then one micro-batch",

@@ -7,6 +7,8 @@
 # MAGIC
 # MAGIC The moments are chosen with failpoints: names of places in the code. `TXMQ_FAILPOINTS=foreach.decided=kill` kills the
 # MAGIC process right after the broker has decided a micro-batch, before Delta has its rows.
+# MAGIC
+# MAGIC Packages: `pip install 'txmq[spark]'`, also on a platform: it starts drivers of its own.
 
 # COMMAND ----------
 

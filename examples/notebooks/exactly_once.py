@@ -5,12 +5,15 @@
 # MAGIC Orders go into a queue. A streaming query writes them to a Delta table and publishes the large ones to an exchange.
 # MAGIC Each micro-batch is one transaction: what it consumes, what it publishes and what it appends happen together or not at all.
 # MAGIC
-# MAGIC This notebook also runs as a plain script. It needs `pip install txmq` and nothing else: the broker lives in this process.
+# MAGIC This notebook also runs as a plain script. The broker lives in this process.
+# MAGIC
+# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script; matplotlib for the plot.
 
 # COMMAND ----------
 
 import json
 import tempfile
+from importlib import util
 from pathlib import Path
 
 from pyspark.sql import functions as F
@@ -106,7 +109,41 @@ def start():
     )
 
 
-start().awaitTermination()
+query = start()
+query.awaitTermination()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Batches and lag
+# MAGIC A progress of the query says where its batch ended, and where the queue ended then. Spark 4.1 does not say the second one.
+
+# COMMAND ----------
+
+progress = []
+for each in query.recentProgress:
+    source = each["sources"][0]
+    ends, latest = (json.loads(text or "{}") for text in (source["endOffset"], source["latestOffset"]))
+    lag = sum(latest.values()) - sum(ends.values()) if latest else None
+    progress.append((each["batchId"], each["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
+
+table = spark.createDataFrame(progress, "batch BIGINT, rows BIGINT, lag BIGINT, seconds DOUBLE")
+if "display" in globals():
+    display(table)
+else:
+    table.show()
+
+if util.find_spec("matplotlib"):
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, sharex=True)
+    numbers = [str(batch) for batch, _, _, _ in progress]
+    above.bar(numbers, [lag or 0 for _, _, lag, _ in progress])
+    above.set_ylabel("lag in messages")
+    below.bar(numbers, [seconds for _, _, _, seconds in progress])
+    below.set_ylabel("seconds")
+    below.set_xlabel("batch")
+    figure.savefig(folder / "batches.png")
 
 # COMMAND ----------
 

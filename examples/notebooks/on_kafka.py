@@ -5,7 +5,8 @@
 # MAGIC The pipeline of the notebook `exactly_once`, with topics instead of queues. What changes is the url: `kafka://host:9092`.
 # MAGIC Each micro-batch still is one transaction: what it consumes, what it publishes to Kafka and what it appends to Delta happen together or not at all.
 # MAGIC
-# MAGIC It needs a Kafka and `pip install 'txmq[kafka]'`. The environment variable `KAFKA` has its address; a plain script takes it too: `KAFKA=localhost:9092 python on_kafka.py`.
+# MAGIC It needs a Kafka. Packages: `pip install 'txmq[kafka]'` where the platform has Spark, `pip install 'txmq[spark,kafka]'` for a plain script;
+# MAGIC matplotlib for the plot. The environment variable `KAFKA` has its address; a plain script takes it too: `KAFKA=localhost:9092 python on_kafka.py`.
 
 # COMMAND ----------
 
@@ -13,6 +14,7 @@ import json
 import os
 import tempfile
 import uuid
+from importlib import util
 from pathlib import Path
 
 from kafka import KafkaProducer
@@ -102,6 +104,35 @@ def start():
 
 
 start().awaitTermination()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Lag
+# MAGIC The ledger in Delta has the offsets of every batch: how many messages were left after each.
+
+# COMMAND ----------
+
+written = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
+batches = written.groupBy("sequence").agg(F.sum(F.expr("end_offset - start_offset")).alias("messages")).orderBy("sequence")
+if "display" in globals():
+    display(batches)
+else:
+    batches.show()
+
+if util.find_spec("matplotlib"):
+    from matplotlib import pyplot
+
+    left, lag = 1_000, []
+    rows = batches.collect()
+    for row in rows:
+        left -= row["messages"]
+        lag.append(left)
+    figure, axes = pyplot.subplots()
+    axes.plot([row["sequence"] for row in rows], lag, marker="o")
+    axes.set_xlabel("batch")
+    axes.set_ylabel("lag in messages")
+    figure.savefig(folder / "lag.png")
 
 # COMMAND ----------
 

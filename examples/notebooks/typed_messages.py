@@ -6,6 +6,8 @@
 # MAGIC Delta table and sends the broken ones to a dead-letter queue, with the reason. Both happen in the transaction of the micro-batch.
 # MAGIC
 # MAGIC Then somebody mends what can be mended, and it takes the same way again.
+# MAGIC
+# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script.
 
 # COMMAND ----------
 

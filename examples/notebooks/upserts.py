@@ -6,6 +6,8 @@
 # MAGIC to a balance, so a change that is merged twice, or not at all, shows.
 # MAGIC
 # MAGIC The query is stopped in the middle: after the decision, before the MERGE. It goes on where it was.
+# MAGIC
+# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script.
 
 # COMMAND ----------
 

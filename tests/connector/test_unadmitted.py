@@ -122,3 +122,17 @@ def test_an_end_asked_for_before_the_checkpoint_is_named_is_refused_with_the_set
     wrapped.latestOffset()
     with pytest.raises(OptionError, match=f"set {WRAPPER} to false"):
         wrapped.partitions({"in": 1}, {"in": 1})
+
+
+def test_an_end_asked_for_before_the_checkpoint_is_named_is_refused_if_it_is_that_end_too(
+    bench: Bench,
+) -> None:
+    """The wrapper would take it for the end of all that is there, and never read what came behind it."""
+    bench.produce(b"a")
+    first = reader(bench)
+    first.partitions(START, first.latestOffset())
+    bench.produce(b"b")
+    wrapped = reader(bench)
+    assert wrapped.latestOffset() == {"in": 1}
+    with pytest.raises(OptionError, match=f"set {WRAPPER} to false"):
+        wrapped.partitions({"in": 1}, {"in": 1})

@@ -213,7 +213,7 @@ def older_data_directory(w: World) -> None:
     that.
     """
     w.produce(2)
-    driver = w.until(w.start_driver(), "open_batch")
+    driver = w.until(w.start_driver(), "commit_batch")
     older = w.store.reopened()
     w.until(driver, "idle")
     w.kill_all()

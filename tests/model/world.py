@@ -89,8 +89,8 @@ class World:
     ) -> None:
         """``joined``: a source of the query for each queue; ``twice``: two for each; ``kept``: so many claims
         of each source; ``threads``: the function executes the batch in threads, whose tasks know no query;
-        ``unadmitted``: Spark has no admission control; ``reports``: it asks so
-        often for an end that it does not plan.
+        ``unadmitted``: Spark has no admission control; ``reports``: its wrapper for AvailableNow, which fetches an
+        end before anything else, asks so often for one that it does not plan.
         """
         self.unadmitted, self.reports = unadmitted, reports
         self.threads = threads

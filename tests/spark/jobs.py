@@ -29,6 +29,7 @@ from broker_core.client.broker import BrokerClient
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.conf import recommended_conf
 from connector.stream.spark_version import has_admission_control
+from connector.tables.table import is_connect
 from connector.typed.decode import decode
 from tests.fork_server import fork_here
 from tests.forked import OF_SPARK
@@ -87,8 +88,8 @@ def to_the_end(writer: Any) -> None:
 
 
 def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, Any]) -> None:
-    """Runs each pipeline until it reaches its failpoint, where its thread stays, or the process of its source; then
-    all of them die at once.
+    """Runs each pipeline until it reaches its failpoint, where its thread stays, or the process of its source, or on
+    Spark Connect that of its function; then all of them die at once.
 
     ``how``: ``group`` kills driver, JVM and sources, ``driver`` only the Python driver, ``stop`` suspends it; after
     SIGCONT the pipelines go on, and ``then`` says what it dies of.
@@ -103,14 +104,14 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
             going_on.wait()
 
         failpoint.disarm()
-        in_source = at.startswith("connector.")
-        if not in_source:
+        elsewhere = at.startswith("connector.") or is_connect(spark)
+        if not elsewhere:
             failpoint.arm(at, stay, hit=hit)
-        Path(death["sources"]).write_text(f"{at}@{hit}=stop" if in_source else "")
+        Path(death["sources"]).write_text(f"{at}@{hit}=stop" if elsewhere else "")
         before = suspended_processes()
         threads.append(threading.Thread(target=attempt, args=(spark, pipeline)))
         threads[-1].start()
-        while not reached.wait(0.05) and not (in_source and suspended_processes() > before):
+        while not reached.wait(0.05) and not (elsewhere and suspended_processes() > before):
             if not threads[-1].is_alive():
                 print(f"{pipeline['app']} ended and did not reach {at}", file=sys.stderr, flush=True)
                 os._exit(1)

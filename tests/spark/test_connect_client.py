@@ -5,27 +5,23 @@ environment.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from bench.jars import SPARK_JARS, delta, missing_in_spark, resolve
-from bench.ports import free_ports
+from bench.connect_server import connect_server
 from broker_core.launcher import Broker
 from tests.conftest import SESSION_CONF
-from tests.progress import GUARD_S, run_to_end, wait_until
+from tests.progress import run_to_end
 from tests.spark.jobs import PLANNED_ONCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+CONF = {**SESSION_CONF, **PLANNED_ONCE}
 NOTEBOOKS = ("exactly_once", "typed_messages", "upserts", "without_duplicates")
 WITHOUT_PY4J = """
 import sys
@@ -34,40 +30,6 @@ import txmq
 import connector.datasource, connector.table_formats
 print([getattr(txmq, name).__name__ for name in ("decode", "encode", "mirror_offsets", "transactional")])
 """
-
-
-@contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    (port,) = free_ports(1)
-    conf = {
-        **SESSION_CONF,
-        **PLANNED_ONCE,
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-    }
-    command = [str(SPARK_JARS.parent / "bin" / "spark-submit"), "--master", "local[2]", "--class", SERVER]
-    command += ["--driver-class-path", os.pathsep.join(missing_in_spark(resolve([delta()])))]
-    command += [word for setting in conf.items() for word in ("--conf", "=".join(setting))]
-    environment = {**os.environ, "SPARK_HOME": str(SPARK_JARS.parent)}
-    environment.pop("PYSPARK_SUBMIT_ARGS", None)
-    log = folder / "server.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [*command, "spark-internal"], stdout=output, stderr=output, env=environment, cwd=folder
-        )
-    try:
-
-        def answers() -> bool:
-            assert server.poll() is None, log.read_text()[-3000:]
-            with socket.socket() as client:
-                return client.connect_ex(("127.0.0.1", port)) == 0
-
-        wait_until(answers, "the Connect server listens")
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(GUARD_S)
 
 
 def test_everything_of_txmq_is_there_without_py4j() -> None:
@@ -80,7 +42,7 @@ def test_everything_of_txmq_is_there_without_py4j() -> None:
 
 
 def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp_path: Path) -> None:
-    with Broker.open(tmp_path / "broker") as broker, connect_server(tmp_path) as remote:
+    with Broker.open(tmp_path / "broker") as broker, connect_server(tmp_path, CONF) as remote:
         with broker.channel() as channel:
             for queue in ("in", "out", "copied"):
                 channel.queue_declare(queue)
@@ -107,7 +69,7 @@ def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+    with connect_server(tmp_path_factory.mktemp("connect"), CONF) as address:
         yield address
 
 

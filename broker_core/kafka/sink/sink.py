@@ -162,9 +162,8 @@ class KafkaSink:
         self._staging.ensure(app_id)
         with app.lock:
             app.cleaner.require_right()
-            return app.decider.open(
-                query_id, batch_id, on_new_checkpoint, token or uuid.uuid4().hex, consumes=consumes
-            )
+            token = token or uuid.uuid4().hex
+            return app.decider.open(query_id, batch_id, on_new_checkpoint, token, consumes=consumes)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         return self._staging.stage(header, rows)
@@ -179,12 +178,13 @@ class KafkaSink:
         *,
         on_unroutable: OnUnroutable = "fail",
         consumes: bool = True,
+        opens: OnNewCheckpoint | None = None,
     ) -> Committed:
-        app = self._app(app_id)
-        with app.lock:
-            return app.decider.commit(
-                query_id, batch_id, token, branches, on_unroutable=on_unroutable, consumes=consumes
-            )
+        batch = query_id, batch_id
+        if opens is not None:
+            self.open_batch(app_id, *batch, opens, token=token, consumes=consumes)
+        with (app := self._app(app_id)).lock:
+            return app.decider.commit(*batch, token, branches, on_unroutable=on_unroutable, consumes=consumes)
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: OnUnroutable = "fail"

@@ -103,6 +103,34 @@ def test_c1_a_checkpoint_that_decided_nothing_is_replaced_and_its_late_driver_sh
     assert bench.engine.commit_batch(APP, "q-new", 0, new.token, []).entry.sequence == 1
 
 
+def test_c1_and_c4_a_batch_is_opened_and_decided_in_one_call_and_once(bench: Bench) -> None:
+    bench.produce(b"a")
+    start, end = {"in": START}, bench.claim()
+    bench.read("q", 0, bench.ranges(start, end))
+    branch = bench.stage("t", b"x")
+    committed = bench.engine.commit_batch(APP, "q", 0, "t", [branch], opens="fail")
+    assert not committed.already and bench.ranges_of(committed.entry) == {"in": (0, 1)}
+    bench.crash()
+    again = bench.engine.commit_batch(APP, "q", 0, "t", [branch], opens="fail")
+    assert again.already and again.entry == committed.entry
+    assert bench.visible() == [b"x"]
+
+
+def test_c1_and_c4_what_open_refuses_the_one_call_refuses_and_decides_nothing(bench: Bench) -> None:
+    opened = bench.engine.open_batch(APP, "q-old", 0, "fail")
+    bench.engine.commit_batch(APP, "q-old", 0, opened.token, [])
+    branch = bench.stage("t", b"x", query="q-new")
+    with pytest.raises(LineageConflict, match=r"q-new.*q-old"):
+        bench.engine.commit_batch(APP, "q-new", 0, "t", [branch], opens="fail")
+    skipping = bench.stage("u", b"y", query="q-old", batch=2)
+    with pytest.raises(BatchGap, match="expects batch 1"):
+        bench.engine.commit_batch(APP, "q-old", 2, "u", [skipping], opens="fail")
+    bench.crash()
+    assert bench.visible() == []
+    assert bench.engine.commit_batch(APP, "q-new", 0, "t", [branch], opens="resume").entry.sequence == 2
+    assert bench.visible() == [b"x"]
+
+
 def test_c1_a_batch_from_before_the_ledgers_first_is_an_older_checkpoint(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q", 5, "resume")
     bench.engine.commit_batch(APP, "q", 5, opened.token, [])

@@ -54,6 +54,7 @@ ENGINE: dict[str, dict[str, Any]] = {
         "branches": [{"branch": "b", "partition": 0, "attempt": 0, "rows": 1, "checksum": 0}],
         "on_unroutable": "fail",
         "consumes": True,
+        "opens": "fail",
     },
     "commit_branches": {
         "token": "w",

@@ -1,0 +1,58 @@
+"""Rows of the crash table on Spark Connect, where the function of a batch runs in a process of the server: server, client
+and that process are killed while each pipeline is at its failpoint, and another server goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
+
+MESSAGES = ["a", "b", "c", "d"]
+TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
+KILLED: dict[str, tuple[str, int, dict[str, object]]] = {
+    "staged": ("foreach.staged", 1, {"options": TWO_BATCHES}),
+    "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
+    "applied-some": ("foreach.applied.0", 1, {"tables": ["first", "second"]}),
+    "marked": ("foreach.marked", 1, {}),
+    "mirrored": ("foreach.mirrored", 1, {"options": TWO_BATCHES}),
+    "changes": ("foreach.applied.1", 1, {"fn": "changes", "tables": []}),
+    "unlogged": ("connector.latest_offset.claimed", 2, {"options": TWO_BATCHES, "tables": []}),
+}
+
+
+Recovered = dict[str, tuple[Pipeline, str | None]]  # and the error of its run after the kill
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recovered]:
+    scratch = tmp_path_factory.mktemp("connect")
+    served = Served(scratch / "broker")
+    try:
+        pipelines = {
+            app: Pipeline.create(app, served.url, scratch, MESSAGES, **special)
+            for app, (_, _, special) in KILLED.items()
+        }
+        empty_table(Path(pipelines["changes"].lake) / "changed", CHANGED)
+        runs, connect = list(pipelines.values()), {"connect": "true"}
+        Driver(scratch, runs, at=[KILLED[app][:2] for app in pipelines], session=connect).require_killed()
+        errors = Driver(scratch, runs, session=connect).require_done()
+        yield {app: (pipeline, errors[app]) for app, pipeline in pipelines.items()}
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("app", KILLED)
+def test_on_connect_everything_is_there_once_wherever_the_server_is_killed(
+    recovered: Recovered, app: str
+) -> None:
+    pipeline, error = recovered[app]
+    assert error is None, error
+    pipeline.require_once(MESSAGES)
+    if pipeline.fn == "changes":
+        pipeline.require_changed(MESSAGES)

@@ -1,0 +1,75 @@
+"""A query of Spark's own Kafka source is followed by one of txmq, at the offsets of its checkpoint, as
+docs/from_kafka_source.md says.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.stream.spark_version import has_admission_control
+from tests.progress import run_to_end
+from tests.spark.kafka_pipelines import hosts, make_topics, send
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not has_admission_control(), reason="the jars of Spark's Kafka source are those of 4.2"
+    ),
+    pytest.mark.usefixtures("interpreted"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPIC = "taken.over"
+
+
+def newest_committed(checkpoint: Path) -> str:
+    """The offsets at which the newest committed batch ended: step 1 of the page."""
+    batch = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+    return (checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
+
+
+def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_source(
+    spark: SparkSession, kafka_url: str, tmp_path: Path
+) -> None:
+    old, table = tmp_path / "old", str(tmp_path / "table")
+    make_topics(kafka_url, TOPIC)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark.kafka_source_query",
+        ",".join(hosts(kafka_url)),
+        TOPIC,
+        str(old),
+    ]
+    send(kafka_url, TOPIC, [f"before {number}" for number in range(5)])
+    done = run_to_end(command, tmp_path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # a batch that is in the offset log and was not committed
+    send(kafka_url, TOPIC, ["logged 0", "logged 1"])
+    done = run_to_end([*command, "fails"], tmp_path, cwd=ROOT)
+    assert done.returncode != 0 and "as told" in done.stderr, done.stderr[-3000:]
+    assert (old / "checkpoint" / "offsets" / "1").exists() and not (
+        old / "checkpoint" / "commits" / "1"
+    ).exists()
+    send(kafka_url, TOPIC, ["after 0"])
+
+    starts = newest_committed(old / "checkpoint")
+    options = {"url": kafka_url, "queue": TOPIC, "appId": "taken", "startingOffsets": starts}
+    stream = spark.readStream.format("txmq").options(**options).load()
+
+    def each(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(batch.selectExpr("CAST(body AS STRING) AS body"), table)
+
+    writer = stream.writeStream.foreachBatch(transactional(each, url=kafka_url, app_id="taken"))
+    writer = writer.option("checkpointLocation", str(tmp_path / "new")).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    bodies = sorted(row.body for row in spark.read.format("delta").load(table).collect())
+    assert bodies == ["after 0", "logged 0", "logged 1"], (
+        "nothing that was committed comes again, nothing is left out"
+    )
