@@ -1,12 +1,15 @@
 """Calls: one of a function of the user has ended when it returns; a transactional function has one a batch.
 
 Not here: what the function does (``batch_transaction.py``), replays of a batch (``foreach_batch.py``).
-Invariant: what a function has left to do later is never taken for done.
+Invariant: what a function has left to do later is never taken for done, and no call waits for itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,6 +37,41 @@ def require_ended(returned: object, function: str) -> None:
     )
 
 
+def running_query(spark: SparkSession) -> tuple[str, str]:
+    """(query, run) of the calling thread; "" of both on Spark Connect. Raises OptionError if it has none."""
+    if is_connect(spark):
+        return "", ""
+    context = spark.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise OptionError("transactional was called outside a query", "use it in foreachBatch")
+    return query_id, context.getLocalProperty("spark.jobGroup.id") or ""
+
+
+_calls = threading.Lock()
+_under_way: set[tuple[str, str, str | int]] = set()  # broker, app, and the run or the thread of a call
+
+
+@contextlib.contextmanager
+def not_within_itself(broker: str, app_id: str, run: str) -> Iterator[None]:
+    """A call. Raises OptionError if it is made by the function of another one, which would wait for it, or
+    whose batch it would decide.
+    """
+    callers = {(broker, app_id, caller) for caller in (run, threading.get_ident()) if caller}
+    with _calls:
+        if callers & _under_way:
+            raise OptionError(
+                f"transactional of app {app_id!r} was called by its own function",
+                "do everything with the tx that the function has",
+            )
+        _under_way.update(callers)
+    try:
+        yield
+    finally:
+        with _calls:
+            _under_way.difference_update(callers)
+
+
 @dataclass(frozen=True)
 class Call:
     """Of a transactional function for a batch, in one run of a query."""
@@ -43,11 +81,6 @@ class Call:
     batch: tuple[str, str, int]  # the run, the query and the number; the run is "" where it is not known
 
     _done: ClassVar[dict[tuple[str, str], tuple[str, str, int]]] = {}
-
-    @classmethod
-    def of(cls, spark: SparkSession, broker: str, app_id: str, query_id: str, batch_id: int) -> Call:
-        run = None if is_connect(spark) else spark.sparkContext.getLocalProperty("spark.jobGroup.id")
-        return cls(broker, app_id, (run or "", query_id, batch_id))
 
     def require_first(self) -> None:
         """Raises OptionError if this batch has had its call, and is decided."""

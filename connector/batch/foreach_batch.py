@@ -32,7 +32,7 @@ from connector.batch.after_commit import AfterCommit, check_functions
 from connector.batch.apply import Apply
 from connector.batch.batch_reads import require_app
 from connector.batch.batch_transaction import BatchTransaction
-from connector.batch.call import Call, require_ended
+from connector.batch.call import Call, not_within_itself, require_ended, running_query
 from connector.errors import error_summary, holds_java_trace, shortened
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
@@ -47,6 +47,7 @@ log = logging.getLogger("txmq")
 
 OnUnroutable = Literal["fail", "drop"]
 AUTO = "auto"
+_MAIN = threading.main_thread()
 
 
 def transactional(
@@ -182,24 +183,27 @@ class Transactional:
 
     # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        with self._lock:  # the engine refuses two queries with one app_id
+        query_id, run = running_query(batch.sparkSession)
+        # the engine refuses two queries with one app_id
+        with not_within_itself(str(self.address), self.app_id, run), self._lock:
             try:
-                self._run(batch, int(batch_id))
+                self._run(batch, int(batch_id), query_id, run)
             except Exception as error:
                 if not holds_java_trace(error):
                     raise
                 raise shortened(error) from None
-            except KeyboardInterrupt:  # of a caller that is not Spark
-                raise
             except BaseException as stop:  # nobody would answer Spark, which waits for ever
+                if isinstance(stop, KeyboardInterrupt) and threading.current_thread() is _MAIN:
+                    raise  # of a caller that is not Spark
                 what = f"the function of app {self.app_id!r} raised {type(stop).__name__}: {stop}"
                 raise OptionError(what, "raise an Exception to end the query") from stop
 
-    def _run(self, batch: DataFrame, batch_id: int) -> None:
+    def _run(self, batch: DataFrame, batch_id: int, query_id: str, run: str) -> None:
         spark = batch.sparkSession
         engine = self.address.engine()
-        query_id, consumes = self._identity(spark, engine)
-        call = Call.of(spark, str(self.address), self.app_id, query_id, batch_id)
+        consumes = bool(query_id)
+        query_id = query_id or self._lineage_of(engine)
+        call = Call(str(self.address), self.app_id, (run, query_id, batch_id))
         call.require_first()
         note_app_of_query(spark, self.app_id, query_id)
         running = (None if is_connect(spark) else spark.sparkContext, query_id)
@@ -289,18 +293,13 @@ class Transactional:
         except TxmqError as refused:
             log.warning("the micro-batch was not rolled back after %s: %s", type(error).__name__, refused)
 
-    def _identity(self, spark: SparkSession, engine: Engine) -> tuple[str, bool]:
-        """(query_id, whether the commit consumes the rows that the batch has read)."""
-        if not is_connect(spark):
-            query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-            if not query_id:
-                raise OptionError("transactional was called outside a query", "use it in foreachBatch")
-            return query_id, True
+    def _lineage_of(self, engine: Engine) -> str:
+        """On Spark Connect, what stands for the query."""
         if self._lineage:
-            return self._lineage, False
+            return self._lineage
         known = engine.app(self.app_id)
         if known is not None and known.queues:
-            return "", False  # the claims of the txmq source distinguish checkpoints
+            return ""  # the claims of the txmq source distinguish checkpoints
         raise OptionError(
             f"app {self.app_id!r} on Spark Connect has no txmq source, so its checkpoints look the same",
             "pass lineage= with a string that you change together with the checkpoint",

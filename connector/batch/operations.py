@@ -3,6 +3,9 @@
 1. ``finish``: the function has returned. What is under way is waited for; what begins later is refused.
 2. ``seal``: the decision is asked for. What was refused until here, nobody may have seen.
 
+A process that the function has forked has a copy of ``tx``, whose operations nobody would decide. They are
+refused, and fail the batch, because a function seldom looks at how such a process ended.
+
 Not here: what an operation does (``batch_transaction.py``).
 Invariant: once ``seal`` has returned, every operation that was called before has ended well; one that is
 called later is refused, and fails nothing but its thread.
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
+import os
 import threading
 from collections.abc import Iterator
 
@@ -19,12 +24,16 @@ from broker_core.errors import OptionError
 
 log = logging.getLogger("txmq")
 
+_IN_THE_DRIVER = "call it in the process of the function, with what another one has worked out"
+
 
 class Operations:
     """Made in the thread that runs the function. Thread-safe."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
+        self._process = os.getpid()
+        self._forked = mmap.mmap(-1, 1)  # shared with forked processes: one has called an operation
         self._changed = threading.Condition()
         self._under_way = 0
         self._closed = False
@@ -54,6 +63,9 @@ class Operations:
             self._log_failure(name, failure, late)
 
     def _begin(self, name: str) -> None:
+        if os.getpid() != self._process:
+            self._forked[0] = 1
+            raise OptionError(f"tx.{name} was called in a forked process", _IN_THE_DRIVER)
         with self._changed:
             if not self._closed:
                 self._under_way += 1
@@ -95,6 +107,8 @@ class Operations:
     def _require_no_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+        if self._forked[0]:
+            raise OptionError("tx was called in a process that the function has forked", _IN_THE_DRIVER)
 
     def close(self) -> None:
         """Lets no operation begin, and waits for what is under way."""

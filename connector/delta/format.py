@@ -83,9 +83,13 @@ class Delta:
         return Checked(lambda rows: append.fitted(rows, found), why, evaluates)
 
     def settled(
-        self, table: Table, change: Merge | Overwrite, context: Mapping[str, object]
+        self,
+        table: Table,
+        columns: Sequence[str],
+        change: Merge | Overwrite,
+        context: Mapping[str, object],
     ) -> Merge | Overwrite:
-        return changes.settled(table, change, context)
+        return changes.settled(table, columns, change, context)
 
     def check_change(
         self,

@@ -68,7 +68,7 @@ class Checks:
             raise OptionError(f"table {table.name!r} does not exist", "create it before the query starts")
         spark, schema = rows.sparkSession, nullable(rows.schema)
         context = self._tables.context(spark)
-        settled = self._tables.settled(table, change, context)
+        settled = self._tables.settled(table, schema.names, change, context)
         found = self._answer(
             ("change", *table.shape, schema.json(), json.dumps([settled.to_json(), context], sort_keys=True)),
             lambda: self._tables.check_change(spark, table, schema, settled, context),

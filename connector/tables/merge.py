@@ -7,6 +7,7 @@ Invariant: the text of a MERGE follows from the value alone, so a repetition doe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,15 +62,28 @@ class Merge:
         """From what ``to_json`` returned."""
         return cls(stored["on"], tuple(Clause(*clause) for clause in stored["clauses"]), stored["evolves"])
 
-    def of_columns(self, columns: Sequence[str]) -> Merge:
+    def of_columns(self, columns: Sequence[str], given: Sequence[str]) -> Merge:
         """The merge with the columns of the table by name where it sets all of them, so that a later column
         changes nothing. One that may add columns stays as it is.
+
+        A column that the rows do not have is left alone, as an append leaves it. It is named, so that Delta
+        refuses the merge, if a column of the rows is for nothing: then one of the two is misspelt.
         """
         if self.evolves:
             return self
-        values = {quoted([name]): f"{SOURCE}.{quoted([name])}" for name in columns}
+        have = {name.lower() for name in given}
+        if not all(map(self._names, have - {name.lower() for name in columns})):
+            have.update(name.lower() for name in columns)
+        values = {quoted([name]): f"{SOURCE}.{quoted([name])}" for name in columns if name.lower() in have}
         named = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
         return replace(self, clauses=tuple(named))
+
+    def _names(self, column: str) -> bool:
+        """Whether a condition or a value may name a column of the rows."""
+        texts = [self.on, *(clause.condition for clause in self.clauses)]
+        texts += [sql for clause in self.clauses for sql in (clause.values or {}).values()]
+        whole = rf"(?<!\w){re.escape(column)}(?!\w)"
+        return any(re.search(whole, text, re.IGNORECASE) for text in texts)
 
     def to_json(self) -> dict[str, object]:
         """As JSON."""

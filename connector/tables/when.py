@@ -87,7 +87,7 @@ class When:
         return cls("NOT MATCHED BY SOURCE", _text("condition", condition))
 
     def update(self, values: Mapping[str, str] | None = None) -> Clause:
-        """Set columns of the table (name -> SQL); by default all, as ``whenMatchedUpdateAll`` does. Raises
+        """Set columns of the table (name -> SQL); by default all that the rows have. Raises
         OptionError.
         """
         if self.rows == "NOT MATCHED":
@@ -100,8 +100,8 @@ class When:
         return Clause(self.rows, self.condition, "update", _values("update", values))
 
     def insert(self, values: Mapping[str, str] | None = None) -> Clause:
-        """Insert the row (name of a column -> SQL); by default all columns, as ``whenNotMatchedInsertAll``
-        does. Raises OptionError.
+        """Insert the row (name of a column -> SQL); by default all columns that the rows have. Raises
+        OptionError.
         """
         if self.rows != "NOT MATCHED":
             raise OptionError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,3 +69,18 @@ def test_whoever_waits_for_an_operation_sees_its_failure(pool: ThreadPoolExecuto
         over.set()
         log.removeHandler(handler)
     assert isinstance(failed.exception(60), OptionError)
+
+
+def test_an_operation_in_a_forked_process_is_refused_there_and_fails_the_batch() -> None:
+    """Its copy of ``tx`` would keep what it stages, and nobody would miss it."""
+    operations = Operations()
+    if not (child := os.fork()):
+        try:
+            publish(operations)
+        except OptionError as error:
+            os._exit(7 if "in a forked process" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    publish(operations)
+    with pytest.raises(OptionError, match="in a process that the function has forked"):
+        operations.finish()

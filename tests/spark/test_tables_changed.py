@@ -206,6 +206,41 @@ def test_everything_that_others_do_at_every_step_leaves_each_row_once(rig: Any, 
     what_others_do_leaves_each_row_once(rig, name, [act], point)
 
 
+# -- what others have done, and the next batch ----------------------------------------------------------------
+def test_a_column_that_was_added_is_left_alone_by_a_merge_of_all_columns_as_by_an_append(rig: Any) -> None:
+    """Unless a column of the rows is for nothing, or the new one may not be null: nothing is decided then."""
+    rig.spark.sql("CREATE TABLE widened (k STRING, n INT) USING delta")
+
+    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
+        tx.merge(rows, "widened", "t.k = s.k", update=True, insert=True, delete="s.gone")
+
+    driver = Driver(rig, "widens", fn)
+
+    def batch(number: int, rows: str) -> Exception | None:
+        return driver.batch(number, rig.spark.sql(f"SELECT * FROM VALUES {rows}"))
+
+    assert batch(0, "('x', 1, false), ('y', 1, false), ('z', 1, false) AS rows(k, n, gone)") is None
+    run_sql(
+        rig,
+        [
+            "ALTER TABLE {t} ADD COLUMNS (note STRING, `a.b` INT)",
+            "UPDATE {t} SET note = 'theirs', `a.b` = 1 WHERE k < 'z'",
+        ],
+        t="widened",
+    )
+    assert batch(1, "('x', 2, false), ('y', 2, true), ('w', 2, false) AS rows(k, n, gone)") is None
+    wanted = [("w", 2, None, None), ("x", 2, "theirs", 1), ("z", 1, None, None)]
+    assert sorted(map(tuple, another_session(rig).table("widened").collect())) == wanted
+    error = batch(2, "('x', 3, false, 'misspelt') AS rows(k, n, gone, nots)")
+    assert isinstance(error, OptionError) and "note" in str(error)
+    run_sql(rig, ["DELETE FROM {t} WHERE note IS NULL"], t="widened")
+    run_sql(rig, ["ALTER TABLE {t} ADD CONSTRAINT noted CHECK (note IS NOT NULL)"], t="widened")
+    error = batch(2, "('q', 3, false) AS rows(k, n, gone)")
+    assert isinstance(error, OptionError) and "violates CHECK constraint noted" in str(error)
+    assert rig.broker.engine.last_entry("widens").sequence == 2
+    rig.spark.sql("DROP TABLE widened")
+
+
 # -- what others do, and a batch stops -----------------------------------------------------------------------
 def test_a_table_that_is_renamed_gets_everything_once_it_has_its_name_back(rig: Any) -> None:
     for table in ("moved_files", "moved_merge"):

@@ -530,6 +530,19 @@ def cancelled(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline
     asyncio.run(gives_up())
 
 
+def interrupted(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
+    """As a library does that gives a thread a time limit; Spark would wait for ever for an answer."""
+    effects(batch, tx)
+    raise KeyboardInterrupt("the time is over")
+
+
+def forked(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
+    """What a forked process stages nobody would decide, and the function does not look at how it ended."""
+    child = get_context("fork").Process(target=effects, args=(batch, tx))
+    child.start()
+    child.join()
+
+
 REFUSED: dict[str, tuple[Way, str]] = {
     way.__name__: (way, told)
     for way, told in (
@@ -548,6 +561,8 @@ REFUSED: dict[str, tuple[Way, str]] = {
         (no_frame, "tx.reject of a DataFrame: give a DataFrame of Spark"),
         (exits, "raised SystemExit: the function has had enough"),
         (cancelled, "raised CancelledError"),
+        (interrupted, "raised KeyboardInterrupt: the time is over"),
+        (forked, "in a process that the function has forked"),
     )
 }
 
@@ -605,7 +620,48 @@ def in_a_thread(each: Each, pipeline: dict[str, Any]) -> Each:
     return call
 
 
+def by_itself(each: Each, pipeline: dict[str, Any]) -> Each:
+    """The function calls what calls it, which would wait for itself."""
+    return within(pipeline, lambda whole, batch, number: whole(batch, number))
+
+
+def within_its_own(each: Each, pipeline: dict[str, Any]) -> Each:
+    """Another one of the same app would decide the batch, without what the function has staged; also in a thread."""
+
+    def calls(whole: Each, batch: DataFrame, number: int) -> None:
+        thread = InheritableThread(lambda: told.extend(error_of(each, batch, number)))
+        told: list[Exception] = []
+        thread.start()
+        thread.join()
+        assert "was called by its own function" in str(told)
+        each(batch, number)
+
+    return within(pipeline, calls)
+
+
+def error_of(each: Each, batch: DataFrame, number: int) -> Iterator[Exception]:
+    try:
+        each(batch, number)
+    except Exception as error:
+        yield error
+
+
+def within(pipeline: dict[str, Any], calls: Callable[[Each, DataFrame, int], None]) -> Each:
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.publish(batch.select("body"), queue=pipeline["out"])
+        calls(whole, batch, tx.batch_id)
+
+    whole = transactional(fn, url=pipeline["url"], app_id=pipeline["app"])
+    return whole
+
+
 CALLS: dict[str, Callable[[Each, dict[str, Any]], Each]] = {
-    call.__name__: call for call in (directly, by_a_function, two_apps, twice, in_a_thread)
+    call.__name__: call
+    for call in (directly, by_a_function, two_apps, twice, in_a_thread, by_itself, within_its_own)
 }
-REFUSED_CALLS = {"two_apps": "give both the same", "in_a_thread": "called outside a query"}
+REFUSED_CALLS = {
+    "two_apps": "give both the same",
+    "in_a_thread": "called outside a query",
+    "by_itself": "was called by its own function",
+    "within_its_own": "was called by its own function",
+}

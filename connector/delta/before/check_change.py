@@ -11,7 +11,7 @@ Not here: two rows with equal keys (``connector/tables/unique.py``), what happen
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,14 @@ _APPEND_ONLY = "delta.appendOnly"
 _FAILED = "Error occurred during query planning"  # the first words of an EXPLAIN that fails
 
 
-def settled(table: Table, change: Merge | Overwrite, context: Mapping[str, Any]) -> Merge | Overwrite:
+def settled(
+    table: Table, columns: Sequence[str], change: Merge | Overwrite, context: Mapping[str, Any]
+) -> Merge | Overwrite:
     """The change with the names of the columns of the table, if it sets all of them and adds none."""
     merges = context["settings"].get(AUTO_MERGE, "false").lower() == "true"
     if isinstance(change, Overwrite) or merges or not table.metadata:
         return change
-    return change.of_columns(Known.of(table.metadata).schema.names)
+    return change.of_columns(Known.of(table.metadata).schema.names, columns)
 
 
 def check(

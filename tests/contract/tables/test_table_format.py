@@ -99,7 +99,8 @@ def test_a_merge_of_all_columns_does_the_same_when_it_names_them(bench: TableBen
     rows = ("'a'", "'b'"), ("'b'", "'c'")
     merge = Merge.made(ON, update=True, insert=True)
     found = bench.found(named)
-    settled = bench.tables.settled(found, merge, bench.tables.context(bench.spark))
+    context = bench.tables.context(bench.spark)
+    settled = bench.tables.settled(found, ["ID", "n.m", "a-b", "ünit", "more"], merge, context)
     assert settled != merge and "*" not in settled.sql("t", "s")
     for number, keys in enumerate(rows):
         frame = " UNION ALL ".join(
@@ -117,7 +118,7 @@ def test_a_merge_of_all_columns_does_the_same_when_it_names_them(bench: TableBen
 
     assert held(star) == held(named) and len(held(named)) == 3
     evolves = Merge.made(ON, update=True, insert=True, evolves=True)
-    assert bench.tables.settled(found, evolves, bench.tables.context(bench.spark)) == evolves
+    assert bench.tables.settled(found, ["id"], evolves, context) == evolves
 
 
 def test_two_drivers_that_change_a_table_at_the_same_time_change_it_once(bench: TableBench) -> None:
