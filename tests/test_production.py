@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.cli import _parser
+from txmq.cli import parsed
 
 FOLDER = Path(__file__).parents[1] / "examples" / "production"
 UNIT = FOLDER / "txmq.service"
@@ -26,7 +26,7 @@ def _unit() -> dict[str, str]:
 def test_the_unit_runs_a_command_of_txmq_in_its_own_directory() -> None:
     unit = _unit()
     program, *arguments = shlex.split(unit["ExecStart"])
-    options = _parser().parse_args(arguments)
+    options = parsed(arguments)
     assert program.endswith("/bin/txmq") and options.command.__name__ == "serve"
     assert options.data == f"/var/lib/{unit['StateDirectory']}" and unit["StateDirectoryMode"] == "0700"
     assert unit["User"] != "root" and unit["Restart"] == "on-failure"
@@ -54,12 +54,12 @@ def test_the_container_runs_commands_of_txmq() -> None:
     }
     (check,) = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", text, re.MULTILINE)
     program, *arguments = found["ENTRYPOINT"] + found["CMD"]
-    options = _parser().parse_args(arguments)
+    options = parsed(arguments)
     assert program == "txmq" and options.command.__name__ == "serve" and options.tls_cert
     assert re.search(rf"^VOLUME {options.data}$", text, re.MULTILINE), "the data is in a volume"
     assert set(re.findall(r"\d+", re.findall(r"^EXPOSE (.*)$", text, re.MULTILINE)[0])) == {
         address.rpartition(":")[2] for address in (options.listen, *options.amqps)
     }
-    probe = _parser().parse_args(json.loads(check)[1:])
+    probe = parsed(json.loads(check)[1:])
     assert probe.data == options.data and probe.command.__name__ == "_status"
     assert re.search(r"^USER \d+$", text, re.MULTILINE), "not root, and a number, which Kubernetes can check"

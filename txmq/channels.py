@@ -6,67 +6,56 @@ Not here: what a channel holds (``broker_core/node/held_channels.py``).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
 from broker_core.client.admin import connections, consumers
 from broker_core.errors import OptionError
-from txmq.address import client_at
+from txmq.address import BROKER, client_at, queue_names
+from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import Row, confirm, done, print_lines, show
-from txmq.topology import yes
-
-Add = Callable[..., argparse.ArgumentParser]
 
 
-def arguments(commands: object, add: Add) -> None:
-    """``add``: as ``cli._command``."""
-    add(commands, "connections", _connections, "list the connections of AMQP and Flight", address=True)
-    channels = add(commands, "channels", _channels, "list the open channels and what they hold", address=True)
-    channels.add_argument(
-        "--queue", metavar="QUEUE", help="only those that hold messages of it, or consume it"
-    )
-    channels.add_argument("--open", action="store_true", help="only those with an open transaction")
-    listed = add(commands, "consumers", _consumers, "list the consumers", address=True)
-    listed.add_argument("--queue", metavar="QUEUE", help="only those of this queue")
-    transactions = add(
-        commands, "transactions", _transactions, "list the prepared transactions", address=True
-    )
-    transactions.add_argument(
-        "--queue", metavar="QUEUE", help="only those that publish to it, or hold messages of it"
-    )
-    transactions.add_argument(
-        "--open", action="store_true", help="those that are open instead, with the channel of each"
-    )
-    close = add(commands, "close", _close, "end a channel, or a connection of AMQP", address=True)
-    close.add_argument("id", metavar="ID", help="as `txmq channels` or `txmq connections` lists it")
-    yes(close)
-
-
-def _listed(options: argparse.Namespace, found: Sequence[object], rows: Iterable[Row]) -> int:
+def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> int:
     if len(found) >= LISTED:
         print_lines(f"txmq: the oldest {LISTED} were looked at; there may be more", error=True)
     return show(options, rows)
 
 
-def _connections(options: argparse.Namespace) -> int:
+@command("connections", "list the connections of AMQP and Flight", *BROKER)
+def _connections(options: Options) -> int:
     found = connections(client_at(options))
     return _listed(options, found, map(dataclasses.asdict, found))
 
 
-def _consumers(options: argparse.Namespace) -> int:
+@command(
+    "consumers",
+    "list the consumers",
+    *BROKER,
+    option("--queue", "QUEUE", "only those of this queue", shell_complete=queue_names),
+)
+def _consumers(options: Options) -> int:
     found = consumers(client_at(options))
     shown = [each for each in found if options.queue in (None, each.queue)]
     return _listed(options, found, map(dataclasses.asdict, shown))
 
 
-def _channels(options: argparse.Namespace) -> int:
+@command(
+    "channels",
+    "list the open channels and what they hold",
+    *BROKER,
+    option(
+        "--queue", "QUEUE", "only those that hold messages of it, or consume it", shell_complete=queue_names
+    ),
+    option("--open", text="only those with an open transaction"),
+)
+def _channels(options: Options) -> int:
     found = client_at(options).channels()
     return _listed(options, found, map(dataclasses.asdict, _chosen(options, found)))
 
 
-def _chosen(options: argparse.Namespace, found: list[ChannelInfo]) -> list[ChannelInfo]:
+def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
     if options.queue is not None:
         found = [each for each in found if options.queue in (*each.unacknowledged, *each.consumes)]
     if options.open:
@@ -74,7 +63,19 @@ def _chosen(options: argparse.Namespace, found: list[ChannelInfo]) -> list[Chann
     return found
 
 
-def _transactions(options: argparse.Namespace) -> int:
+@command(
+    "transactions",
+    "list the prepared transactions",
+    *BROKER,
+    option(
+        "--queue",
+        "QUEUE",
+        "only those that publish to it, or hold messages of it",
+        shell_complete=queue_names,
+    ),
+    option("--open", text="those that are open instead, with the channel of each"),
+)
+def _transactions(options: Options) -> int:
     if options.open:
         return _channels(options)
     found = client_at(options).prepared()
@@ -88,7 +89,14 @@ def _prepared(found: PreparedInfo) -> Row:
     return row
 
 
-def _close(options: argparse.Namespace) -> int:
+@command(
+    "close",
+    "end a channel, or a connection of AMQP",
+    *BROKER,
+    argument("ID", "as `txmq channels` or `txmq connections` lists it"),
+    YES,
+)
+def _close(options: Options) -> int:
     client = client_at(options)
     channels = [each for each in client.channels() if options.id in (each.id, each.id.rpartition(" (")[0])]
     there = [each for each in connections(client) if each.id == options.id and each.door == "amqp"]

@@ -7,46 +7,51 @@ status`` has two codes more.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import dataclasses
 import getpass
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from datetime import timezone
-from typing import Any
+
+import click
+from click.shell_completion import get_completion_class, shell_complete
 
 from broker_core import __version__
-from broker_core.address import DEFAULT_PORT
 from broker_core.admin import NOBODY
 from broker_core.engine import Engine
-from broker_core.errors import (
-    OptionError,
-    RemoteProtocolError,
-    TxmqError,
-    UnknownTransaction,
-)
+from broker_core.errors import OptionError, RemoteProtocolError, TxmqError, UnknownTransaction
 from broker_core.message.properties import Properties
-from txmq import accounts, channels, move, topology, vhosts
-from txmq.address import URL_VARIABLE, admin_at, client_at, engine_at
-from txmq.admin import backup, definitions, publish, status
-from txmq.doctor.command import arguments as doctor_arguments
-from txmq.doctor.command import doctor
-from txmq.ledger import ledger
-from txmq.limits import count, seconds
-from txmq.login import arguments as login_arguments
+from txmq import accounts, channels, ledger, move, serve, topology, vhosts  # noqa: F401  they declare commands
+from txmq.address import BROKER, admin_at, app_names, client_at, engine_at, queue_names
+from txmq.admin import backup, definitions, publish, status  # noqa: F401
+from txmq.command.declare import COMPLETE_VARIABLE, ROOT, Options, argument, command, one_of, option
+from txmq.command.values import count
+from txmq.doctor import command as doctor  # noqa: F401
 from txmq.output import Row, done, print_json, print_lines, script, show
-from txmq.serve import serve
-from txmq.serve_options import arguments as serve_arguments
+
+OF = option("--of", "USER", "who named it, as `txmq transactions` lists it")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    options = _parser().parse_args(arguments)
-    if getattr(options, "url", "") is None and options.data is None:
-        options.url = os.environ.get(URL_VARIABLE)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return int(options.command(options))
+        if COMPLETE_VARIABLE in os.environ:
+            return shell_complete(ROOT, {}, "txmq", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
+        options = parsed(words)
+        code = int(options.command(options))
+        sys.stdout.flush()
+        return code
+    except click.UsageError as error:
+        if error.ctx is not None:
+            pieces = error.ctx.command.collect_usage_pieces(error.ctx)
+            print_lines(f"usage: {' '.join([error.ctx.command_path, *pieces])}", error=True)
+        print_lines(f"txmq: {' '.join(error.format_message().split())}", error=True)
+        raise SystemExit(error.exit_code) from None
+    except click.exceptions.Exit as ended:  # --help, --version
+        return ended.exit_code
     except TxmqError as error:
         print_lines(f"txmq: {' '.join(str(error).split())}", error=True)
         return 1
@@ -57,165 +62,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="txmq", description="Run, inspect and operate a txmq broker.")
-    parser.add_argument("--version", action="version", version=f"txmq {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve_arguments(_command(commands, "serve", serve, "run the broker of a data directory until SIGTERM"))
-    status.arguments(commands, _command)
-    _add_lists(commands)
-    _add_decisions(commands)
-    topology.arguments(commands, _command)
-    move.arguments(commands, _command)
-    channels.arguments(commands, _command)
-    publish.arguments(commands, _command)
-    _add_messages(commands)
-    _add_setup(commands)
-    accounts.arguments(commands, _command)
-    vhosts.arguments(commands, _command)
-    definitions.arguments(commands, _command)
-    backup.arguments(commands, _command)
-    doctor_arguments(_command(commands, "doctor", doctor, "check this installation, and say what to do"))
-    verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
-    verify.add_argument("directory", metavar="DIR")
-    salvage = _command(commands, "salvage", _salvage, "copy the intact data to a new data directory")
-    salvage.add_argument("directory", metavar="DIR", help="only read; no broker may use it")
-    salvage.add_argument("--to", metavar="NEWDIR", required=True, help="created; must be absent or empty")
-    return parser
+def parsed(arguments: Sequence[str]) -> Options:
+    """Raises UsageError."""
+    with ROOT.make_context("txmq", list(arguments)) as context:
+        options: Options = ROOT.invoke(context)
+    return options
 
 
-def _command(
-    commands: Any,
-    name: str,
-    command: Callable[[argparse.Namespace], int],
-    text: str,
-    *,
-    address: bool = False,
-    other_place: bool = False,
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text[0].upper() + text[1:] + "."
-    )
-    parser.set_defaults(command=command)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    if address:
-        broker = parser.add_mutually_exclusive_group(
-            required=not other_place and URL_VARIABLE not in os.environ
-        )
-        broker.add_argument(
-            "--url",
-            help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}[/VHOST], or kafka://host:9092; "
-            f"default: {URL_VARIABLE} of the environment",
-        )
-        broker.add_argument("--data", metavar="DIR", help="the broker of this directory, started if needed")
-        parser.add_argument("--vhost", metavar="NAME", help="with --data; a url has it as its path")
-        parser.add_argument(
-            "--timeout",
-            metavar="SECONDS",
-            type=seconds,
-            default=0.0,
-            help="how long to wait for a broker that does not listen; default: not at all",
-        )
-        parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
-        login_arguments(parser)
-    return parser
+click.version_option(__version__, message="txmq %(version)s")(ROOT)
 
 
-def _add_lists(commands: Any) -> None:
-    apps = _command(
-        commands, "apps", _apps, "list the pipelines with their queues and progress", address=True
-    )
-    apps.add_argument(
-        "chown", metavar="chown APP USER", nargs="*", help="give the app to another user instead"
-    )
-    for name in ("staged", "attempts"):  # two names of one list
-        _command(commands, name, _attempts, "list what is staged and not decided", address=True)
-
-
-def _add_decisions(commands: Any) -> None:
-    for name, command, text in (
-        ("commit", _commit, "commit a prepared transaction"),
-        ("rollback", _rollback, "roll back a prepared transaction"),
-    ):
-        decision = _command(commands, name, command, text, address=True)
-        decision.add_argument("xid", metavar="XID")
-        decision.add_argument("--of", metavar="USER", help="who named it, as `txmq transactions` lists it")
-    decided = _command(
-        commands, "ledger", ledger, "list decided batches of a pipeline", address=True, other_place=True
-    )
-    decided.add_argument("app", metavar="APP")
-    decided.add_argument("--batch", metavar="N", type=count, help="only the batch with this sequence")
-    decided.add_argument(
-        "--table", metavar="PATH", help="from a Delta ledger on a disk of this host, instead of a broker"
-    )
-    unapplied = _command(commands, "unapplied", _unapplied, "list decided, unapplied rows", address=True)
-    unapplied.add_argument("app", metavar="APP")
-    unapplied.add_argument(
-        "--rows", metavar="N", type=count, default=0, help="also show the first N rows of each; default none"
-    )
-    skip = _command(commands, "skip", _skip, "write unapplied rows to files (stop the query)", address=True)
-    skip.add_argument("app", metavar="APP")
-    skip.add_argument(
-        "sequence", metavar="SEQUENCE", type=count, help="the batch, as `txmq unapplied` lists it"
-    )
-    where = skip.add_mutually_exclusive_group(required=True)
-    where.add_argument("--to", metavar="DIR", help="a directory for Parquet files; created if missing")
-    where.add_argument("--queue", metavar="QUEUE", help="with --rows: as dead letters to this queue")
-    skip.add_argument("--table", metavar="TABLE", help="only this table or function; default: all")
-    how = skip.add_mutually_exclusive_group()
-    how.add_argument("--lost", action="store_true", help="also rows whose data files are gone")
-    how.add_argument(
-        "--rows",
-        action="store_true",
-        help="only what the table refuses, with the reason: the next start of the query writes these rows, "
-        "and applies the others",
-    )
-    discard = _command(commands, "discard", _discard, "drop an attempt of a lost driver", address=True)
-    discard.add_argument("token", metavar="TOKEN")
-    discard.add_argument("--of", metavar="USER", help="who opened it, as `txmq staged` lists it")
-    release = _command(commands, "release", _release, "release a queue from a pipeline", address=True)
-    release.add_argument("app", metavar="APP")
-    release.add_argument("queue", metavar="QUEUE")
-    release.add_argument(
-        "--force", action="store_true", help="also if the pipeline has not finished: see docs/claims.md"
-    )
-
-
-def _add_messages(commands: Any) -> None:
-    peek = _command(commands, "peek", _peek, "show messages of a queue; nothing is consumed", address=True)
-    peek.add_argument("queue", metavar="QUEUE")
-    peek.add_argument("--limit", metavar="N", type=count, default=10, help="maximum; default %(default)s")
-    peek.add_argument(
-        "--offset",
-        metavar="N",
-        type=count,
-        default=None,
-        help="from this offset on; default: the oldest message not settled",
-    )
-
-
-def _add_setup(commands: Any) -> None:
-    setup = _command(
-        commands, "setup", _setup, "print the topics and rights to prepare on Kafka", address=True
-    )
-    setup.add_argument(
-        "--principal", metavar="USER", default=NOBODY, help="whose rights; default %(default)s"
-    )
-    for option, of in (
-        ("app", "an appId"),
-        ("queue", "a queue that is read and published to"),
-        ("source", "a queue that is only read"),
-        ("target", "a queue that is only published to"),
-    ):
-        setup.add_argument(
-            f"--{option}", metavar=option.upper(), action="append", default=[], help=f"{of}; may be repeated"
-        )
+@command(
+    "completion",
+    "print the script that completes words of txmq in a shell",
+    argument("SHELL", "bash, zsh or fish", type=click.Choice(("bash", "zsh", "fish"))),
+)
+def _completion(options: Options) -> int:
+    made = get_completion_class(options.shell)
+    assert made is not None
+    print_lines(*made(ROOT, {}, "txmq", COMPLETE_VARIABLE).source().splitlines())
+    return 0
 
 
 # -- commands ------------------------------------------------------------------------------------------------
 
 
-def _apps(options: argparse.Namespace) -> int:
+@command(
+    "apps",
+    "list the pipelines with their queues and progress",
+    *BROKER,
+    argument("CHOWN", "give the app to another user instead", "[chown APP USER]", nargs=-1),
+)
+def _apps(options: Options) -> int:
     match options.chown:
         case []:
             pass
@@ -228,23 +106,32 @@ def _apps(options: argparse.Namespace) -> int:
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 
-def _attempts(options: argparse.Namespace) -> int:
+@command("attempts", "list what is staged and not decided", *BROKER)  # two names of one list
+@command("staged", "list what is staged and not decided", *BROKER)
+def _attempts(options: Options) -> int:
     return show(options, (dataclasses.asdict(attempt) for attempt in engine_at(options).attempts()))
 
 
-def _discard(options: argparse.Namespace) -> int:
+@command(
+    "discard",
+    "drop an attempt of a lost driver",
+    *BROKER,
+    argument("TOKEN"),
+    option("--of", "USER", "who opened it, as `txmq staged` lists it"),
+)
+def _discard(options: Options) -> int:
     client = engine_at(options)
     known = client.attempts()
     if not any(each.token == options.token and options.of in (None, each.user) for each in known):
         raise UnknownTransaction(
-            f"no attempt has the token '{options.token}'",
-            "list the open ones with `txmq staged`",
+            f"no attempt has the token '{options.token}'", "list the open ones with `txmq staged`"
         )
     client.rollback_batch(options.token, of=options.of)
     return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 
-def _commit(options: argparse.Namespace) -> int:
+@command("commit", "commit a prepared transaction", *BROKER, argument("XID"), OF)
+def _commit(options: Options) -> int:
     dropped = client_at(options).commit(options.xid, of=options.of)
     lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
     return done(
@@ -252,18 +139,47 @@ def _commit(options: argparse.Namespace) -> int:
     )
 
 
-def _rollback(options: argparse.Namespace) -> int:
+@command("rollback", "roll back a prepared transaction", *BROKER, argument("XID"), OF)
+def _rollback(options: Options) -> int:
     client_at(options).rollback(options.xid, of=options.of)
     return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
 
 
-def _unapplied(options: argparse.Namespace) -> int:
+@command(
+    "unapplied",
+    "list decided, unapplied rows",
+    *BROKER,
+    argument("APP", shell_complete=app_names),
+    option("--rows", "N", "also show the first N rows of each; default none", type=count, default=0),
+)
+def _unapplied(options: Options) -> int:
     from txmq.skip import waiting  # Arrow's Parquet only here
 
     return show(options, waiting(engine_at(options), options.app, options.rows))
 
 
-def _skip(options: argparse.Namespace) -> int:
+@command(
+    "skip",
+    "write unapplied rows to files (stop the query)",
+    *BROKER,
+    argument("APP", shell_complete=app_names),
+    argument("SEQUENCE", "the batch, as `txmq unapplied` lists it", type=count),
+    *one_of(
+        option("--to", "DIR", "a directory for Parquet files; created if missing"),
+        option("--queue", "QUEUE", "with --rows: as dead letters to this queue", shell_complete=queue_names),
+        needed=True,
+    ),
+    option("--table", "TABLE", "only this table or function; default: all"),
+    *one_of(
+        option("--lost", text="also rows whose data files are gone"),
+        option(
+            "--rows",
+            text="only what the table refuses, with the reason: the next start of the query writes these "
+            "rows, and applies the others",
+        ),
+    ),
+)
+def _skip(options: Options) -> int:
     from txmq.skip import skip, skip_rows
 
     if options.rows:
@@ -285,7 +201,15 @@ def _skip(options: argparse.Namespace) -> int:
     return done(options, text, app=options.app, sequence=options.sequence, files=files)
 
 
-def _release(options: argparse.Namespace) -> int:
+@command(
+    "release",
+    "release a queue from a pipeline",
+    *BROKER,
+    argument("APP", shell_complete=app_names),
+    argument("QUEUE", shell_complete=queue_names),
+    option("--force", text="also if the pipeline has not finished: see docs/claims.md"),
+)
+def _release(options: Options) -> int:
     engine_at(options).release(options.app, options.queue, force=options.force, by=_user())
     return done(
         options,
@@ -303,7 +227,15 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _peek(options: argparse.Namespace) -> int:
+@command(
+    "peek",
+    "show messages of a queue; nothing is consumed",
+    *BROKER,
+    argument("QUEUE", shell_complete=queue_names),
+    option("--limit", "N", "maximum; default 10", type=count, default=10),
+    option("--offset", "N", "from this offset on; default: the oldest message not settled", type=count),
+)
+def _peek(options: Options) -> int:
     engine = engine_at(options)
     logs = engine.logs([options.queue])
     starts = dict.fromkeys(logs, options.offset) if options.offset is not None else None
@@ -339,7 +271,22 @@ def _shown(row: Row, *, as_json: bool) -> Row:
     return {**row, "properties": given, "body": text}
 
 
-def _setup(options: argparse.Namespace) -> int:
+@command(
+    "setup",
+    "print the topics and rights to prepare on Kafka",
+    *BROKER,
+    option("--principal", "USER", f"whose rights; default {NOBODY}", default=NOBODY),
+    *(
+        option(f"--{name}", name.upper(), f"{of}; may be repeated", multiple=True)
+        for name, of in (
+            ("app", "an appId"),
+            ("queue", "a queue that is read and published to"),
+            ("source", "a queue that is only read"),
+            ("target", "a queue that is only published to"),
+        )
+    ),
+)
+def _setup(options: Options) -> int:
     sources, targets = ([*options.queue, *more] for more in (options.source, options.target))
     prepared = admin_at(options).prepare(options.principal, options.app, sources, targets)
     if options.json:
@@ -348,7 +295,8 @@ def _setup(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
+@command("verify", "check a data directory and change nothing", argument("DIRECTORY", value="DIR"))
+def _verify(options: Options) -> int:
     from broker_core.store.salvage.verify import verify  # reads the files directly
 
     found = verify(options.directory)
@@ -367,7 +315,13 @@ def _verify(options: argparse.Namespace) -> int:
     return 0 if found.ok else 1
 
 
-def _salvage(options: argparse.Namespace) -> int:
+@command(
+    "salvage",
+    "copy the intact data to a new data directory",
+    argument("DIRECTORY", "only read; no broker may use it", "DIR"),
+    option("--to", "NEWDIR", "created; must be absent or empty", required=True),
+)
+def _salvage(options: Options) -> int:
     from broker_core.store.salvage.salvage import salvage  # reads the files directly
 
     found = salvage(options.directory, options.to)

@@ -5,14 +5,15 @@ Not here: reading either.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from broker_core.engine import LedgerEntry
 from broker_core.errors import OptionError
-from txmq.address import URL_VARIABLE, engine_at
+from txmq.address import ANY_BROKER, URL_VARIABLE, app_names, engine_at
+from txmq.command.declare import Options, argument, command, option
+from txmq.command.values import count
 from txmq.output import Row, show
 
 COLUMNS = (
@@ -21,7 +22,15 @@ COLUMNS = (
 )
 
 
-def ledger(options: argparse.Namespace) -> int:
+@command(
+    "ledger",
+    "list decided batches of a pipeline",
+    *ANY_BROKER,
+    argument("APP", shell_complete=app_names),
+    option("--batch", "N", "only the batch with this sequence", type=count),
+    option("--table", "PATH", "from a Delta ledger on a disk of this host, instead of a broker"),
+)
+def ledger(options: Options) -> int:
     """Shows the batches, oldest first: a row for each log."""
     broker = options.data is not None or options.url is not None
     named = options.data is not None or options.url not in (None, os.environ.get(URL_VARIABLE))
@@ -32,7 +41,7 @@ def ledger(options: argparse.Namespace) -> int:
     return show(options, rows)
 
 
-def _of_engine(options: argparse.Namespace) -> Iterator[Row]:
+def _of_engine(options: Options) -> Iterator[Row]:
     for entry in engine_at(options).entries(options.app):
         spans: list[tuple[str, tuple[object, object]]] = [*sorted(entry.ranges.items())] or [
             ("", (None, None))

@@ -5,29 +5,28 @@ Invariant: no argument is a secret, because other users of the machine see the a
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 from broker_core.credentials import PASSWORD_VARIABLE, Credentials, read_secret
 from broker_core.errors import OptionError
+from txmq.command.declare import Options, option
 
 STDIN = "-"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--user", metavar="NAME", help=f"with --login-password-file, or {PASSWORD_VARIABLE}")
+LOGIN = (
+    option("--user", "NAME", f"with --login-password-file, or {PASSWORD_VARIABLE}"),
     # --password-file is the one of a user that `txmq users` is about
-    parser.add_argument(
-        "--login-password-file", metavar="FILE", help="- reads the password from standard input"
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="a token in place of a user")
-    parser.add_argument("--tls-ca", metavar="FILE", help="PEM: the authority of the broker's certificate")
-    parser.add_argument("--tls-cert", metavar="FILE", help="PEM: a certificate of this client")
-    parser.add_argument("--tls-key", metavar="FILE", help="PEM: its key")
+    option("--login-password-file", "FILE", "- reads the password from standard input"),
+    option("--token-file", "FILE", "a token in place of a user"),
+    option("--tls-ca", "FILE", "PEM: the authority of the broker's certificate"),
+    option("--tls-cert", "FILE", "PEM: a certificate of this client"),
+    option("--tls-key", "FILE", "PEM: its key"),
+)
 
 
-def credentials(options: argparse.Namespace) -> Credentials:
+def credentials(options: Options) -> Credentials:
     """Raises OptionError."""
     login, _, _ = (options.url or "").rpartition("@")
     if ":" in login.partition("://")[2] and options.url != os.environ.get("TXMQ_URL"):

@@ -9,9 +9,8 @@ dies when. Messages that stay are not touched, so they are neither redelivered n
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,15 +21,14 @@ from broker_core.client.broker import BrokerClient
 from broker_core.errors import OptionError, RemoteProtocolError
 from broker_core.message.field_table import FieldReader
 from broker_core.message.properties import raw_headers, rewrite_of
-from txmq.address import client_at
-from txmq.limits import count
+from txmq.address import BROKER, client_at, queue_names
+from txmq.command.declare import YES, Options, argument, command, one_of, option
+from txmq.command.values import count
 from txmq.output import confirm, done
-from txmq.topology import yes
 
 PAGE = 1_000  # messages of one transaction, and of one reading
 QUEUE, REASON, EXCHANGE = "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"
 DEATHS, PREVIOUS = "x-death", "x-previous-death"
-Add = Callable[..., argparse.ArgumentParser]
 
 
 class Chosen(NamedTuple):
@@ -61,23 +59,21 @@ class MessageSelection:
         return Chosen(offset, to, reason)
 
 
-def arguments(commands: object, add: Add) -> None:
-    """``add``: as ``cli._command``."""
-    parser = add(
-        commands, "move", _move, "move messages to another queue, or dead letters back", address=True
-    )
-    parser.add_argument("queue", metavar="QUEUE")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--to", metavar="QUEUE", help="to this queue")
-    where.add_argument("--back", action="store_true", help="each to the queue where it died first")
-    parser.add_argument(
-        "--reason", metavar="REASON", help="only those that died first for it: rejected, expired, maxlen, ..."
-    )
-    parser.add_argument("--limit", metavar="N", type=count, help="at most N, the oldest")
-    yes(parser)
-
-
-def _move(options: argparse.Namespace) -> int:
+@command(
+    "move",
+    "move messages to another queue, or dead letters back",
+    *BROKER,
+    argument("QUEUE", shell_complete=queue_names),
+    *one_of(
+        option("--to", "QUEUE", "to this queue", shell_complete=queue_names),
+        option("--back", text="each to the queue where it died first"),
+        needed=True,
+    ),
+    option("--reason", "REASON", "only those that died first for it: rejected, expired, maxlen, ..."),
+    option("--limit", "N", "at most N, the oldest", type=count),
+    YES,
+)
+def _move(options: Options) -> int:
     if options.to == options.queue:
         raise OptionError(f"--to is {options.to!r}, the queue itself", "name another queue")
     selection = MessageSelection(options.queue, options.to, options.reason, options.limit)

@@ -5,7 +5,6 @@ Invariant: only this module writes to the terminal, and nothing that it writes i
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,11 +15,12 @@ from typing import Any
 from broker_core.admin import NOBODY, Preparation
 from broker_core.errors import OptionError
 from broker_core.printable import printable
+from txmq.command.declare import Options
 
 Row = dict[str, Any]
 
 
-def show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
+def show(options: Options, rows: Iterable[Row]) -> int:
     """A table, or JSON with ``--json``. The exit code."""
     listed = list(rows)
     if options.json:
@@ -30,7 +30,7 @@ def show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
     return 0
 
 
-def done(options: argparse.Namespace, text: str, **result: object) -> int:
+def done(options: Options, text: str, **result: object) -> int:
     """``text``, or ``result`` as JSON with ``--json``. The exit code."""
     if options.json:
         print_json(result)
@@ -39,7 +39,7 @@ def done(options: argparse.Namespace, text: str, **result: object) -> int:
     return 0
 
 
-def confirm(options: argparse.Namespace, text: str) -> None:
+def confirm(options: Options, text: str) -> None:
     """Returns if ``--yes`` was given, or if a person reads ``text`` and agrees. Raises OptionError."""
     if options.yes:
         return

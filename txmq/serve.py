@@ -5,13 +5,13 @@ Not here: its options (``serve_options.py``), and the broker, which is imported 
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, NO_AMQP, parse_listen
 from broker_core.errors import OptionError
 from broker_core.message.message import MAX_BODY_BYTES
-from txmq.serve_options import with_given
+from txmq.command.declare import Options, command
+from txmq.serve_options import declared, with_given
 
 if TYPE_CHECKING:
     from broker_core.options import ServeOptions
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 LEAST_FRAME, FRAME_MAX, MOST_FRAME = 4096, 131_072, 128 * 1024 * 1024
 
 
-def serve(given: argparse.Namespace) -> int:
+@command("serve", "run the broker of a data directory until SIGTERM", *declared())
+def serve(given: Options) -> int:
     from broker_core.launcher import serve as serve_until_signal
 
     return serve_until_signal(
@@ -28,7 +29,7 @@ def serve(given: argparse.Namespace) -> int:
     )
 
 
-def options_of(given: argparse.Namespace) -> ServeOptions:
+def options_of(given: Options) -> ServeOptions:
     """Raises OptionError."""
     from broker_core.options import ServeOptions
     from broker_core.server.access.users_file import read_users
@@ -52,7 +53,7 @@ def options_of(given: argparse.Namespace) -> ServeOptions:
     return with_given(options, given)
 
 
-def _check_sizes(given: argparse.Namespace) -> None:
+def _check_sizes(given: Options) -> None:
     """Raises OptionError."""
     body, frame, held = given.max_message_size, given.frame_max, given.connection_bytes
     if body is not None and body > MAX_BODY_BYTES:
@@ -72,7 +73,7 @@ def _check_sizes(given: argparse.Namespace) -> None:
         )
 
 
-def _tls(given: argparse.Namespace) -> TlsOptions | None:
+def _tls(given: Options) -> TlsOptions | None:
     """Raises OptionError."""
     from broker_core.server.tls import TlsOptions
 

@@ -8,43 +8,47 @@ Invariant: the default that a text names is that of the field (``tests/cli/test_
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
+
 from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, DEFAULT_PORT, NO_AMQP
-from txmq.limits import above_zero, count, positive, seconds_of_hours, staged_seconds
+from txmq.command.declare import CommandOption, Options, option
+from txmq.command.values import above_zero, count, positive, seconds_of_hours, staged_seconds
 
 if TYPE_CHECKING:
     from broker_core.options import ServeOptions
 
 
-More = Mapping[str, Any]  # arguments of ``add_argument``
+More = Mapping[str, Any]  # for click
 
 
 class ServeOption(NamedTuple):
     """``value``: its name in the help, "" of a switch. ``sets``: paths of the fields of ServeOptions that it
-    sets; none for one that ``serve.py`` reads. ``more``: for argparse.
+    sets; none for one that ``serve.py`` reads. ``more``: for click.
     """
 
     flag: str
     value: str
-    parse: Callable[[str], object]
+    parse: Callable[[str], object] | click.Choice[str]
     sets: str
     text: str
     more: More = {}
 
 
-_MANY: More = {"action": "append", "default": []}
+_MANY: More = {"multiple": True}
 _NEEDED: More = {"required": True}
 _LISTEN: More = {"default": f"127.0.0.1:{DEFAULT_PORT}"}
-_NAMES: More = {"choices": ("distinguished_name", "common_name")}
-_FORMATS: More = {"choices": ("text", "json"), "default": "text"}
+_TEXT: More = {"default": "text"}
 
 GENERAL = (
     ServeOption("data", "DIR", str, "", "created if missing", _NEEDED),
-    ServeOption("listen", "HOST:PORT", str, "", "port 0 takes a free one; default %(default)s", _LISTEN),
+    ServeOption(
+        "listen", "HOST:PORT", str, "",
+        f"port 0 takes a free one; default 127.0.0.1:{DEFAULT_PORT}", _LISTEN,
+    ),
     ServeOption(
         "amqp", "HOST:PORT", str, "",
         f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default "
@@ -65,8 +69,8 @@ GENERAL = (
     ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
     ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
     ServeOption(
-        "log-format", "LOG_FORMAT", str, "",
-        "of the log, which goes to standard error; default %(default)s", _FORMATS,
+        "log-format", "LOG_FORMAT", click.Choice(("text", "json")), "",
+        "of the log, which goes to standard error; default text", _TEXT,
     ),
     ServeOption("idle-timeout", "SECONDS", above_zero, "", "end after this idle time"),
 )  # fmt: skip
@@ -159,8 +163,9 @@ TLS = (
         "refuse clients without a certificate of --tls-ca",
     ),
     ServeOption(
-        "tls-login-from", "TLS_LOGIN_FROM", str, "doors.tls.login_from",
-        "what of a certificate is the user, for AMQP's EXTERNAL; default distinguished_name", _NAMES,
+        "tls-login-from", "TLS_LOGIN_FROM", click.Choice(("distinguished_name", "common_name")),
+        "doors.tls.login_from",
+        "what of a certificate is the user, for AMQP's EXTERNAL; default distinguished_name",
     ),
     ServeOption(
         "amqps", "HOST:PORT", str, "",
@@ -177,32 +182,22 @@ TLS = (
 )  # fmt: skip
 
 
-def arguments(serve: argparse.ArgumentParser) -> None:
-    _add(serve, GENERAL)
-    _add(serve.add_argument_group("limits", "each refusal names its option"), LIMITS)
-    _add(serve, TLS)
+def declared() -> list[CommandOption]:
+    """For the command."""
+    return [
+        option(
+            f"--{each.flag}", each.value, each.text, **{"type": each.parse} if each.value else {}, **each.more
+        )
+        for each in (*GENERAL, *LIMITS, *TLS)
+    ]
 
 
-def _add(to: argparse._ActionsContainer, options: tuple[ServeOption, ...]) -> None:
-    for option in options:
-        given = {"help": option.text, **option.more}
-        if option.value:
-            given |= (
-                {"type": option.parse}
-                if "choices" in given
-                else {"type": option.parse, "metavar": option.value}
-            )
-        else:
-            given["action"] = "store_true"
-        to.add_argument(f"--{option.flag}", **given)
-
-
-def with_given(options: ServeOptions, given: argparse.Namespace) -> ServeOptions:
+def with_given(options: ServeOptions, given: Options) -> ServeOptions:
     """Returns the options with those that were given. Raises OptionError."""
-    for option in (*GENERAL, *LIMITS, *TLS):
-        value = getattr(given, option.flag.replace("-", "_"))
+    for each in (*GENERAL, *LIMITS, *TLS):
+        value = getattr(given, each.flag.replace("-", "_"))
         if value is not None and value is not False and value != []:
-            for path in option.sets.split():
+            for path in each.sets.split():
                 options = _with(options, path.split("."), value)
     return options
 

@@ -5,16 +5,13 @@ Not here: the rules (``broker_core/broker/topology/virtual_hosts.py``).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 from broker_core.client.vhosts import RemoteVhosts
-from txmq.address import client_at
+from txmq.address import BROKER, client_at
+from txmq.command.declare import Options, argument, command, group, option
 from txmq.output import done, show
 
-Add = Callable[..., argparse.ArgumentParser]
 LIMITS = {
     "max_queues": "queues that may be declared",
     "max_connections": "AMQP connections at one time",
@@ -22,51 +19,39 @@ LIMITS = {
 }
 
 
-def arguments(commands: Any, add: Add) -> None:
-    """``add``: as ``cli._command``."""
-    vhosts = commands.add_parser(
-        "vhosts", help="add, list, limit and delete virtual hosts", description="Virtual hosts of a broker."
-    )
-    words = vhosts.add_subparsers(metavar="WORD", required=True)
-    _limits(_named(add(words, "add", _add, "add a virtual host", address=True)))
-    add(words, "list", _list, "list the virtual hosts with their limits", address=True)
-    _limits(_named(add(words, "limit", _limit, "change limits; -1 for none", address=True)))
-    _named(add(words, "delete", _delete, "delete a virtual host with all that is in it", address=True))
+NAME = argument("NAME")
+GIVEN = [option(f"--{name.replace('_', '-')}", "N", text, type=int) for name, text in LIMITS.items()]
+
+group("vhosts", "add, list, limit and delete virtual hosts")
 
 
-def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("name", metavar="NAME")
-    return parser
-
-
-def _limits(parser: argparse.ArgumentParser) -> None:
-    for name, meaning in LIMITS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=int, help=meaning)
-
-
-def _given(options: argparse.Namespace) -> dict[str, int | None]:
+def _given(options: Options) -> dict[str, int | None]:
     return {name: getattr(options, name) for name in LIMITS}
 
 
-def _vhosts(options: argparse.Namespace) -> RemoteVhosts:
+def _vhosts(options: Options) -> RemoteVhosts:
     return RemoteVhosts(client_at(options))
 
 
-def _add(options: argparse.Namespace) -> int:
+@command("vhosts add", "add a virtual host", *BROKER, NAME, *GIVEN)
+def _add(options: Options) -> int:
     _vhosts(options).add_vhost(options.name, **_given(options))
     text = f"added virtual host {options.name}: txmq permissions set lets users in"
     return done(options, text, vhost=options.name)
 
 
-def _list(options: argparse.Namespace) -> int:
+@command("vhosts list", "list the virtual hosts with their limits", *BROKER)
+def _list(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _vhosts(options).vhosts()))
 
 
-def _limit(options: argparse.Namespace) -> int:
+@command("vhosts limit", "change limits; -1 for none", *BROKER, NAME, *GIVEN)
+def _limit(options: Options) -> int:
     _vhosts(options).limit_vhost(options.name, **_given(options))
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 
 
-def _delete(options: argparse.Namespace) -> int:
+@command("vhosts delete", "delete a virtual host with all that is in it", *BROKER, NAME)
+def _delete(options: Options) -> int:
     _vhosts(options).delete_vhost(options.name)
     return done(options, f"deleted virtual host {options.name}", vhost=options.name)

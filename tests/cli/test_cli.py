@@ -78,7 +78,7 @@ def test_help_names_every_command() -> None:
         "verify",
         "salvage",
     ):
-        assert f"\n    {command}" in shown.stdout
+        assert f"\n  {command} " in shown.stdout
 
 
 def test_skipped_rows_are_in_files_before_the_broker_forgets_them(

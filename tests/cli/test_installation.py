@@ -21,7 +21,7 @@ import txmq
 from broker_core import __version__
 
 ROOT = Path(__file__).parents[2]
-CORE = ("numpy", "packaging", "psutil", "pyarrow", "xxhash")
+CORE = ("click", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
 OURS = ("txmq", "broker_core", "connector")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import logging
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from bench.certificates import Authority
@@ -20,7 +20,8 @@ from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions
-from txmq.cli import _parser, main
+from txmq.cli import main
+from txmq.command.declare import ROOT
 
 SECRET = "hunter2-not-to-be-seen"
 
@@ -73,17 +74,14 @@ def test_a_token_is_read_from_a_file(
 
 
 def test_no_argument_of_any_command_is_a_secret() -> None:
-    def options(parser: argparse.ArgumentParser) -> Iterator[str]:
-        for action in parser._actions:
-            yield from action.option_strings
-            if isinstance(action, argparse._SubParsersAction):
-                for each in action.choices.values():
-                    yield from options(each)
+    def options(command: click.Command) -> Iterator[str]:
+        for param in command.params:
+            yield from param.opts if isinstance(param, click.Option) else ()
+        for each in getattr(command, "commands", {}).values():
+            yield from options(each)
 
     found = {
-        each
-        for each in options(_parser())
-        if any(word in each for word in ("pass", "token", "secret", "key"))
+        each for each in options(ROOT) if any(word in each for word in ("pass", "token", "secret", "key"))
     }
     files = {
         "--password-file",

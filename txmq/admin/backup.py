@@ -5,32 +5,22 @@ Not here: how it is made (``broker_core/client/backup.py``).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Callable
 
 from broker_core.errors import OptionError
-from txmq.address import client_at
+from txmq.address import ANY_BROKER, client_at
+from txmq.command.declare import Options, argument, command, option
 from txmq.output import done
 
-Add = Callable[..., argparse.ArgumentParser]
 
-
-def arguments(commands: object, add: Add) -> None:
-    """``add``: as ``cli._command``."""
-    command = add(
-        commands,
-        "backup",
-        _backup,
-        "copy the data directory while its broker runs",
-        address=True,
-        other_place=True,
-    )
-    command.add_argument("directory", metavar="DIR", nargs="?", help="as --data DIR")
-    command.add_argument("--to", metavar="NEWDIR", required=True, help="created; must be absent or empty")
-
-
-def _backup(options: argparse.Namespace) -> int:
+@command(
+    "backup",
+    "copy the data directory while its broker runs",
+    *ANY_BROKER,
+    argument("DIRECTORY", "as --data DIR", "[DIR]", required=False),
+    option("--to", "NEWDIR", "created; must be absent or empty", required=True),
+)
+def _backup(options: Options) -> int:
     from broker_core.client.backup import backup
 
     if options.directory is not None:

@@ -5,40 +5,30 @@ Not here: what they are (``broker_core/broker/definitions.py``).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from broker_core.admin import Skipped
 from broker_core.client.accounts import RemoteAccounts
 from broker_core.errors import OptionError
-from txmq.address import client_at
+from txmq.address import BROKER, client_at
+from txmq.command.declare import Options, argument, command, option
 from txmq.output import done, print_json, print_lines
 
-Add = Callable[..., argparse.ArgumentParser]
 MAX_BYTES = 64 * 1024 * 1024
 
 
-def arguments(commands: object, add: Add) -> None:
-    """``add``: as ``cli._command``."""
-    export = add(
-        commands, "export", _export, "write users, permissions, queues and so on as JSON", address=True
-    )
-    export.add_argument("--to", metavar="FILE", help="made for its owner alone; default: standard output")
-    load = add(
-        commands, "import", _import, "take users, permissions, queues and so on from a file", address=True
-    )
-    load.add_argument(
-        "file", metavar="FILE", help="of RabbitMQ (rabbitmqctl export_definitions) or txmq export"
-    )
-    load.add_argument("--check", action="store_true", help="only say what would be done")
-
-
-def _export(options: argparse.Namespace) -> int:
+@command(
+    "export",
+    "write users, permissions, queues and so on as JSON",
+    *BROKER,
+    option("--to", "FILE", "made for its owner alone; default: standard output"),
+)
+def _export(options: Options) -> int:
     found = RemoteAccounts(client_at(options)).export_definitions()
     _say_skipped("exported", found.skipped)
     text = json.dumps(found.definitions, indent=2, ensure_ascii=False, sort_keys=True)
@@ -56,7 +46,14 @@ def _export(options: argparse.Namespace) -> int:
     return done(options, f"wrote {options.to}, which has the hashes of passwords", to=options.to)
 
 
-def _import(options: argparse.Namespace) -> int:
+@command(
+    "import",
+    "take users, permissions, queues and so on from a file",
+    *BROKER,
+    argument("FILE", "of RabbitMQ (rabbitmqctl export_definitions) or txmq export"),
+    option("--check", text="only say what would be done"),
+)
+def _import(options: Options) -> int:
     found = RemoteAccounts(client_at(options)).import_definitions(_read(options.file), check=options.check)
     if options.json:
         print_json({**dataclasses.asdict(found), "check": options.check})

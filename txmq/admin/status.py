@@ -5,9 +5,7 @@ Invariant: it starts no broker, and ends within seconds.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Callable
 
 from broker_core.address import bracketed, parse_address
 from broker_core.admin import BrokerStatus, Level
@@ -16,21 +14,17 @@ from broker_core.client.admin import status
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.errors import ConnectionFailed
-from txmq.address import client_at, require_directory
+from txmq.address import BROKER, client_at, require_directory
+from txmq.command.declare import Options, command
 from txmq.login import credentials
 from txmq.output import print_json, print_lines
 
-Add = Callable[..., argparse.ArgumentParser]
 ALARM, NO_ANSWER = 3, 4  # exit codes
 MiB = 1024 * 1024
 
 
-def arguments(commands: object, add: Add) -> None:
-    """``add``: as ``cli._command``."""
-    add(commands, "status", _status, "tell how a broker is, for a probe", address=True)
-
-
-def _status(options: argparse.Namespace) -> int:
+@command("status", "tell how a broker is, for a probe", *BROKER)
+def _status(options: Options) -> int:
     try:
         found = status(_client(options))
     except ConnectionFailed as error:
@@ -43,7 +37,7 @@ def _status(options: argparse.Namespace) -> int:
     return ALARM if found.alarms else 0
 
 
-def _client(options: argparse.Namespace) -> BrokerClient:
+def _client(options: Options) -> BrokerClient:
     """Raises ConnectionFailed: no broker has the directory."""
     if options.data is None:
         return client_at(options)

@@ -6,15 +6,15 @@ Invariant: nothing is changed, except that files are written and deleted again t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT
 from broker_core.errors import OptionError, TxmqError
-from txmq.address import engine_at
-from txmq.login import arguments as login_arguments
+from txmq.address import URL_VARIABLE, engine_at
+from txmq.command.declare import Options, command, one_of, option
+from txmq.login import LOGIN
 from txmq.output import print_json, print_lines
 
 if TYPE_CHECKING:
@@ -23,20 +23,24 @@ if TYPE_CHECKING:
 DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    broker = parser.add_mutually_exclusive_group()
-    broker.add_argument("--data", metavar="DIR", help="check this data directory, there or to be made")
-    broker.add_argument("--url", help="check that this broker answers: txmq://host:port or kafka://host:9092")
-    parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
-    parser.set_defaults(vhost=None, timeout=0.0)
-    login_arguments(parser)
-    parser.add_argument(
-        "--listen", metavar="HOST:PORT", help=f"check that `txmq serve` can use it; default {DEFAULT_LISTEN}"
-    )
-    parser.add_argument("--amqp", metavar="HOST:PORT", help=f"the same for AMQP; default {DEFAULT_AMQP}")
-
-
-def doctor(options: argparse.Namespace) -> int:
+@command(
+    "doctor",
+    "check this installation, and say what to do",
+    *one_of(
+        option("--data", "DIR", "check this data directory, there or to be made"),
+        option(
+            "--url",
+            "URL",
+            "check that this broker answers: txmq://host:port or kafka://host:9092",
+            envvar=URL_VARIABLE,
+        ),
+    ),
+    option("--settings", "FILE", "lines NAME=VALUE for Kafka: kafka.sasl..."),
+    *LOGIN,
+    option("--listen", "HOST:PORT", f"check that `txmq serve` can use it; default {DEFAULT_LISTEN}"),
+    option("--amqp", "HOST:PORT", f"the same for AMQP; default {DEFAULT_AMQP}"),
+)
+def doctor(options: Options) -> int:
     """Print what was found. The exit code: 1 if there is a problem."""
     from txmq.doctor.finding import lines
 
@@ -50,7 +54,7 @@ def doctor(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _findings(options: argparse.Namespace) -> Iterator[Finding]:
+def _findings(options: Options) -> Iterator[Finding]:
     from txmq.doctor import java, python
     from txmq.doctor.directory import directory
     from txmq.doctor.finding import hint
@@ -80,7 +84,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         yield from port(check, given or usual, f"--{check}", asked=given is not None, data=options.data)
 
 
-def _broker(options: argparse.Namespace) -> Iterator[Finding]:
+def _broker(options: Options) -> Iterator[Finding]:
     from txmq.doctor.finding import ok, problem
 
     try:

@@ -1,0 +1,91 @@
+"""Words that a shell completes: commands, options, and names of a broker that answers in time."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_core.launcher import Broker
+from tests.progress import wait_for_end
+from txmq import cli
+
+SHELLS = ("bash", "zsh", "fish")
+# what bash does for a Tab behind the last of these words
+TAB = """
+source <(txmq completion bash)
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+"$(complete -p txmq | sed -E 's/.*-F ([^ ]+).*/\\1/')" "$1"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    program = folder / "bin" / "txmq"
+    if not program.exists():
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m txmq "$@"\n')
+        program.chmod(0o755)
+    environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [bash, "--norc", "-c", TAB, "bash", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
+    assert completed(tmp_path, "txmq", "que") == ["queues"]
+    assert completed(tmp_path, "txmq", "users", "pa") == ["passwd"]
+    assert completed(tmp_path, "txmq", "peek", "--li") == ["--limit"]
+    assert set(completed(tmp_path, "txmq", "completion", "")) == set(SHELLS)
+
+
+def test_names_come_from_the_broker_but_none_that_a_shell_would_expand(
+    broker: Broker, url: str, tmp_path: Path
+) -> None:
+    with broker.channel() as channel:
+        for name in ("orders", "orders.late", "other", "o$(touch /)", "o rders", "o\x1b[2J"):
+            channel.queue_declare(name)
+    broker.engine.open_batch("etl", "query", 0, "fail", consumes=False)
+    assert completed(tmp_path, "txmq", "peek", "--url", url, "o") == ["orders", "orders.late", "other"]
+    assert completed(tmp_path, "txmq", "purge", "--url", url, "orders.") == ["orders.late"]
+    assert completed(tmp_path, "txmq", "release", "--url", url, "e") == ["etl"]
+    assert completed(tmp_path, "txmq", "peek", "--data", str(tmp_path / "data"), "or") == [
+        "orders",
+        "orders.late",
+    ]
+    assert completed(tmp_path, "txmq", "peek", "--data", str(tmp_path / "absent"), "or") == []
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_broker_that_is_gone_or_hangs_completes_nothing(tmp_path: Path) -> None:
+    assert completed(tmp_path, "txmq", "peek", "--url", "txmq://127.0.0.1:1", "o") == []
+    command = ["serve", "--data", str(tmp_path / "d"), "--listen", "127.0.0.1:0", "--amqp", "none"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "txmq", *command], stdout=subprocess.PIPE, text=True
+    ) as hung:
+        assert hung.stdout is not None
+        url = hung.stdout.readline().split()[1]
+        hung.send_signal(signal.SIGSTOP)
+        assert completed(tmp_path, "txmq", "peek", "--url", url, "o") == []
+        hung.send_signal(signal.SIGCONT)
+        hung.terminate()
+        wait_for_end(hung, "the broker ends")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    assert "_TXMQ_COMPLETE" in capsys.readouterr().out

@@ -1,0 +1,121 @@
+"""Declares commands with click. A command is a function of :class:`Options` that returns the exit code.
+
+Not here: what a command does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+COMPLETE_VARIABLE = "_TXMQ_COMPLETE"  # set by the script of a shell that asks for completions
+
+
+class Options(SimpleNamespace):
+    """What a command line says, by the names of its parameters; ``command``: the function."""
+
+
+Run = Callable[[Options], int]
+
+
+class CommandOption(click.Option):
+    """``rivals``: at most one of them may be given, and, where they are ``needed``, one must be."""
+
+    rivals: Sequence[CommandOption] = ()
+    needed = False
+
+
+class Argument(click.Argument):
+    """An argument with a line in the help."""
+
+    text = ""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return str(self.metavar), self.text
+
+
+class DeclaredCommand(click.Command):
+    """Its call returns the options; nothing is done yet."""
+
+    def __init__(self, name: str, function: Run, text: str, params: Sequence[Any]) -> None:
+        super().__init__(name, help=text[0].upper() + text[1:] + ".", short_help=text, params=[JSON, *params])
+        self._function = function
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            for param in self.params:
+                if isinstance(param, CommandOption) and param.rivals and param is param.rivals[0]:
+                    _choose(ctx, param.rivals)
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Options:
+        values = {name: list(value) if type(value) is tuple else value for name, value in ctx.params.items()}
+        return Options(command=self._function, **values)
+
+
+def _choose(ctx: click.Context, rivals: Sequence[CommandOption]) -> None:
+    """What the command line names replaces what the environment names. Raises UsageError."""
+    named = [
+        each for each in rivals if ctx.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
+    ]
+    if len(named) > 1:
+        raise click.UsageError(f"{named[1].opts[0]} is not allowed with {named[0].opts[0]}", ctx)
+    if rivals[0].needed and not any(ctx.params[str(each.name)] for each in rivals):
+        raise click.UsageError(f"one of {' and '.join(each.opts[0] for each in rivals)} is needed", ctx)
+    if named:
+        ctx.params.update(
+            {str(each.name): False if each.is_flag else None for each in rivals if each not in named}
+        )
+
+
+def option(name: str, value: str = "", text: str = "", **more: Any) -> CommandOption:
+    """``value``: its name in the help; without one the option is a switch. ``more``: for click."""
+    given: dict[str, Any] = {"metavar": value, "type": str} if value else {"is_flag": True}
+    return CommandOption([name], help=text, **{**given, **more})
+
+
+def one_of(*options: CommandOption, needed: bool = False) -> tuple[CommandOption, ...]:
+    for each in options:
+        each.rivals, each.needed = options, needed
+    return options
+
+
+def argument(name: str, text: str = "", value: str = "", **more: Any) -> Argument:
+    made = Argument([name.lower()], metavar=value or name, **{"type": str, **more})
+    made.text = text
+    return made
+
+
+JSON = option("--json", text="print JSON")
+YES = option("--yes", text="do it without asking, for scripts")
+ROOT = click.Group(
+    "txmq",
+    help="Run, inspect and operate a txmq broker.",
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def group(name: str, text: str) -> None:
+    """A word before the words of commands."""
+    ROOT.add_command(
+        click.Group(name, help=text[0].upper() + text[1:] + ".", short_help=text, no_args_is_help=False)
+    )
+
+
+def command(words: str, text: str, *params: click.Parameter) -> Callable[[Run], Run]:
+    """Declares the function as the command of these words: of one word, or of a group and one."""
+
+    def declared(function: Run) -> Run:
+        *above, name = words.split()
+        parent = ROOT.commands[above[0]] if above else ROOT
+        assert isinstance(parent, click.Group)
+        parent.add_command(DeclaredCommand(name, function, text, params))
+        return function
+
+    return declared
