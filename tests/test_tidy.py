@@ -32,7 +32,6 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.store.salvage.salvage": (558, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
-    "broker_core.kafka.sink.decide.Decider": (257, "the steps of open, decide and release, in their order"),
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (270, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
         363,
