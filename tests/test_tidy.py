@@ -66,8 +66,8 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.server.amqp.connection.Connection": (293, ENTRY),
     "broker_core.server.amqp.session.Session": (252, ENTRY),
     "broker_core.store.durable.DurableStore": (
-        457,
-        "the commit, its recovery and its parts are one order of steps",
+        384,
+        "the commit and its parts are one order of steps",
     ),
     "broker_core.store.salvage.salvage._Salvage": (351, "one pass over a damaged directory"),
     "broker_core.store.segment.Segments": (288, "files, their open ends and their blocks are one state"),
