@@ -219,12 +219,24 @@ def without_password(url: str) -> str:
     return f"{scheme[0] if scheme else ''}{user}{':***' if colon else ''}@{tail}"
 
 
-def parse_listen(listen: str) -> tuple[str, int]:
-    """Returns host and port of ``serve --listen``, HOST:PORT. Raises OptionError."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+def parse_listen(listen: str, door: str = "") -> tuple[str, int]:
+    """Returns host and port of an address to listen on, HOST:PORT with IPv6 in brackets. ``door``: the
+    protocol; "": that of ``serve --listen``. Raises OptionError.
+    """
+    host, _, number = listen.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if (
+        not bare
+        or "[" in bare
+        or "]" in bare
+        or (":" in bare and bare == host)
+        or not (number.isascii() and number.isdigit())
+        or int(number) > 65_535
+    ):
+        what = f"{door} listener {listen!r}" if door else f"--listen is {listen!r}; it"
+        example = 5672 if door else DEFAULT_PORT
         raise errors.OptionError(
-            f"--listen is {listen!r}; it must be HOST:PORT, for example 127.0.0.1:{DEFAULT_PORT}, or port 0 "
-            "for a free one"
+            f"{what} must be HOST:PORT, for example 127.0.0.1:{example} or [::1]:{example}, with port 0 for "
+            "a free one"
         )
-    return host.strip("[]"), int(port)
+    return bare, int(number)

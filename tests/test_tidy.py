@@ -32,7 +32,6 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.store.salvage.salvage": (558, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
-    "broker_core.kafka.sink.decide.Decider": (257, "the steps of open, decide and release, in their order"),
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (270, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
         363,
@@ -67,8 +66,8 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.server.amqp.connection.Connection": (293, ENTRY),
     "broker_core.server.amqp.session.Session": (252, ENTRY),
     "broker_core.store.durable.DurableStore": (
-        457,
-        "the commit, its recovery and its parts are one order of steps",
+        384,
+        "the commit and its parts are one order of steps",
     ),
     "broker_core.store.salvage.salvage._Salvage": (351, "one pass over a damaged directory"),
     "broker_core.store.segment.Segments": (288, "files, their open ends and their blocks are one state"),

@@ -64,10 +64,10 @@ from broker_core.micro_batch.branch import (
 )
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
+from broker_core.micro_batch.decision import before, new_entry, public
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.micro_batch.part_rows import PartRows
-from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.staged_rights import StagedRights
 
@@ -258,11 +258,11 @@ class MicroBatches:
         """
         self.owners.require(actor, [app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
-        entry = self.ledger.entry(app_id, query_id, batch_id)
+        batch = (app_id, query_id, batch_id)
+        entry = before(self.ledger, batch)
         if entry is not None:
             return Committed(public(entry), already=True)
         # 2. every check, before anything changes
-        self.ledger.require_next(app_id, query_id, batch_id)
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_token(token, app_id, query_id, batch_id)
         named = self.branches.require(token, branches)
@@ -284,21 +284,17 @@ class MicroBatches:
         to_apply: list[list[object]] = [
             [part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"
         ]
-        decided = LedgerRecord(
-            app_id=app_id,
-            sequence=self.ledger.next_sequence(app_id),
-            query_id=query_id,
-            batch_id=batch_id,
-            token=token,
-            ranges=ranges,
+        decided = new_entry(
+            self.ledger,
+            batch,
+            token,
+            ranges,
+            _merged(to_apply),
             messages=messages,
             published=published,
             committed_at=now_us,
-            commit_sequence=sequence,
-            branches=_merged(to_apply),
             claim_position=self.claims.position(app_id),
-            applied=not to_apply,
-            mirrored=False,
+            commit_sequence=sequence,
             vhost=self.vhost,
         )
         self.ledger.decide(change, decided)

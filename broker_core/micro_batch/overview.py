@@ -11,8 +11,8 @@ from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.engine import AppInfo, AttemptInfo, LedgerEntry
 from broker_core.micro_batch.claims.releases import Releases
+from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.micro_batch import MicroBatches
-from broker_core.micro_batch.public_entry import public
 
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:

@@ -74,10 +74,6 @@ class StagedRoom:
             self._payer.pop(token, None)
 
     @property
-    def is_empty(self) -> bool:
-        return not (self._payer or self._open or self._bytes or self._of_user)
-
-    @property
     def total(self) -> int:
         """Returns the bytes of all parts."""
         return sum(self._of_user.values())

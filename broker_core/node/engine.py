@@ -59,10 +59,10 @@ from broker_core.failpoint import here
 from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked
+from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
-from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work
@@ -138,7 +138,7 @@ class EmbeddedEngine:
             return work(seen, change, now_us)
 
         try:
-            return self._local.run(there)
+            return self._local.committer.run(there)
         except QueueHeld as refused:
             raise named(refused, self._local.held, seen.prepared.by_key) from None
 

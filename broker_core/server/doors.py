@@ -11,8 +11,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker_core.address import parse_listen
 from broker_core.errors import OptionError
-from broker_core.server.listen.listeners import parse_listener
 from broker_core.server.tls import TlsOptions
 
 LOOPBACK = "127.0.0.1"
@@ -45,10 +45,10 @@ class Doors:
         if self.tls is None and not is_loopback(host):
             raise _refused("--listen", host, "--tls-cert and --tls-key")
         for text in amqp:
-            if not is_loopback(parse_listener(text)[0]):
+            if not is_loopback(parse_listen(text, "AMQP")[0]):
                 raise _refused("--amqp", text, "--amqps with --tls-cert and --tls-key")
         for text in self.http:
-            if self.tls is None and not is_loopback(parse_listener(text, "HTTP")[0]):
+            if self.tls is None and not is_loopback(parse_listen(text, "HTTP")[0]):
                 raise _refused("--http", text, "--tls-cert and --tls-key")
 
 

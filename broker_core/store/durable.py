@@ -1,6 +1,6 @@
 """DurableStore: Arrow segments for the bytes, one SQLite transaction for their meaning.
 
-Not here: file formats (``segment.py``), SQL (``catalog.py``), any rule of the domain.
+Not here: file formats (``segment.py``), SQL (``catalog.py``), ``recovery.py``, any rule of the domain.
 
 Invariant: what the catalog does not name does not exist, and what it names is durable. After a failed write,
 sync or commit the store accepts no writes until it is reopened: the state of the disk is unknown.
@@ -8,10 +8,9 @@ sync or commit the store accepts no writes until it is reopened: the state of th
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,24 +20,98 @@ from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
-from broker_core.ids import BlockId, CommitSequence
-from broker_core.store import catalog as catalog_file
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.store.cache import BlockCache
-from broker_core.store.catalog import Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
-from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
+from broker_core.store.directory import DirectoryLock, prepare
 from broker_core.store.failure import corrupt_catalog, store_error, unread_catalog
-from broker_core.store.inbox import Packed, pack
-from broker_core.store.plan import Plan
+from broker_core.store.inbox import MAX_ROWS, Packed, pack
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
-from broker_core.store.segment import ROLL_BYTES, BlockPlace, Segments, cut_tail
-from broker_core.store.sums import drop_sums, kept_sums
+from broker_core.store.recovery import recover
+from broker_core.store.segment import ROLL_BYTES, BlockPlace
 
 CACHE_BYTES = 32 * 1024 * 1024
 
 
 def _info(block_id: BlockId, place: BlockPlace) -> BlockInfo:
     return BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
+
+
+Inbox = Mapping[BlockId, list[InboxRow]]
+Places = Mapping[BlockId, BlockPlace]
+
+
+class Plan:
+    """What one commit does to the files, computed and checked before anything is written: of ``changes``,
+    given the rows of open blocks (``inbox``), and the blocks that are named, appended, and sealed or
+    rewritten.
+
+    It is complete, or ValueError is raised. New rows of an open block follow its existing rows.
+    """
+
+    __slots__ = ("carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence")
+
+    def __init__(
+        self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
+    ) -> None:
+        self.rows: list[InboxRow] = []
+        self.inbox: dict[BlockId, list[InboxRow]] = {}  # the same rows, by block
+        self.put: dict[BlockId, BlockPlace] = {}
+        self.sealed: list[BlockId] = []
+        self.forgotten: list[BlockId] = []
+        self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
+        self.only_messages = True
+        for change in changes:
+            if change.sequence > self.sequence:
+                self.sequence = change.sequence
+            if change.rows:
+                self.rows += change.rows
+            if (
+                change.journal
+                or change.names
+                or change.seals
+                or change.moves
+                or change.forgets
+                or change.tidy
+            ):
+                self._add(change, staged, written)
+        if self.rows:
+            self._check_rows(inbox, named)
+        for block_id in self.sealed:
+            rows = len(inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
+            if rows != self.put[block_id].rows:
+                raise ValueError(
+                    f"open block {block_id} has {rows} rows, but {self.put[block_id].rows} were sealed"
+                )
+
+    def _add(self, change: Change, staged: Places, written: Places) -> None:
+        self.only_messages = False
+        for block_ids, places in ((change.names, staged), (change.seals, written), (change.moves, written)):
+            for block_id in block_ids:
+                place = places.get(block_id)
+                if place is None:
+                    raise ValueError(f"block {block_id} is named but was not written")
+                self.put[block_id] = place
+        self.sealed += change.seals
+        self.forgotten += change.forgets
+
+    def _check_rows(self, inbox: Inbox, named: Places) -> None:
+        rows = self.rows
+        self.carried = rows[-1][2]  # rows are in commit order
+        block_id = rows[0][0]
+        self.inbox[block_id] = rows
+        if rows[-1][0] != block_id or [row[0] for row in rows].count(block_id) < len(rows):
+            self.inbox = {
+                block_id: [row for row in rows if row[0] == block_id] for block_id in {row[0] for row in rows}
+            }
+        for block_id, rows in self.inbox.items():
+            first = len(inbox.get(block_id, ()))
+            end = first + len(rows)
+            for row, expected in zip(rows, range(first, end)):
+                if row[1] != expected:
+                    raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
+            if end > MAX_ROWS or block_id in named:
+                raise ValueError(f"block {block_id} takes no more rows behind row {first}")
 
 
 class DurableStore:
@@ -55,102 +128,24 @@ class DurableStore:
         self._lock = threading.Lock()
         self._failure: StoreError | None = None
         self._closed = False
-        self._places: dict[BlockId, BlockPlace] = {}  # named by the catalog
         self._staged: dict[BlockId, BlockPlace] = {}  # appended, not named yet
         self._written: dict[BlockId, BlockPlace] = {}  # sealed or rewritten, not yet committed
         # the rows of the open blocks; the tuples are shared with the domain
         self._inbox: dict[BlockId, list[InboxRow]] = {}
-        self._named_segments: set[int] = set()  # have a row in the catalog
         self._open_block: tuple[BlockId, pa.RecordBatch] | None = None  # the last inbox block that was read
         self._cache = BlockCache(cache_bytes)
         prepare(self._path)
         self._directory_lock = DirectoryLock(self._path)
         try:
-            self._recover(roll_bytes)
+            self._catalog, meta, self._segments, self._places, live = recover(self._path, roll_bytes)
         except BaseException as error:
-            if hasattr(self, "_catalog"):
-                self._catalog.close()
             self._directory_lock.release()
             if isinstance(error, (OSError, sqlite3.Error)):
                 raise store_error(error, self._path) from error
             raise
-
-    # Opening
-
-    def _recover(self, roll_bytes: int) -> None:
-        """Restores the state that the catalog names: everything else is cut off or removed. Each step may be
-        repeated after a crash in it.
-        """
-        path = self._path / "catalog.db"
-        segments = self._path / "segments"
-        # 1. there is a catalog, or the directory is new
-        if not path.exists():
-            if segments.exists():
-                raise corrupt_catalog(path, "the file is missing")
-            catalog_file.create(path)
-        segments.mkdir(exist_ok=True)
-        sync_directory(self._path)
-        failpoint.here("store.recovery.catalog")
-        # 2. SQLite replays its log
-        self._catalog = Catalog(path)
-        meta = self._catalog.meta()
-        rows = self._catalog.segments()
-        self._places = self._catalog.blocks()
         self._clean, self._sequence = bool(meta.clean), CommitSequence(meta.sequence)
-        self._next_block_id = max([meta.next_block_id, *(block_id + 1 for block_id in self._places)])
-        failpoint.here("store.recovery.replayed")
-        # 3. files that no row names are removed; their numbers are not reused
-        live: dict[int, set[BlockId]] = {row.segment: set() for row in rows}
-        ends: dict[int, int] = {row.segment: len(row.schema) for row in rows}
-        for block_id, place in self._places.items():
-            if place.segment not in live:
-                raise corrupt_catalog(
-                    path, f"block {block_id} is in segment {place.segment}, which has no row"
-                )
-            live[place.segment].add(block_id)
-            ends[place.segment] = max(ends[place.segment], place.position + place.length)
-        numbers = [int(name.stem) for name in segments.iterdir() if re.fullmatch(r"\d{8}\.arrow", name.name)]
-        for number in numbers:
-            if not live.get(number):
-                segment_path(self._path, number).unlink()
-        for number in kept_sums(self._path):
-            if not live.get(number):
-                drop_sums(self._path, number)
-        sync_directory(segments)
-        failpoint.here("store.recovery.removed")
-        self._segments = Segments(
-            self._path, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes
-        )
-        # 4. files that were open lose their incomplete tail and get their end mark
-        opened = [row for row in rows if row.state == "open" and live[row.segment]]
-        for row in rows:
-            if live[row.segment]:
-                size = self._closed_size(row.segment, ends[row.segment], cut=row in opened)
-                self._segments.adopt(row.segment, row.kind, row.schema, size, live[row.segment])
-        failpoint.here("store.recovery.cut")
-        # 5. the catalog records this
-        self._catalog.begin()
-        for row in opened:
-            self._catalog.close_segment(row.segment)
-        for row in rows:
-            if not live[row.segment]:
-                self._catalog.drop_segment(row.segment)
-        self._catalog.set_meta(
-            clean=0, next_block_id=self._next_block_id, next_segment=self._segments.next_number
-        )
-        self._named_segments = {number for number in live if live[number]}
-        failpoint.here("store.recovery.executed")
-        self._catalog.commit()
-        failpoint.here("store.recovery.committed")
-        self._catalog.lay_out_log()
-
-    def _closed_size(self, number: int, end: int, *, cut: bool) -> int:
-        """Returns the size of a closed file. If it is missing or short, reading its blocks raises."""
-        path = segment_path(self._path, number)
-        try:
-            return cut_tail(path, end) if cut else path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        self._next_block_id = meta.next_block_id
+        self._named_segments = live  # have a row in the catalog
 
     @property
     def directory(self) -> Path:
@@ -262,10 +257,15 @@ class DurableStore:
 
     def _write(self, encoded: Sequence[Encoded], plan: Plan) -> list[int]:
         """Writes the transaction of one commit. Returns the segments that nothing needs after it."""
-        catalog = self._catalog
+        catalog, segments = self._catalog, self._segments
         rows = pack(plan.rows)
         known = self._sequence if self._sequence > plan.carried else plan.carried
-        if plan.only_messages and len(rows) == 1 and plan.sequence <= known and not self._segments.changed:
+        if (
+            plan.only_messages
+            and len(rows) == 1
+            and plan.sequence <= known
+            and not (segments.closed or segments.idle)
+        ):
             failpoint.here("store.commit.executed")
             # a single statement is its own transaction, and costs less than with BEGIN and COMMIT
             catalog.put_inbox(rows)
@@ -286,8 +286,8 @@ class DurableStore:
         if plan.put or plan.forgotten:
             emptied = [block_id for block_id in (*plan.sealed, *plan.forgotten) if block_id in self._inbox]
             self._execute_blocks(plan, emptied)
-        idle = segments.take_idle()
-        for number in segments.take_closed():
+        idle = segments.take_idle() if segments.idle else []
+        for number in segments.take_closed() if segments.closed else ():
             catalog.close_segment(number)
         for number in idle:
             catalog.drop_segment(number)

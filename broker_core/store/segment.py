@@ -192,8 +192,8 @@ class Segments:
         self._segments: dict[int, Segment] = {}
         self._open: dict[bytes, Segment] = {}  # by schema
         self._dirty: dict[int, Segment] = {}  # with unsynced bytes
-        self._closed: list[int] = []  # end mark durable, not in the catalog yet
-        self._idle: set[int] = set()  # without a live block
+        self.closed: list[int] = []  # end mark durable, not in the catalog yet
+        self.idle: set[int] = set()  # without a live block
         # a failed write or sync: after it the content of the page cache is unknown
         self._broken: BaseException | None = None
         self.next_number = next_number
@@ -244,7 +244,7 @@ class Segments:
             self._dirty[segment.number] = segment
             segment.size_bytes += data.size
             segment.live.add(block_id)
-            self._idle.discard(segment.number)
+            self.idle.discard(segment.number)
         if segment.kind != "branch":
             write_sums(self._directory, segment.number, position, block)
         return BlockPlace(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
@@ -366,22 +366,15 @@ class Segments:
                 for segment in ended:
                     self._files.close(segment.descriptor)
                     segment.descriptor = -1
-                    self._closed.append(segment.number)
+                    self.closed.append(segment.number)
 
     def info(self, number: int) -> Segment:
         return self._segments[number]
 
-    @property
-    def changed(self) -> bool:
-        """Returns whether ``take_closed`` or ``take_idle`` may have something for the next commit."""
-        return bool(self._closed or self._idle)
-
     def take_closed(self) -> list[int]:
         """Returns the segments that were closed, durably, since the last call."""
-        if not self._closed:
-            return []
         with self._lock:
-            closed, self._closed = self._closed, []
+            closed, self.closed = self.closed, []
         return closed
 
     def release(self, number: int, block_id: BlockId) -> None:
@@ -391,23 +384,21 @@ class Segments:
             if segment is not None:
                 segment.live.discard(block_id)
                 if not segment.live:
-                    self._idle.add(number)
+                    self.idle.add(number)
 
     def take_idle(self) -> list[int]:
         """Returns segments that nothing needs and that get no more blocks; the caller deletes them. Branch
         segments are included at once.
         """
-        if not self._idle:
-            return []
         with self._lock:
             taken = []
-            for number in list(self._idle):
+            for number in list(self.idle):
                 segment = self._segments[number]
                 if segment.schema_bytes in self._open and self._open[segment.schema_bytes] is segment:
                     if segment.kind != "branch":
                         continue
                     del self._open[segment.schema_bytes]
-                self._idle.discard(number)
+                self.idle.discard(number)
                 taken.append(number)
             return taken
 

@@ -50,7 +50,6 @@ class Apply:
         self._app_id = app_id
         self._address = address
         self._functions = functions
-        self.side_by_side = False  # the function of the newest batch called tx in threads
         self._applied = -1  # this batch and all before it are applied
 
     def function(self, name: str) -> AfterCommit:
@@ -65,8 +64,12 @@ class Apply:
         spark: SparkSession,
         engine: Engine,
         newest: LedgerEntry | None = None,
+        *,
+        side_by_side: bool = False,
     ) -> None:
-        """Applies every decided batch that is not applied. ``newest``: one that this process has decided."""
+        """Applies every decided batch that is not applied. ``newest``: one that this process has decided;
+        ``side_by_side``: its tables at the same time.
+        """
         # files tell themselves whether another driver has added them, so the engine need not be asked
         alone = newest is not None and newest.sequence == self._applied + 1
         if newest is None or not alone or not all(map(target.is_files, newest.to_apply)):
@@ -78,7 +81,7 @@ class Apply:
             for name in functions:  # fails before the first effect of this batch
                 self.function(name)
             ours = newest is not None and entry.sequence == newest.sequence
-            if self.side_by_side and ours and len(tables) > 1:
+            if side_by_side and ours and len(tables) > 1:
                 self._side_by_side(spark, engine, entry, tables)
             else:
                 for steps in tables:

@@ -216,6 +216,7 @@ class Transactional:
             self.apply.decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
             self._started = running
+        in_threads = False  # the function called tx in threads
         # C1
         opened = engine.open_batch(
             self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes
@@ -229,10 +230,11 @@ class Transactional:
             ).entry
         else:
             attempt = query_id, batch_id, opened.sequence, opened.token
-            decided = self._decide(batch, engine, attempt, consumes)
+            decided, in_threads = self._decide(batch, engine, attempt, consumes)
         # C5
         if not decided.applied:
-            self.apply.decided(spark, engine, decided if decided.token == opened.token else None)
+            newest = decided if decided.token == opened.token else None
+            self.apply.decided(spark, engine, newest, side_by_side=in_threads)
         # C6
         if self._ledger is not None:
             self._ledger.notify()
@@ -243,7 +245,8 @@ class Transactional:
 
     def _decide(
         self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool
-    ) -> LedgerEntry:
+    ) -> tuple[LedgerEntry, bool]:
+        """Returns also whether the function called ``tx`` in threads."""
         query_id, batch_id, sequence, token = opened
         tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
         asked = False
@@ -270,10 +273,9 @@ class Transactional:
             )
             failpoint.here("foreach.decided")
             self._reads_again = tx.executions > 1
-            self.apply.side_by_side = tx.in_threads
             if committed.entry.token != token:  # another driver was first
                 tx.drop_files()
-            return committed.entry
+            return committed.entry, tx.in_threads
         except BaseException as error:
             tx.close()
             self._roll_back(engine, token, error)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, Method, encode_content, encode_method
+from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, Decoder, Method, encode_content, encode_method
 from broker_core.amqp.v0_9_1.methods import BasicAck, BasicPublish
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import NAMES, Properties
@@ -145,3 +145,8 @@ def as_pamqp(value: Any) -> Any:
     if isinstance(value, list):
         return [as_pamqp(item) for item in value]
     return bytearray(value) if isinstance(value, bytes) else value
+
+
+def buffered_bytes(decoder: Decoder) -> int:
+    """What a decoder keeps between two calls: the incomplete frame and the contents in assembly."""
+    return len(decoder._rest) + decoder.pending_bytes

@@ -276,7 +276,9 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     assert [attempt.token for attempt in engine.attempts()] == [newer], "the older one made room"
     life.clock.now_us += int(engine._branches.room.limits.idle_s) * 2_000_000
     exhaust(engine.drop_abandoned)
-    assert engine.attempts() == [] and engine._branches.room.is_empty
+    room = engine._branches.room
+    assert engine.attempts() == []
+    assert not (room._payer or room._open or room._bytes or room._of_user)
 
 
 def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:

@@ -139,11 +139,6 @@ class Decoder:
         self._frame_max = frame_max or DEFAULT_FRAME_MAX
         self._repeated.clear()
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes kept between two calls: the incomplete frame and the contents in assembly."""
-        return len(self._rest) + self.pending_bytes
-
     def feed(self, data: bytes) -> list[Decoded]:
         """The events that ``data`` completes, in order. Raises nothing."""
         if self._over:

@@ -19,7 +19,7 @@ from broker_core import errors
 from broker_core.broker.state.records import LedgerRecord
 from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.failpoint import here
-from broker_core.ids import NO_SEQUENCE, CommitSequence
+from broker_core.ids import NO_SEQUENCE
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
@@ -30,7 +30,7 @@ from broker_core.kafka.sink.fenced_app import FencedApp
 from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.receipt import NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
-from broker_core.micro_batch.public_entry import public
+from broker_core.micro_batch.decision import before, new_entry, public
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -117,11 +117,10 @@ class Decider:
             def ask() -> LedgerRecord | None:
                 nonlocal ranges
                 ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
-                entry = self._ledger.entry(*batch)
+                entry = before(self._ledger, batch)
                 if entry is not None:
                     _require_equal(entry, ranges, self._progress.position())
                     return entry
-                self._ledger.require_next(*batch)
                 self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._progress.settled)
                 return None
 
@@ -137,7 +136,21 @@ class Decider:
             if on_unroutable == "fail":
                 require_routable(won)
             self._decisions.learn(self._progress)
-            record = self._entry(query_id, batch_id, token, won, ranges)
+            record = new_entry(
+                self._ledger,
+                batch,
+                token,
+                ranges,
+                [
+                    [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
+                    for each in won
+                    if each.receipt.kind != "publish"
+                ],
+                messages=sum(end - start for start, end in ranges.values()),
+                published=sum(each.receipt.reached for each in won),
+                committed_at=time.time_ns() // 1000,
+                claim_position=self._progress.position(),
+            )
             _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
             try:
                 self._publish(won, changes)
@@ -160,38 +173,6 @@ class Decider:
     def _already(self, entry: LedgerRecord) -> Committed:
         self._decisions.learn(self._refreshed())
         return Committed(public(self._ledger.by_token(entry.token) or entry), already=True)
-
-    def _entry(
-        self,
-        query_id: str,
-        batch_id: int,
-        token: str,
-        won: Sequence[NamedBranch],
-        ranges: dict[str, list[int]],
-    ) -> LedgerRecord:
-        to_apply: list[list[object]] = [
-            [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
-            for each in won
-            if each.receipt.kind != "publish"
-        ]
-        sequence = self._ledger.next_sequence(self._app)
-        return LedgerRecord(
-            app_id=self._app,
-            sequence=sequence,
-            query_id=query_id,
-            batch_id=batch_id,
-            token=token,
-            ranges=ranges,
-            messages=sum(end - start for start, end in ranges.values()),
-            published=sum(each.receipt.reached for each in won),
-            committed_at=time.time_ns() // 1000,
-            # an app has a ledger of its own here, so its own count orders its commits
-            commit_sequence=CommitSequence(sequence),
-            branches=to_apply,
-            claim_position=self._progress.position(),
-            applied=not to_apply,
-            mirrored=False,
-        )
 
     def _publish(self, won: Sequence[NamedBranch], changes: Changes) -> None:
         """Steps 5 to 8: one transaction of the winners and the ledger entry."""

@@ -41,8 +41,8 @@ from broker_core.kafka.sink.staging import KafkaStaging
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.routing import ClusterTopology
 from broker_core.micro_batch.claims.releases import require_idle
+from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.resume import newest_of_each_log
 
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.flight
@@ -146,15 +147,7 @@ class FlightServer:
             self._call_permissions.check(call_permissions.ENGINE, word, caller, arguments)
             if word == "release" and caller.identity.user:
                 arguments["by"] = caller.identity.user  # whatever the caller says
-            engine = self._engine(caller)
-            function = getattr(engine, word)
-            if word == "wait":
-                function = partial(_wait, engine, self._stopping, caller)
-            if word == "open_batch" and arguments.get("token"):
-                self._call_permissions.clients.staged(caller, arguments["token"])
-            answer = function(**arguments)
-            if word == "attempts":
-                answer = self._call_permissions.clients.named(caller.state.vhost, answer)
+            answer = self._engine_word(caller, word)(**arguments)
             self._call_permissions.carried_out(caller, f"engine.{word}", arguments)
             return [contract.encode(answer)]
         if kind == "channel":
@@ -174,6 +167,14 @@ class FlightServer:
             return [contract.encode(hello)]
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
+
+    def _engine_word(self, caller: Caller, word: str) -> Callable[..., object]:
+        engine = self._engine(caller)
+        if word == "wait":
+            return partial(_wait, engine, self._stopping, caller)
+        if word == "attempts":
+            return lambda: self._call_permissions.clients.named(caller.state.vhost, engine.attempts())
+        return cast(Callable[..., object], getattr(engine, word))
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[object]:
         self._call_permissions.read(caller, ticket)

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from broker_core.address import bracketed
+from broker_core.address import bracketed, parse_listen
 from broker_core.errors import OptionError
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles
@@ -44,8 +44,8 @@ class Listeners:
                 "give --tls-cert and --tls-key",
             )
         self._door = door
-        self._plain = [(text, *parse_listener(text, door)) for text in plain]
-        self._tls = [(text, *parse_listener(text, door)) for text in tls]
+        self._plain = [(text, *parse_listen(text, door)) for text in plain]
+        self._tls = [(text, *parse_listen(text, door)) for text in tls]
         self._files = files
         self.unauthenticated = unauthenticated
         self.addresses: list[str] = []
@@ -124,23 +124,6 @@ class Listeners:
 def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"{bracketed(host)}:{port}"
-
-
-def parse_listener(text: str, door: str = "AMQP") -> tuple[str, int]:
-    """Host and port of "HOST:PORT". Raises OptionError."""
-    host, _, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if (
-        not bare
-        or (":" in bare and bare == host)
-        or not (port.isascii() and port.isdigit())
-        or int(port) > 65_535
-    ):
-        raise OptionError(
-            f"{door} listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or "
-            "[::1]:5672, with port 0 for a free one"
-        )
-    return bare, int(port)
 
 
 def _listening(door: str, text: str, host: str, port: int) -> socket.socket:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker_core import endpoint, errors
-from broker_core.address import DEFAULT_PORT, parse_address
+from broker_core.address import DEFAULT_PORT, parse_address, parse_listen
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,24 @@ from broker_core.address import DEFAULT_PORT, parse_address
 def test_url_names_host_and_port(url: str, host: str, port: int) -> None:
     address = parse_address(url)
     assert (address.host, address.port) == (host, port)
+
+
+@pytest.mark.parametrize("door", ["", "AMQP"])
+def test_an_address_to_listen_on_is_read_alike_for_every_door(door: str) -> None:
+    assert parse_listen("127.0.0.1:5673", door) == ("127.0.0.1", 5673)
+    assert parse_listen("[::1]:0", door) == ("::1", 0)
+    for wrong in (
+        "::1:5673",
+        "localhost:\u0663",
+        "localhost:\u00b2",
+        "[[::1]:1",
+        "[]:1",
+        "a]:5",
+        ":1",
+        "h:70000",
+    ):
+        with pytest.raises(errors.OptionError, match="must be HOST:PORT"):
+            parse_listen(wrong, door)
 
 
 def test_user_and_password_are_taken_and_never_shown() -> None:
