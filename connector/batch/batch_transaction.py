@@ -299,8 +299,17 @@ class BatchTransaction:
             self._reads.note(self._owner.engine, self.query_id, self.batch_id)
 
     def seal(self) -> None:
-        """The decision is asked for next. Raises what was refused in a thread since ``finish``."""
+        """The decision is asked for next. Raises what was refused in a thread since ``finish``, and
+        OptionError if files of an append went with their table.
+        """
         self._operations.seal()
+        for location, attempt in dict.fromkeys(self._hidden):
+            if lost := self._owner.tables.lost(location, attempt):
+                raise OptionError(
+                    f"the table at {location} was dropped or replaced since tx.append staged data files in "
+                    f"its directory, and {len(lost)} are gone ({lost[0]})",
+                    "nothing is decided: make the table again if need be, and start the query again",
+                )
 
     def close(self) -> None:
         """No operation begins or is under way any more."""
