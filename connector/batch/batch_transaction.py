@@ -299,9 +299,7 @@ class BatchTransaction:
             self._reads.note(self._owner.engine, self.query_id, self.batch_id)
 
     def seal(self) -> None:
-        """The decision is asked for next. Raises what was refused in a thread since ``finish``, and
-        OptionError if files of an append went with their table.
-        """
+        """The decision is asked for next. Raises what a thread was refused since ``finish``, OptionError."""
         self._operations.seal()
         _require_files(self._owner.tables, self._hidden)
 
