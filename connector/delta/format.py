@@ -116,9 +116,16 @@ class Delta:
             self._staged[place] = staged
         return staged
 
-    def drop(self, location: str, attempt: Attempt) -> None:
+    def lost(self, location: str, attempt: Attempt) -> list[str]:
+        files = TableFiles.at(location)
+        return [path for place in self._places(attempt) for path in files.missing(self._staged[place].places)]
+
+    def _places(self, attempt: Attempt) -> list[str]:
         ours = f"{hidden.directory(attempt)}/"
-        for place in [place for place in tuple(self._staged) if place.startswith(ours)]:
+        return [place for place in tuple(self._staged) if place.startswith(ours)]
+
+    def drop(self, location: str, attempt: Attempt) -> None:
+        for place in self._places(attempt):
             self._staged.pop(place, None)  # another thread drops what is of its table
         TableFiles.at(location).delete(hidden.directory(attempt))
 

@@ -156,6 +156,9 @@ class TableFormat(Protocol):
         was resolved. Raises OptionError if it refuses them, or the error of a task.
         """
 
+    def lost(self, location: str, attempt: Attempt) -> list[str]:
+        """The files of an attempt of this process that are gone since they were staged."""
+
     def drop(self, location: str, attempt: Attempt) -> None:
         """Delete the files of an attempt that is not decided, or applied."""
 

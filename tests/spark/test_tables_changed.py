@@ -242,6 +242,24 @@ def test_a_column_that_was_added_is_left_alone_by_a_merge_of_all_columns_as_by_a
 
 
 # -- what others do, and a batch stops -----------------------------------------------------------------------
+def test_files_that_go_with_their_table_before_the_decision_stop_it_and_the_replay_has_each_row_once(
+    rig: Any,
+) -> None:
+    """Behind the decision they would be lost (``txmq skip --lost``)."""
+    rig.spark.sql("CREATE TABLE dropped (k STRING) USING delta")
+    remake = ["DROP TABLE {t}", "CREATE TABLE {t} (k STRING) USING delta"]
+    driver = Driver(rig, "drops", lambda rows, tx: tx.append(rows, "dropped"))
+    rows = rig.spark.sql("SELECT 'x' AS k")
+    done = once_at("foreach.executed", lambda: run_sql(rig, remake, t="dropped"))
+    error = driver.batch(0, rows)
+    failpoint.disarm()
+    assert done() and isinstance(error, OptionError) and "dropped or replaced since tx.append" in str(error)
+    assert rig.broker.engine.last_entry("drops") is None
+    assert driver.batch(0, rows) is None
+    assert [tuple(row) for row in rig.spark.table("dropped").collect()] == [("x",)]
+    rig.spark.sql("DROP TABLE dropped")
+
+
 def test_a_table_that_is_renamed_gets_everything_once_it_has_its_name_back(rig: Any) -> None:
     for table in ("moved_files", "moved_merge"):
         rig.spark.sql(f"CREATE TABLE {table} (k STRING, n INT) USING delta")
