@@ -13,6 +13,7 @@ from typing import Any
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.server.access.accounts import Accounts
 from tests.broker.conftest import Node
 
 HELD_MS = 50.0
@@ -111,3 +112,26 @@ def test_no_command_holds_the_lock_for_long_beside_a_thousand_queues(node: Node)
         found[name] = round(held.longest_ms, 1)
     gc.unfreeze()
     assert max(found.values()) < HELD_MS, found
+
+
+def test_an_import_of_definitions_holds_the_lock_for_a_piece_at_a_time(node: Node) -> None:
+    held = declared(node, 200)
+    names = range(600)
+    document: dict[str, object] = {
+        "queues": [{"name": f"new{number}", "vhost": "/", "durable": True} for number in names],
+        "bindings": [
+            {"source": "t", "vhost": "/", "destination": f"new{number}", "destination_type": "queue"}
+            | {"routing_key": f"{number}.{each}.*"}
+            for number in names
+            for each in range(5)
+        ],
+    }
+    gc.collect()
+    gc.freeze()
+    held.longest_ms = 0.0
+    done = Accounts(node.broker).import_definitions(document)
+    found = held.longest_ms
+    gc.unfreeze()
+    assert (done.counts["queues"], done.counts["bindings"]) == (600, 3000)
+    assert len(node.channel()._state.topology.queues) == 200 + 1 + 600
+    assert found < HELD_MS, found

@@ -39,6 +39,9 @@ class Origins:
         if origins.get(record.queues) == record:
             self._undo.order(origins)
             del origins[record.queues]
+            if not origins:
+                self._undo.item(self._of, record.app_id)
+                del self._of[record.app_id]
 
     # -- looking ---------------------------------------------------------------------------------------------
     def records(self) -> list[OriginRecord]:
