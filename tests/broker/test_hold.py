@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.launcher import Broker
 from broker_core.server.access.accounts import Accounts
 from tests.broker.conftest import Node
 
@@ -135,3 +137,16 @@ def test_an_import_of_definitions_holds_the_lock_for_a_piece_at_a_time(node: Nod
     assert (done.counts["queues"], done.counts["bindings"]) == (600, 3000)
     assert len(node.channel()._state.topology.queues) == 200 + 1 + 600
     assert found < HELD_MS, found
+
+
+def test_a_broker_in_the_process_of_others_leaves_its_collector_alone(tmp_path: Path) -> None:
+    """``txmq serve`` has a process of its own, and sets it."""
+
+    def settings() -> tuple[object, ...]:
+        return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), tuple(gc.callbacks)
+
+    before = settings()
+    with Broker.open(tmp_path / "data") as broker, broker.channel() as channel:
+        channel.queue_declare("q")
+        assert settings() == before
+    assert settings() == before

@@ -101,6 +101,8 @@ class Claims:
 
     def _add(self, claim: ClaimRecord) -> None:
         app, logs = claim.app_id, _logs(claim)
+        if app not in self._by_logs:
+            self._undo.item(self._by_logs, app)
         sources = self._by_logs.setdefault(app, {})
         self._undo.item(sources, logs)
         for same in (
@@ -121,6 +123,9 @@ class Claims:
         if not sources[logs]:
             self._undo.order(sources)
             del sources[logs]
+        if not sources:
+            self._undo.item(self._by_logs, claim.app_id)
+            del self._by_logs[claim.app_id]
         key = (claim.app_id, claim.start)
         self._undo.item(self._by_start, key)
         others = [other for other in self._by_start[key] if other != claim]

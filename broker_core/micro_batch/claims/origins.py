@@ -29,6 +29,8 @@ class Origins:
     # -- replay ----------------------------------------------------------------------------------------------
     def apply(self, record: OriginRecord) -> None:
         """Takes in a durable record, in place of the one of its key."""
+        if record.app_id not in self._of:
+            self._undo.item(self._of, record.app_id)
         origins = self._of.setdefault(record.app_id, {})
         self._undo.item(origins, record.queues)
         origins[record.queues] = record

@@ -221,9 +221,13 @@ class Accounts:
         1. every piece is carried out and taken back; 2. every piece is a commit. A broker that is killed
         between two of them has the first ones: the same import again brings the others.
         """
-        found = definitions_module.read(definitions, vhost)
-        pieces, needed = list(import_pieces.pieces(found)), import_pieces.Needed(found)
-        done = [self._checked(needed.with_needs(piece)) for piece in pieces]
+        try:
+            found = definitions_module.read(definitions, vhost)
+            pieces, needed = list(import_pieces.pieces(found)), import_pieces.Needed(found)
+            done = [self._checked(needed.with_needs(piece)) for piece in pieces]
+        except TxmqError as error:
+            error.message += " (nothing is changed)"
+            raise
         if check:
             return import_pieces.together(found, done)
         done = []
