@@ -175,17 +175,26 @@ def encode_short_string(value: object, name: str) -> bytes:
         raise LocalProtocolError(
             f"property or header name {name!r} must be a str, not {type(value).__name__}"
         )
-    raw = value.encode()
+    raw = _encode_text(value, name)
     if len(raw) > 255:
         raise LocalProtocolError(f"{name!r} has {len(raw)} bytes, at most 255 fit into an AMQP short string")
     return U8.pack(len(raw)) + raw
+
+
+def _encode_text(value: str, name: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise LocalProtocolError(
+            f"property or header {name!r} cannot be encoded as UTF-8: give it without lone surrogates"
+        ) from None
 
 
 def check_integer(value: object, name: str, bits: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise LocalProtocolError(f"property {name!r} must be an int, not {type(value).__name__}")
     if not 0 <= value < 1 << bits:
-        raise LocalProtocolError(f"property {name!r} is {value}, allowed is 0 to {(1 << bits) - 1}")
+        raise LocalProtocolError(f"property {name!r} is {_number(value)}, allowed is 0 to {(1 << bits) - 1}")
     return value
 
 
@@ -221,19 +230,19 @@ def encode_value(value: object, name: str, depth: int) -> bytes:
         case Timestamp():
             return b"T" + U64.pack(check_integer(int(value), name, 64))
         case Long():
-            return b"l" + _I64.pack(value)
+            return b"l" + _I64.pack(_checked_long(value, name))
         case int():
             return _encode_int(value, name)
         case float():
             return b"d" + _F64.pack(value)
         case str():
-            return b"S" + sized(value.encode())
+            return b"S" + sized(_encode_text(value, name))
         case bytes() | bytearray():
             return b"x" + sized(bytes(value))
         case Decimal():
             return _encode_decimal(value, name)
         case datetime():
-            return b"T" + U64.pack(check_integer(int(value.timestamp()), name, 64))
+            return b"T" + U64.pack(check_integer(_seconds(value, name), name, 64))
         case Mapping():
             return b"F" + encode_table(value, depth)
         case list() | tuple():
@@ -246,17 +255,40 @@ def encode_value(value: object, name: str, depth: int) -> bytes:
 def _encode_int(value: int, name: str) -> bytes:
     if -(1 << 31) <= value < 1 << 31:
         return b"I" + _I32.pack(value)
-    if -(1 << 63) <= value < 1 << 63:
-        return b"l" + _I64.pack(value)
-    raise LocalProtocolError(f"header {name!r} is {value}, which does not fit into 64 bits")
+    return b"l" + _I64.pack(_checked_long(value, name))
+
+
+def _checked_long(value: int, name: str) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise LocalProtocolError(f"header {name!r} is {_number(value)}, which does not fit into 64 bits")
+    return value
+
+
+def _number(value: int) -> str:
+    """Python writes no decimal number of thousands of digits."""
+    return str(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+
+
+def _seconds(value: datetime, name: str) -> int:
+    try:
+        return int(value.timestamp())
+    except (ValueError, OverflowError):  # near the first and the last year
+        raise LocalProtocolError(f"header {name!r} is a time that has no seconds since the epoch") from None
 
 
 def _encode_decimal(value: Decimal, name: str) -> bytes:
     sign, digits, exponent = value.as_tuple()
-    unscaled = int("".join(map(str, digits)) or "0") * (-1 if sign else 1)
-    if not isinstance(exponent, int) or not -255 <= exponent <= 0 or not -(1 << 31) <= unscaled < 1 << 31:
+    few = "".join(map(str, digits[:11])) or "0"  # more than 32 bits have
+    unscaled = int(few) * (-1 if sign else 1)
+    if (
+        not isinstance(exponent, int)
+        or len(digits) > len(few)
+        or not -255 <= exponent <= 0
+        or not -(1 << 31) <= unscaled < 1 << 31
+    ):
         raise LocalProtocolError(
-            f"header {name!r} is the decimal {value}, which does not fit into AMQP's 32 bits and 255 digits"
+            f"header {name!r} is the decimal {value:.20}, which does not fit into AMQP's 32 bits and 255 "
+            "digits"
         )
     return b"D" + _DECIMAL.pack(-exponent, unscaled)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from broker_core.errors import LocalProtocolError
 from broker_core.message.field_table import (
     U8,
     U16,
@@ -94,6 +95,8 @@ class Properties:
                 continue
             flags |= _FLAG[name]
             if name == "headers":
+                if not isinstance(value, Mapping):
+                    raise LocalProtocolError(f"headers must be a mapping, not {type(value).__name__}")
                 parts.append(encode_table(value))
             elif name in _OCTETS:
                 parts.append(U8.pack(check_integer(value, name, 8)))

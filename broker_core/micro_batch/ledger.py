@@ -23,6 +23,7 @@ from broker_core.micro_batch.sink import RecordSink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 KEPT_ENTRIES = 1000
+KEPT_LINEAGES = 1000  # queries of an app; a forgotten one is a new checkpoint
 MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is no longer in use
 
 
@@ -192,6 +193,8 @@ class Ledger:
             position = lineages[-1].position + 1 if lineages else 1
             current = LineageRecord(app_id, query_id, position, batch_id, self._vhost)
             lineages.append(current)
+            if len(lineages) > KEPT_LINEAGES:
+                sink.drop(LineageRecord, lineages.pop(0).key)
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
             sink.put(current)
@@ -346,21 +349,25 @@ class Ledger:
         surplus = len(entries) - KEPT_ENTRIES
         if surplus <= 0:
             return
-        # where a log's next range must start
-        needed = {commit_sequence for _, commit_sequence in self._consumed.values()}
         mirrored = self._mirrored.get(app_id, 0)  # that entry is kept as proof of a Delta ledger
         in_use = mirrored and next(reversed(entries)) - mirrored <= MIRROR_LAG
         gone = []
         for entry in islice(entries.values(), surplus):
             if in_use and not entry.mirrored:
                 break  # mirrored in order: later ones wait too
-            if entry.applied and entry.sequence != mirrored and entry.commit_sequence not in needed:
+            if entry.applied and entry.sequence != mirrored and not self._is_needed(entry):
                 gone.append(entry)
         if gone:
             self._undo.order(entries)
         for entry in gone:
             self._remove_entry(entry)
             sink.drop(LedgerRecord, entry.key)
+
+    def _is_needed(self, entry: LedgerRecord) -> bool:
+        """Returns whether the next range of one of its logs starts where it ends."""
+        return any(
+            self._consumed.get(log, (0, NO_SEQUENCE))[1] == entry.commit_sequence for log in entry.ranges
+        )
 
     # -- C5, C6 ----------------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerRecord]:

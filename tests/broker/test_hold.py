@@ -9,10 +9,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.launcher import Broker
+from broker_core.server.access.accounts import Accounts
 from tests.broker.conftest import Node
 
 HELD_MS = 50.0
@@ -111,3 +114,39 @@ def test_no_command_holds_the_lock_for_long_beside_a_thousand_queues(node: Node)
         found[name] = round(held.longest_ms, 1)
     gc.unfreeze()
     assert max(found.values()) < HELD_MS, found
+
+
+def test_an_import_of_definitions_holds_the_lock_for_a_piece_at_a_time(node: Node) -> None:
+    held = declared(node, 200)
+    names = range(600)
+    document: dict[str, object] = {
+        "queues": [{"name": f"new{number}", "vhost": "/", "durable": True} for number in names],
+        "bindings": [
+            {"source": "t", "vhost": "/", "destination": f"new{number}", "destination_type": "queue"}
+            | {"routing_key": f"{number}.{each}.*"}
+            for number in names
+            for each in range(5)
+        ],
+    }
+    gc.collect()
+    gc.freeze()
+    held.longest_ms = 0.0
+    done = Accounts(node.broker).import_definitions(document)
+    found = held.longest_ms
+    gc.unfreeze()
+    assert (done.counts["queues"], done.counts["bindings"]) == (600, 3000)
+    assert len(node.channel()._state.topology.queues) == 200 + 1 + 600
+    assert found < HELD_MS, found
+
+
+def test_a_broker_in_the_process_of_others_leaves_its_collector_alone(tmp_path: Path) -> None:
+    """``txmq serve`` has a process of its own, and sets it."""
+
+    def settings() -> tuple[object, ...]:
+        return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), tuple(gc.callbacks)
+
+    before = settings()
+    with Broker.open(tmp_path / "data") as broker, broker.channel() as channel:
+        channel.queue_declare("q")
+        assert settings() == before
+    assert settings() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
-from broker_core.message.field_table import Timestamp, decode_table, encode_table
+from broker_core.launcher import Broker
+from broker_core.message.field_table import Long, Timestamp, decode_table, encode_table
 from broker_core.message.properties import NAMES, Properties, delivery_mode, expiration
 
 SHORT = st.text(max_size=60).filter(lambda text: len(text.encode()) <= 255)
@@ -180,3 +182,35 @@ def test_deep_nesting_is_refused_instead_of_exhausting_the_stack() -> None:
 def test_values_that_amqp_cannot_hold_are_refused(properties: Properties, text: str) -> None:
     with pytest.raises(LocalProtocolError, match=text):
         properties.encode()
+
+
+LONE = "\ud800"
+UNFIT: dict[str, Properties] = {
+    "a property": Properties(type=LONE),
+    "the name of a header": Properties(headers={LONE: 1}),
+    "a header": Properties(headers={"a": LONE}),
+    "a header inside another": Properties(headers={"a": [{"b": LONE}]}),
+    "a long that is none": Properties(headers={"a": Long(2**70)}),
+    "a number of ten thousand digits": Properties(headers={"a": 10**10_000}),
+    "a priority of ten thousand digits": Properties(priority=10**10_000),
+    "a decimal of ten thousand digits": Properties(headers={"a": Decimal("9" * 10_000)}),
+    "a decimal that is no number": Properties(headers={"a": Decimal("sNaN")}),
+    "the first year": Properties(headers={"a": datetime(1, 1, 1)}),
+    "headers that are a list": Properties(headers=[1]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_value_that_amqp_has_no_form_for_is_one_clear_error(what: str) -> None:
+    with pytest.raises(LocalProtocolError) as refused:
+        UNFIT[what].encode()
+    assert len(str(refused.value)) < 300 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_channel_refuses_it_with_that_error_and_goes_on(what: str) -> None:
+    with Broker.memory() as broker, broker.channel() as channel:
+        channel.queue_declare("q")
+        with pytest.raises(LocalProtocolError):
+            channel.publish(b"", routing_key="q", properties=UNFIT[what])
+        assert channel.publish(b"", routing_key="q", properties=Properties(type="t"))

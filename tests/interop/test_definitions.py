@@ -12,6 +12,7 @@ from typing import Any
 import pika
 import pytest
 
+from broker_core import failpoint
 from broker_core import password as passwords
 from broker_core.admin import Imported
 from broker_core.client.broker import BrokerClient
@@ -226,6 +227,58 @@ def test_what_is_there_in_another_form_refuses_the_whole(tmp_path: Path) -> None
             broker.accounts.import_definitions(recorded())
         assert [queue.name for queue in broker.queues()] == ["orders"]
         assert len(broker.vhosts.vhosts()) == 1
+
+
+MANY: Document = {
+    "vhosts": [{"name": "sales"}],
+    "exchanges": [{"name": "x", "vhost": "sales", "type": "topic", "durable": True}],
+    "queues": [{"name": f"q{number}", "vhost": "sales", "durable": True} for number in range(150)],
+    "bindings": [
+        {"source": "x", "vhost": "sales", "destination": f"q{number}", "destination_type": "queue"}
+        | {"routing_key": f"k{each}"}
+        for number in range(150)
+        for each in range(2)
+    ],
+}
+
+
+def test_the_last_of_many_rows_is_wrong_and_nothing_is_changed(tmp_path: Path) -> None:
+    document = copy.deepcopy(MANY)
+    document["bindings"][-1]["routing_key"] = "k" * 300
+    with Broker.open(tmp_path / "data") as broker:
+        before = broker.accounts.export_definitions()
+        with pytest.raises(TxmqError, match="routing key"):
+            broker.accounts.import_definitions(document)
+        assert broker.accounts.export_definitions() == before
+
+
+@pytest.mark.parametrize("piece", [1, 3])
+def test_an_import_that_was_ended_between_two_pieces_goes_on_when_it_is_repeated(
+    piece: int, tmp_path: Path
+) -> None:
+    with Broker.open(tmp_path / "other") as other:
+        whole = other.accounts.import_definitions(MANY)
+        expected = other.accounts.export_definitions()
+    with Broker.open(tmp_path / "data") as broker:
+        failpoint.arm("accounts.import.piece", "raise", hit=piece + 1)
+        with pytest.raises(OSError):
+            broker.accounts.import_definitions(MANY)
+        failpoint.disarm()
+        assert broker.accounts.export_definitions() != expected
+    with Broker.open(tmp_path / "data") as broker:
+        assert len(broker.vhosts.vhosts()) == 2
+        assert broker.accounts.import_definitions(MANY) == whole
+        assert broker.accounts.export_definitions() == expected
+
+
+def test_a_limit_that_is_reached_on_the_way_says_how_far_the_import_came(tmp_path: Path) -> None:
+    document = {**MANY, "vhosts": [{"name": "sales", "limits": [["max-queues", 120]]}]}
+    with Broker.open(tmp_path / "data") as broker:
+        with pytest.raises(TxmqError, match=r"limit.*1 of 5 pieces are imported: the same import goes on"):
+            broker.accounts.import_definitions(document)
+        broker.vhosts.limit_vhost("sales", max_queues=200)
+        broker.accounts.import_definitions(MANY)
+        assert len(broker.queues("sales")) == 150
 
 
 def test_definitions_of_one_virtual_host_are_for_the_one_that_is_named(tmp_path: Path, shell: Shell) -> None:

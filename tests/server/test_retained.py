@@ -138,6 +138,31 @@ def claimed(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
     return kept, 2 * LOW * users_of(things)
 
 
+def sources(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    """Claims of an app for each user, each of another queue."""
+    low.setattr(claim, "KEPT_SOURCES", LOW)
+    engine = broker.engine
+    with broker.channel() as channel:
+        for user, name in things:
+            channel.queue_declare(name)
+            channel.publish(b"", routing_key=name)
+            with contextlib.suppress(errors.NotAllowed):
+                engine.claim(user, [name], {name: START}, Limit(), Origin("earliest"), "fail")
+    claims = engine._claims
+    assert broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= claims.size()
+    return claims.size(), 2 * LOW * users_of(things)
+
+
+def queries(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    """Each has decided a batch."""
+    low.setattr(ledger, "KEPT_LINEAGES", LOW)
+    for user, name in things:
+        engine = acting(broker, user)
+        token = engine.open_batch(user, name, 0, "resume", consumes=False).token
+        engine.commit_batch(user, name, 0, token, [], consumes=False)
+    return sum(map(len, broker.engine._ledger._lineages.values())), LOW * users_of(things)
+
+
 def attempts(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     broker.engine._branches.room.limits = StagedLimits(user_attempts=LOW)
     for user, name in things:
@@ -261,6 +286,8 @@ ROWS = {
     "apps": Fill(f"{owners.USER_APPS:,}", apps),
     "decided batches of an app that are applied": Fill(f"{ledger.KEPT_ENTRIES:,}", decided),
     "claims of an app for the same queues, and reads": Fill(f"{claim.KEPT_CLAIMS:,} of each", claimed),
+    "sets of queues that an app has read": Fill(f"{claim.KEPT_SOURCES:,}", sources),
+    "queries of an app": Fill(f"{ledger.KEPT_LINEAGES:,}", queries),
     "open attempts": Fill(f"{StagedLimits().user_attempts:,}", attempts),
     "staged bytes": Fill("`--staged-bytes`", staged_bytes),
     "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),

@@ -81,5 +81,5 @@ def _properties(options: Options) -> bytes:
     given.setdefault("delivery_mode", 1 if options.transient else 2)
     try:
         return Properties(headers=dict(options.header), **given).encode()
-    except (LocalProtocolError, UnicodeEncodeError) as error:
+    except LocalProtocolError as error:
         raise OptionError(f"a property does not fit: {error}") from error

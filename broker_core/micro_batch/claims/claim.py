@@ -26,7 +26,7 @@ from broker_core.broker.state.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.claims.logs import Logs
-from broker_core.micro_batch.claims.origins import Origins
+from broker_core.micro_batch.claims.origins import Origins, too_many
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
 from broker_core.micro_batch.claims.releases import Release, Releases
 from broker_core.micro_batch.sink import RecordSink
@@ -34,6 +34,7 @@ from broker_core.micro_batch.sink import RecordSink
 Kept = ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord
 
 KEPT_CLAIMS = 1000  # per app and set of logs, for restored checkpoints and late drivers
+KEPT_SOURCES = 1000  # sets of logs of an app, and of queues
 
 
 class Claims:
@@ -52,8 +53,8 @@ class Claims:
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
-        # (app, logs) -> as above: the claims of one source
-        self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
+        # app -> logs -> as above: the claims of one source
+        self._by_logs: dict[str, dict[str, list[ClaimRecord]]] = {}
         self.origins = Origins(self._undo, vhost)
         self.releases = Releases(self._undo, vhost)
         self.reads = Reads(self._undo, vhost, self.release_text)
@@ -61,8 +62,8 @@ class Claims:
             self.apply(record)
 
     def size(self) -> int:
-        """Returns how many claims and reads there are. For any thread."""
-        return sum(map(len, list(self._by_app.values()))) + self.reads.size()
+        """Returns how many claims, origins and reads there are. For any thread."""
+        return sum(map(len, list(self._by_app.values()))) + self.origins.size() + self.reads.size()
 
     # -- replay ----------------------------------------------------------------------------------------------
     def apply(self, record: Kept | LedgerRecord) -> None:
@@ -99,21 +100,32 @@ class Claims:
         self._positions[app_id] = max(position, self._positions.get(app_id, 0))
 
     def _add(self, claim: ClaimRecord) -> None:
-        app = claim.app_id
+        app, logs = claim.app_id, _logs(claim)
+        if app not in self._by_logs:
+            self._undo.item(self._by_logs, app)
+        sources = self._by_logs.setdefault(app, {})
+        self._undo.item(sources, logs)
         for same in (
             self._by_start.setdefault((app, claim.start), []),
             self._by_app.setdefault(app, []),
-            self._by_logs.setdefault((app, _logs(claim)), []),
+            sources.setdefault(logs, []),
         ):
             self._undo.growth(same)
             same.append(claim)
         self.raise_position(app, claim.position)
 
     def _remove_claim(self, claim: ClaimRecord) -> None:
-        for same in (self._by_app[claim.app_id], self._by_logs[(claim.app_id, _logs(claim))]):
+        sources, logs = self._by_logs[claim.app_id], _logs(claim)
+        for same in (self._by_app[claim.app_id], sources[logs]):
             at = same.index(claim)
             self._undo.append((same.insert, at, claim))
             del same[at]
+        if not sources[logs]:
+            self._undo.order(sources)
+            del sources[logs]
+        if not sources:
+            self._undo.item(self._by_logs, claim.app_id)
+            del self._by_logs[claim.app_id]
         key = (claim.app_id, claim.start)
         self._undo.item(self._by_start, key)
         others = [other for other in self._by_start[key] if other != claim]
@@ -131,7 +143,7 @@ class Claims:
         return self.origins.apps() | set(self._by_app)
 
     def knows(self, app_id: str) -> bool:
-        return bool(self._by_app.get(app_id)) or app_id in self.origins.apps()
+        return bool(self._by_app.get(app_id)) or self.origins.knows(app_id)
 
     def position(self, app_id: str) -> int:
         """Returns the position of the app's newest claim, even a released one; 0: none. Never decreases."""
@@ -221,6 +233,11 @@ class Claims:
             end = dict(begin)
         else:
             end = logs.cut(begin, limit)
+        if origin_record is not None:
+            self.origins.require_room(origin_record, KEPT_SOURCES)
+        sources = self._by_logs.get(app_id, {})
+        if known is None and len(sources) >= KEPT_SOURCES and canonical(sorted(begin)) not in sources:
+            raise too_many(app_id, KEPT_SOURCES)
 
         for log, first in begin.items():
             logs.own(log, app_id, first)
@@ -269,7 +286,7 @@ class Claims:
         """Drops old claims of one source. Others do not count: an idle source still needs the end of its
         newest claim, however many claims another one has made since then.
         """
-        claims = self._by_logs[(newest.app_id, _logs(newest))]
+        claims = self._by_logs[newest.app_id][_logs(newest)]
         while len(claims) > KEPT_CLAIMS:
             self._drop(sink, claims[0])
 

@@ -15,7 +15,7 @@ from broker_core.address import VHOST
 from broker_core.broker.state.records import ClaimRecord, OriginRecord, canonical
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
-from broker_core.errors import LineageConflict
+from broker_core.errors import LineageConflict, NotAllowed
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.sink import RecordSink
 
@@ -24,28 +24,50 @@ class Origins:
     def __init__(self, undo: Undo, vhost: str = VHOST) -> None:
         self._undo = undo
         self._vhost = vhost
-        self._by_queues: dict[tuple[str, str], OriginRecord] = {}  # (app, queues) -> origin
+        self._of: dict[str, dict[str, OriginRecord]] = {}  # app -> queues -> origin
 
     # -- replay ----------------------------------------------------------------------------------------------
     def apply(self, record: OriginRecord) -> None:
         """Takes in a durable record, in place of the one of its key."""
-        key = (record.app_id, record.queues)
-        self._undo.item(self._by_queues, key)
-        self._by_queues[key] = record
+        if record.app_id not in self._of:
+            self._undo.item(self._of, record.app_id)
+        origins = self._of.setdefault(record.app_id, {})
+        self._undo.item(origins, record.queues)
+        origins[record.queues] = record
 
     def remove(self, record: OriginRecord) -> None:
         """Takes back a record that is durably gone; one that is not known changes nothing."""
-        key = (record.app_id, record.queues)
-        if self._by_queues.get(key) == record:
-            self._undo.item(self._by_queues, key)
-            del self._by_queues[key]
+        origins = self._of.get(record.app_id, {})
+        if origins.get(record.queues) == record:
+            self._undo.order(origins)
+            del origins[record.queues]
+            if not origins:
+                self._undo.item(self._of, record.app_id)
+                del self._of[record.app_id]
 
     # -- looking ---------------------------------------------------------------------------------------------
     def records(self) -> list[OriginRecord]:
-        return list(self._by_queues.values())
+        return [record for origins in self._of.values() for record in origins.values()]
 
     def apps(self) -> set[str]:
-        return {app for app, _ in self._by_queues}
+        return {app for app, origins in self._of.items() if origins}
+
+    def knows(self, app_id: str) -> bool:
+        return bool(self._of.get(app_id))
+
+    def size(self) -> int:
+        """Returns how many there are. For any thread."""
+        return sum(map(len, list(self._of.values())))
+
+    def require_room(self, entry: OriginRecord, most: int) -> None:
+        """Raises NotAllowed: the app has as many, of other queues."""
+        known = self._of.get(entry.app_id, {})
+        if (
+            len(known) >= most
+            and entry.queues not in known
+            and not self._sharing(entry.app_id, json.loads(entry.queues))
+        ):
+            raise too_many(entry.app_id, most)
 
     def lineage(self, app_id: str, queues: Iterable[str]) -> int:
         """Returns the newest lineage of a source of these queues."""
@@ -55,16 +77,22 @@ class Origins:
         """Returns whether the app went on at ``vector`` after a release, or behind another ledger, and has
         claimed nothing yet.
         """
-        starts = {log: at for entry in self._of(app_id) if entry.passed for log, at in entry.start.items()}
+        starts = {
+            log: at
+            for entry in list(self._of.get(app_id, {}).values())
+            if entry.passed
+            for log, at in entry.start.items()
+        }
         return bool(vector) and vector.items() <= starts.items()
 
     def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
         """Returns the origins of sets of queues that share a queue with ``queues``."""
         wanted = set(queues)
-        return [entry for entry in self._of(app_id) if wanted.intersection(json.loads(entry.queues))]
-
-    def _of(self, app_id: str) -> list[OriginRecord]:
-        return [entry for (app, _), entry in self._by_queues.items() if app == app_id]
+        return [
+            entry
+            for entry in list(self._of.get(app_id, {}).values())
+            if wanted.intersection(json.loads(entry.queues))
+        ]
 
     def meaning(
         self,
@@ -85,7 +113,7 @@ class Origins:
         Raises LineageConflict if it is a new checkpoint, which may not resume; OptionError.
         """
         key = canonical(queues)
-        found = self._by_queues.get((app_id, key))
+        found = self._of.get(app_id, {}).get(key)
         sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
         if not sharing and not (left and on_new_checkpoint == "resume"):
             origin.check(names)
@@ -123,7 +151,7 @@ class Origins:
     # -- changing --------------------------------------------------------------------------------------------
     def keep(self, sink: RecordSink, entry: OriginRecord) -> None:
         """Records a new meaning, in place of those of other sets of queues that share one with it."""
-        if self._by_queues.get((entry.app_id, entry.queues)) == entry:
+        if self._of.get(entry.app_id, {}).get(entry.queues) == entry:
             return
         for other in self._sharing(entry.app_id, json.loads(entry.queues)):
             if other.queues != entry.queues:
@@ -136,8 +164,8 @@ class Origins:
         """Records which symbolic starts lie behind ``vector``, a start where ``finished`` ends: then no
         checkpoint of the app asks for them again.
         """
-        named = {log for entry in self._of(app_id) for log in entry.start}
-        for entry in self._of(app_id):
+        named = {log for entry in list(self._of.get(app_id, {}).values()) for log in entry.start}
+        for entry in list(self._of.get(app_id, {}).values()):
             if not entry.passed and (
                 any(vector.get(log, 0) > int(first) for log, first in entry.start.items())
                 or (finished is not None and _read_added(finished, entry, named))
@@ -156,6 +184,13 @@ class Origins:
     def _drop(self, sink: RecordSink, entry: OriginRecord) -> None:
         self.remove(entry)
         sink.drop(OriginRecord, entry.key)
+
+
+def too_many(app_id: str, most: int) -> NotAllowed:
+    return NotAllowed(
+        f"app {app_id!r} has read {most} sets of queues, which is the limit",
+        "give the pipeline an app id of its own",
+    )
 
 
 def _read_added(claim: ClaimRecord, entry: OriginRecord, named: set[str]) -> bool:

@@ -17,10 +17,12 @@ from broker_core import password as passwords
 from broker_core.address import VHOST
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.broker import definitions as definitions_module
+from broker_core.broker import import_pieces
 from broker_core.broker.access.users import DEFAULT_USER
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.errors import TxmqError
+from broker_core.failpoint import here
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
 
@@ -212,26 +214,49 @@ class Accounts:
     def import_definitions(
         self, definitions: dict[str, object], vhost: str = VHOST, check: bool = False
     ) -> Imported:
-        """Makes true what definitions of RabbitMQ or txmq say, all or nothing. ``vhost``: of what names none.
-        ``check``: only says what would be done. Raises OptionError, PreconditionFailed, ...
+        """Makes true what definitions of RabbitMQ or txmq say, or changes nothing where they are wrong.
+        ``vhost``: of what names none. ``check``: only says what would be done. Raises OptionError,
+        PreconditionFailed, ...
+
+        1. every piece is carried out and taken back; 2. every piece is a commit. A broker that is killed
+        between two of them has the first ones: the same import again brings the others.
         """
-        found = definitions_module.read(definitions, vhost)
-
-        def work(state: BrokerState, change: Change, _now: int) -> Imported:
-            done = definitions_module.apply(found, state, change)
-            if check:
-                raise _Checked(done)
-            return done
-
         try:
-            imported = self._broker.run(work)
-        except _Checked as only:
-            return only.done
+            found = definitions_module.read(definitions, vhost)
+            pieces, needed = list(import_pieces.pieces(found)), import_pieces.Needed(found)
+            done = [self._checked(needed.with_needs(piece)) for piece in pieces]
+        except TxmqError as error:
+            error.message += " (nothing is changed)"
+            raise
+        if check:
+            return import_pieces.together(found, done)
+        done = []
+        for number, piece in enumerate(pieces):
+            here("accounts.import.piece")
+            done.append(self._applied(piece, number, len(pieces)))
         if self._audit is not None:
             self._audit.record("admin.import_definitions", "", "", door="process")
         for notify in self.changed:
             notify()
-        return imported
+        return import_pieces.together(found, done)
+
+    def _checked(self, piece: definitions_module.Definitions) -> Imported:
+        def work(state: BrokerState, change: Change, _now: int) -> Imported:
+            raise _Checked(definitions_module.apply(piece, state, change))
+
+        try:
+            return self._broker.run(work)
+        except _Checked as only:
+            return only.done
+
+    def _applied(self, piece: definitions_module.Definitions, number: int, pieces: int) -> Imported:
+        """Raises what ``apply`` does, where something has changed since the check, or a limit is reached."""
+        try:
+            return self._broker.run(lambda state, change, _: definitions_module.apply(piece, state, change))
+        except TxmqError as error:
+            if number:
+                error.message += f" ({number} of {pieces} pieces are imported: the same import goes on)"
+            raise
 
     def _change(self, change_users: Changes, word: str, **what: Any) -> None:
         def work(state: BrokerState, change: Change, _now: int) -> None:

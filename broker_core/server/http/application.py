@@ -217,6 +217,10 @@ def _object(found: bytes) -> Mapping[str, Any]:
         return {}
     try:
         body = json.loads(found, parse_constant=_no_number)
+        if b"\\ud" in found.lower():  # an escape may stand for half of a character
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise bad_request("not_json: a text has a lone surrogate, which UTF-8 does not have") from None
     except (ValueError, RecursionError):
         raise bad_request("not_json") from None
     if not isinstance(body, dict):

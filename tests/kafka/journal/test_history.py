@@ -82,7 +82,7 @@ class Reader:
             self.history.version,
             claims.position(APP),
             [dataclasses.astuple(each) for found in claims._by_app.values() for each in found],
-            dict(claims.origins._by_queues),
+            {app: dict(found) for app, found in claims.origins._of.items()},
             sorted(
                 canonical(fields_of(each))
                 for batch in claims.reads._by_batch.values()

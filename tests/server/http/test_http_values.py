@@ -97,3 +97,34 @@ def test_arguments_and_headers_of_every_type_of_amqp_are_json(broker: Broker) ->
     assert api.ask("DELETE", f"/api/bindings/%2F/e/typed/q/typed/{key}").status == 204
     assert api.get("/api/exchanges/%2F/typed/bindings/source") == []
     api.close()
+
+
+MESSAGE = {"properties": {}, "routing_key": "k", "payload": "p", "payload_encoding": "string"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/exchanges/%2F/amq.topic/publish", {**MESSAGE, "payload": "\ud800"}),
+        (
+            "POST",
+            "/api/exchanges/%2F/amq.topic/publish",
+            {**MESSAGE, "properties": {"headers": {"\udfff": 1}}},
+        ),
+        ("PUT", "/api/queues/%2F/lone", {"arguments": {"a": "\ud800"}}),
+        ("PUT", "/api/exchanges/%2F/lone", {"type": "direct", "arguments": {"a": ["\ud800"]}}),
+        ("POST", "/api/bindings/%2F/e/amq.topic/e/amq.fanout", {"arguments": {"a": "\udbff x"}}),
+        ("PUT", "/api/vhosts/lone", {"description": "\ud800"}),
+    ],
+)
+def test_a_lone_surrogate_anywhere_in_a_body_is_refused(
+    broker: Broker, method: str, path: str, body: Any
+) -> None:
+    api = Api(broker.http_urls[0], "boss")
+    before = api.get("/api/definitions")
+    answer = api.ask(method, path, body)
+    assert answer.status == 400 and "lone surrogate" in answer.body["reason"], answer
+    assert api.get("/api/definitions") == before
+    pair = api.ask("POST", "/api/exchanges/%2F/amq.topic/publish", {**MESSAGE, "payload": "\U0001f600"})
+    assert pair.status == 200
+    api.close()

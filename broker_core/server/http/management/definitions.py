@@ -1,7 +1,7 @@
 """Definitions both ways, in RabbitMQ's format: what ``txmq export`` writes and ``txmq import`` reads.
 
 Not here: what they say and how they are applied (``broker/definitions.py``).
-Invariant: an import is applied as a whole or not at all. What has no counterpart is said in the answer.
+Invariant: an import that is wrong anywhere changes nothing. What has no counterpart is said in the answer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _imported(call: HttpCall, document: Row, vhost: str = "/") -> Imported:
     try:
         return call.served.accounts.import_definitions(document, vhost)
     except TxmqError as error:
-        raise bad_request(f"{error.message} (nothing is changed)") from error
+        raise bad_request(error.message) from error
 
 
 def _told(imported: Imported) -> HttpAnswer:
@@ -83,7 +83,9 @@ _ALL, _ONE = "/api/definitions", "/api/definitions/{vhost}"
 _NEED: Need = "administrator"
 ROUTES = (
     Route("GET", _ALL, _NEED, _export, "All that can be declared, and users with their hashes", works=True),
-    Route("POST", _ALL, _NEED, _import, "Make true what definitions say, all or nothing", works=True),
+    Route(
+        "POST", _ALL, _NEED, _import, "Make true what definitions say; nothing if any is wrong", works=True
+    ),
     Route("GET", _ONE, _NEED, _export_one, "Topology of a virtual host", works=True),
     Route("POST", _ONE, _NEED, _import_one, "The same, into a virtual host", works=True),
 )
