@@ -30,6 +30,27 @@ class QueueInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedMessages:
+    """Offsets [start, end) of a queue whose rows are damaged."""
+
+    vhost: str
+    queue: str
+    start: int
+    end: int
+    why: str  # the file, the position and the checksums
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedDamage:
+    """What ``txmq skip-damaged`` leaves out, or would leave out."""
+
+    messages: list[DamagedMessages]
+    blocks: int = 0  # damaged ones, also those that are intact in memory
+    file: str = ""  # on the host of the broker: what can be parsed of them
+    doubtful: int = 0  # rows in it
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeInfo:
     """One row of ``txmq exchanges``; ``name`` "" is the default exchange."""
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from broker_core.client.accounts import RemoteAccounts
 from broker_core.errors import OptionError
 from txmq.address import BROKER, client_at
-from txmq.command.declare import Options, argument, command, group, option
-from txmq.output import done, show
+from txmq.command.declare import YES, Options, argument, command, group, option
+from txmq.output import confirm, done, show
 
 TAGS = "administrator, operator, monitoring, management, impersonator"
 NAME = argument("NAME")
@@ -69,8 +69,9 @@ def _users(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _accounts(options).users()))
 
 
-@command("users delete", "delete a user and close its connections", *BROKER, NAME)
+@command("users delete", "delete a user and close its connections", *BROKER, NAME, YES)
 def _delete(options: Options) -> int:
+    confirm(options, f"delete ends user {options.name}, its permissions and its connections")
     _accounts(options).delete_user(options.name)
     return done(options, f"deleted user {options.name}", user=options.name)
 
@@ -105,8 +106,9 @@ def _set(options: Options) -> int:
     return done(options, f"set the permissions of user {options.name}", user=options.name, **patterns)
 
 
-@command("permissions clear", "take all permissions of a user", *BROKER, NAME)
+@command("permissions clear", "take all permissions of a user", *BROKER, NAME, YES)
 def _clear(options: Options) -> int:
+    confirm(options, f"clear takes all permissions of user {options.name} in this virtual host")
     _accounts(options).clear_permissions(options.name)
     return done(options, f"user {options.name} has no permissions", user=options.name)
 

@@ -13,7 +13,7 @@ from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
 from broker_core.client.admin import connections, consumers
 from broker_core.errors import OptionError
 from txmq.address import BROKER, client_at, queue_names
-from txmq.command.declare import YES, Options, argument, command, option
+from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.output import Row, confirm, done, print_lines, show
 
 
@@ -23,7 +23,7 @@ def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> i
     return show(options, rows)
 
 
-@command("connections", "list the connections of AMQP and Flight", *BROKER)
+@command("connections", "list the connections of AMQP and Flight", *BROKER, WATCH)
 def _connections(options: Options) -> int:
     found = connections(client_at(options))
     return _listed(options, found, map(dataclasses.asdict, found))
@@ -33,6 +33,7 @@ def _connections(options: Options) -> int:
     "consumers",
     "list the consumers",
     *BROKER,
+    WATCH,
     option("--queue", "QUEUE", "only those of this queue", shell_complete=queue_names),
 )
 def _consumers(options: Options) -> int:
@@ -45,6 +46,7 @@ def _consumers(options: Options) -> int:
     "channels",
     "list the open channels and what they hold",
     *BROKER,
+    WATCH,
     option(
         "--queue", "QUEUE", "only those that hold messages of it, or consume it", shell_complete=queue_names
     ),
@@ -67,6 +69,7 @@ def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
     "transactions",
     "list the prepared transactions",
     *BROKER,
+    WATCH,
     option(
         "--queue",
         "QUEUE",

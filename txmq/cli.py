@@ -21,15 +21,26 @@ from click.shell_completion import get_completion_class, shell_complete
 from broker_core import __version__
 from broker_core.admin import NOBODY
 from broker_core.engine import Engine
-from broker_core.errors import OptionError, RemoteProtocolError, TxmqError, UnknownTransaction
+from broker_core.errors import AccessRefused, OptionError, RemoteProtocolError, TxmqError, UnknownTransaction
 from broker_core.message.properties import Properties
 from txmq import accounts, channels, ledger, move, serve, topology, vhosts  # noqa: F401  they declare commands
 from txmq.address import BROKER, admin_at, app_names, client_at, engine_at, queue_names
-from txmq.admin import backup, definitions, publish, status  # noqa: F401
-from txmq.command.declare import COMPLETE_VARIABLE, ROOT, Options, argument, command, one_of, option
+from txmq.admin import backup, damage, definitions, publish, status, top  # noqa: F401
+from txmq.admin.screen import watch
+from txmq.command.declare import (
+    COMPLETE_VARIABLE,
+    ROOT,
+    WATCH,
+    YES,
+    Options,
+    argument,
+    command,
+    one_of,
+    option,
+)
 from txmq.command.values import count
 from txmq.doctor import command as doctor  # noqa: F401
-from txmq.output import Row, done, print_json, print_lines, script, show
+from txmq.output import Row, confirm, done, print_json, print_lines, script, show, summary
 
 OF = option("--of", "USER", "who named it, as `txmq transactions` lists it")
 
@@ -41,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if COMPLETE_VARIABLE in os.environ:
             return shell_complete(ROOT, {}, "txmq", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
         options = parsed(words)
-        code = int(options.command(options))
+        code = watch(options) if getattr(options, "watch", None) else int(options.command(options))
         sys.stdout.flush()
         return code
     except click.UsageError as error:
@@ -53,13 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as ended:  # --help, --version
         return ended.exit_code
     except TxmqError as error:
-        print_lines(f"txmq: {' '.join(str(error).split())}", error=True)
+        print_lines(f"txmq: {summary(error)}", error=True)
         return 1
     except BrokenPipeError:  # the reader of the output (head) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
         return 130
+    except EOFError:  # of a terminal that was asked for a password
+        print_lines("txmq: the input ended before the answer", error=True)
+        return 1
 
 
 def parsed(arguments: Sequence[str]) -> Options:
@@ -91,6 +105,7 @@ def _completion(options: Options) -> int:
     "apps",
     "list the pipelines with their queues and progress",
     *BROKER,
+    WATCH,
     argument("CHOWN", "give the app to another user instead", "[chown APP USER]", nargs=-1),
 )
 def _apps(options: Options) -> int:
@@ -106,8 +121,8 @@ def _apps(options: Options) -> int:
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 
-@command("attempts", "list what is staged and not decided", *BROKER)  # two names of one list
-@command("staged", "list what is staged and not decided", *BROKER)
+@command("attempts", "list what is staged and not decided", *BROKER, WATCH)  # two names of one list
+@command("staged", "list what is staged and not decided", *BROKER, WATCH)
 def _attempts(options: Options) -> int:
     return show(options, (dataclasses.asdict(attempt) for attempt in engine_at(options).attempts()))
 
@@ -118,20 +133,28 @@ def _attempts(options: Options) -> int:
     *BROKER,
     argument("TOKEN"),
     option("--of", "USER", "who opened it, as `txmq staged` lists it"),
+    YES,
 )
 def _discard(options: Options) -> int:
     client = engine_at(options)
-    known = client.attempts()
-    if not any(each.token == options.token and options.of in (None, each.user) for each in known):
+    known = [each for each in client.attempts() if each.token == options.token]
+    known = [each for each in known if options.of in (None, each.user)]
+    if not known:
         raise UnknownTransaction(
             f"no attempt has the token '{options.token}'", "list the open ones with `txmq staged`"
         )
+    confirm(
+        options,
+        f"discard drops {known[0].rows} rows that batch {known[0].batch_id} of app {known[0].app_id!r} has "
+        f"staged{' from ' * bool(known[0].client)}{known[0].client}",
+    )
     client.rollback_batch(options.token, of=options.of)
     return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 
-@command("commit", "commit a prepared transaction", *BROKER, argument("XID"), OF)
+@command("commit", "commit a prepared transaction", *BROKER, argument("XID"), OF, YES)
 def _commit(options: Options) -> int:
+    _preview(options, "commit")
     dropped = client_at(options).commit(options.xid, of=options.of)
     lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
     return done(
@@ -139,16 +162,32 @@ def _commit(options: Options) -> int:
     )
 
 
-@command("rollback", "roll back a prepared transaction", *BROKER, argument("XID"), OF)
+@command("rollback", "roll back a prepared transaction", *BROKER, argument("XID"), OF, YES)
 def _rollback(options: Options) -> int:
+    _preview(options, "rollback")
     client_at(options).rollback(options.xid, of=options.of)
     return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
+
+
+def _preview(options: Options, verb: str) -> None:
+    """Asks, if there is such a transaction. Who may not list them is told no more."""
+    try:
+        found = [each for each in client_at(options).prepared() if each.xid == options.xid]
+    except AccessRefused:
+        confirm(options, f"{verb} ends transaction {options.xid} for good")
+        return
+    for each in found:
+        if options.of in (None, each.user):
+            what = f"{each.publishes} publishes to {', '.join(each.to) or 'no queue'} and {each.settles} acks"
+            confirm(options, f"{verb} ends transaction {options.xid} for good, with {what}")
+            return
 
 
 @command(
     "unapplied",
     "list decided, unapplied rows",
     *BROKER,
+    WATCH,
     argument("APP", shell_complete=app_names),
     option("--rows", "N", "also show the first N rows of each; default none", type=count, default=0),
 )
@@ -178,10 +217,19 @@ def _unapplied(options: Options) -> int:
             "rows, and applies the others",
         ),
     ),
+    YES,
 )
 def _skip(options: Options) -> int:
-    from txmq.skip import skip, skip_rows
+    from txmq.skip import skip, skip_rows, waiting
 
+    parts = [
+        f"{part['rows']} rows for {part['to']}"
+        for part in waiting(engine_at(options), options.app)
+        if part["sequence"] == options.sequence and options.table in (None, part["to"])
+    ]
+    if parts:
+        which = "what a table refuses of" if options.rows else "all of"
+        confirm(options, f"skip takes {which} {', '.join(parts)} out of app {options.app}")
     if options.rows:
         to = skip_rows(
             engine_at(options), options.app, options.sequence, options.to, options.queue, options.table
@@ -208,9 +256,15 @@ def _skip(options: Options) -> int:
     argument("APP", shell_complete=app_names),
     argument("QUEUE", shell_complete=queue_names),
     option("--force", text="also if the pipeline has not finished: see docs/claims.md"),
+    YES,
 )
 def _release(options: Options) -> int:
-    engine_at(options).release(options.app, options.queue, force=options.force, by=_user())
+    engine = engine_at(options)
+    for app in engine.apps():
+        if app.app_id == options.app and options.queue in app.queues:
+            left = f"{app.lag} messages to read"
+            confirm(options, f"release takes queue {options.queue} from app {app.app_id}, which has {left}")
+    engine.release(options.app, options.queue, force=options.force, by=_user())
     return done(
         options,
         f"released queue {options.queue} from app {options.app}",

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
+from shutil import get_terminal_size
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 from broker_core.admin import NOBODY, Preparation
 from broker_core.errors import OptionError
@@ -18,6 +20,7 @@ from broker_core.printable import printable
 from txmq.command.declare import Options
 
 Row = dict[str, Any]
+LEAST_WIDTH = 5  # of a column that is cut for a narrow terminal
 
 
 def show(options: Options, rows: Iterable[Row]) -> int:
@@ -26,7 +29,7 @@ def show(options: Options, rows: Iterable[Row]) -> int:
     if options.json:
         print_json(listed)
     elif listed:
-        print_lines(*_table(listed))
+        print_lines(*table(listed))
     return 0
 
 
@@ -54,6 +57,20 @@ def print_lines(*lines: str, error: bool = False) -> None:
     """Writes lines; ``error``: to standard error."""
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)
+
+
+def summary(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def cut(text: str, columns: int) -> str:
+    """``text`` without what is beyond ``columns`` of a terminal, where some letters take two."""
+    wide, at = 0, 0
+    for at, letter in enumerate(text):
+        wide += 2 if east_asian_width(letter) in "WF" else not combining(letter)
+        if wide > columns:
+            return text[: max(0, at - (wide - columns > 1))]
+    return text
 
 
 def script(prepared: Sequence[Preparation]) -> list[str]:
@@ -86,14 +103,21 @@ def _json_default(value: object) -> object:
     return str(value)
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    """Aligned columns: numbers right, text left."""
+def table(rows: Sequence[Row]) -> list[str]:
+    """Aligned columns: numbers right, text left. On a terminal each line fits: long texts are cut."""
     names = list(rows[0])
     cells = [[_cell(row[name]) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[index]) for line in cells)) for index, name in enumerate(names)]
+    if sys.stdout.isatty():
+        over = sum(widths) + 2 * (len(widths) - 1) - get_terminal_size().columns
+        while over > 0 and max(widths) > LEAST_WIDTH:
+            widest = widths.index(max(widths))
+            widths[widest] -= 1
+            over -= 1
+        names, *cells = [list(map(_shortened, line, widths)) for line in (names, *cells)]
     right = [
         all(isinstance(row[name], (int, float)) and not isinstance(row[name], bool) for row in rows)
-        for name in names
+        for name in rows[0]
     ]
 
     def aligned(line: Sequence[str]) -> str:
@@ -103,6 +127,10 @@ def _table(rows: Sequence[Row]) -> list[str]:
         ).rstrip()
 
     return [aligned(names), *(aligned(line) for line in cells)]
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _cell(value: object) -> str:

@@ -12,7 +12,7 @@ import dataclasses
 from broker_core.admin import QueueInfo
 from broker_core.errors import AccessRefused, QueueNotFound
 from txmq.address import BROKER, admin_at, client_at, queue_names
-from txmq.command.declare import YES, Options, argument, command, group, option
+from txmq.command.declare import WATCH, YES, Options, argument, command, group, option
 from txmq.command.values import key_and_value
 from txmq.output import confirm, done, show
 
@@ -44,17 +44,17 @@ group("delete", "delete a queue with its messages, or an exchange")
 
 
 # -- lists ---------------------------------------------------------------------------------------------------
-@command("queues", "list the queues", *BROKER)
+@command("queues", "list the queues", *BROKER, WATCH)
 def _queues(options: Options) -> int:
     return show(options, map(dataclasses.asdict, admin_at(options).queues()))
 
 
-@command("exchanges", "list the exchanges", *BROKER)
+@command("exchanges", "list the exchanges", *BROKER, WATCH)
 def _exchanges(options: Options) -> int:
     return show(options, map(dataclasses.asdict, admin_at(options).exchanges()))
 
 
-@command("bindings", "list the bindings", *BROKER)
+@command("bindings", "list the bindings", *BROKER, WATCH)
 def _bindings(options: Options) -> int:
     return show(options, map(dataclasses.asdict, admin_at(options).bindings()))
 

@@ -9,8 +9,8 @@ import dataclasses
 
 from broker_core.client.vhosts import RemoteVhosts
 from txmq.address import BROKER, client_at
-from txmq.command.declare import Options, argument, command, group, option
-from txmq.output import done, show
+from txmq.command.declare import YES, Options, argument, command, group, option
+from txmq.output import confirm, done, show
 
 LIMITS = {
     "max_queues": "queues that may be declared",
@@ -51,7 +51,11 @@ def _limit(options: Options) -> int:
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 
 
-@command("vhosts delete", "delete a virtual host with all that is in it", *BROKER, NAME)
+@command("vhosts delete", "delete a virtual host with all that is in it", *BROKER, NAME, YES)
 def _delete(options: Options) -> int:
+    for each in _vhosts(options).vhosts():
+        if each.name == options.name:
+            what = f"{each.queues} queues, {each.messages} messages and {each.connections} connections"
+            confirm(options, f"delete drops virtual host {options.name} with {what}")
     _vhosts(options).delete_vhost(options.name)
     return done(options, f"deleted virtual host {options.name}", vhost=options.name)

@@ -12,6 +12,7 @@ from broker_core.admin import (
     ExchangeInfo,
     Preparation,
     QueueInfo,
+    SkippedDamage,
 )
 from broker_core.client.broker import BrokerClient
 from broker_core.client.connection import HELLO_S
@@ -93,6 +94,14 @@ class RemoteAdmin:
 def status(client: BrokerClient) -> BrokerStatus:
     """The broker as a whole. Raises AccessRefused, and ConnectionFailed for one that does not answer."""
     found: BrokerStatus = client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
+    return found
+
+
+def skip_damaged(client: BrokerClient, queue: str, *, check: bool = False) -> SkippedDamage:
+    """Take damaged messages out of a queue, and out of each that shares their rows. ``check``: only look.
+    Raises QueueNotFound, AccessRefused, PreconditionFailed.
+    """
+    found: SkippedDamage = client.administer(SkippedDamage, "skip_damaged", queue=queue, check=check)
     return found
 
 

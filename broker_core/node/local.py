@@ -6,34 +6,43 @@ Not here: the calls of a channel (``channel.py``), and the port of the connector
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 
+from broker_core import failpoint
 from broker_core.address import VHOST
 from broker_core.admin import (
     BindingInfo,
     ChannelInfo,
     ClientInfo,
     ConsumerInfo,
+    DamagedMessages,
     ExchangeInfo,
     PreparedInfo,
     QueueInfo,
+    SkippedDamage,
 )
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, decide
+from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.checks import checked
 from broker_core.errors import UnknownTransaction
+from broker_core.ids import BlockId
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
+from broker_core.store.salvage.doubtful import Doubtful
+from broker_core.store.salvage.live import DamagedBlock, damaged, write_doubtful
 
 logger = logging.getLogger("txmq.broker")
+_leaves_out = threading.Lock()  # what is damaged: one at a time
 
 
 class LocalBroker(Node):
@@ -111,6 +120,65 @@ class LocalBroker(Node):
         found.sort(key=lambda each: each[2])
         # what a transaction has collected does not change any more, so nobody waits for this
         return [prepared_row(key, each, max(0, now - since) / 1e6, reads) for key, each, since in found]
+
+    @checked
+    def skip_damaged(self, queue: str, check: bool = False, vhost: str = VHOST) -> SkippedDamage:
+        """Takes the messages in damaged rows of the blocks of ``queue`` out of every queue that needs these
+        rows; what can be parsed of them is written to a file in the data directory first. ``check``: only
+        says what that would be. Raises QueueNotFound, ResourceLocked, ResourceShortage, and
+        PreconditionFailed if somebody holds or has claimed one of the messages.
+        """
+        with _leaves_out:
+            with self.look as state:
+                block_ids = blocks_of(state.virtual_hosts.get(vhost).shared(queue))
+            # 1. which rows are intact, by the disk
+            with self.open_store() as store:
+                blocks = {block_id: damaged(store, block_id) for block_id in block_ids}
+            damage = {block_id: each for block_id, each in blocks.items() if each is not None}
+            if not damage:
+                return SkippedDamage([])
+            return self._leave_out(damage, check)
+
+    def _leave_out(self, damage: dict[BlockId, DamagedBlock], check: bool) -> SkippedDamage:
+        intact = {block_id: each.intact for block_id, each in damage.items()}
+        with self.look as state:
+            found = damaged_entries(state.queues, state.blocks, intact)
+            doubtful, messages = Doubtful(), []
+            for queue, run, start, end in found:
+                each = damage[run.block_id]
+                doubtful.want(
+                    run.record(queue.queue_id),
+                    start,
+                    end,
+                    queue.name,
+                    each.directory,
+                    each.place,
+                    each.schema,
+                )
+                messages.append(DamagedMessages(queue.vhost, queue.name, start, end, each.why))
+            require_free(found)
+        if check:
+            return SkippedDamage(messages, len(damage))
+        failpoint.here("skip.found")
+        # 2. what can be parsed of the damaged rows
+        file, count = write_doubtful(next(iter(damage.values())).directory, doubtful)
+        failpoint.here("skip.doubtful.synced")
+        # 3. the blocks again, without the damaged rows
+        moved = [block_id for block_id, each in damage.items() if each.block is not None]
+        with self.writing(), self.open_store() as store:
+            for block_id in moved:
+                store.rewrite(block_id, None, damage[block_id].block)
+        failpoint.here("skip.rewritten")
+
+        # 4. the messages leave, and the blocks move, in one commit
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            settle(damaged_entries(state.queues, state.blocks, intact), change)
+            for block_id in moved:
+                state.blocks.moved(change, block_id)
+
+        self.run(work)
+        failpoint.here("skip.committed")
+        return SkippedDamage(messages, len(damage), file, count)
 
     @checked
     def commit(self, xid: str, vhost: str | None = None, of: str | None = None) -> int:

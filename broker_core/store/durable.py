@@ -353,8 +353,8 @@ class DurableStore:
             self._segments.sync({self._written[block_id].segment})
             failpoint.here("store.seal.synced")
 
-    def rewrite(self, block_id: BlockId, live: bytes | None) -> None:
-        block = self.read(block_id)
+    def rewrite(self, block_id: BlockId, live: bytes | None, block: pa.RecordBatch | None = None) -> None:
+        block = self.read(block_id) if block is None else block
         if live is not None:
             block = blank_bodies(block, live)
         with self._writing():

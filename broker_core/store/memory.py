@@ -186,9 +186,9 @@ class MemoryStore:
         failpoint.here("store.seal.written")
         failpoint.here("store.seal.synced")
 
-    def rewrite(self, block_id: BlockId, live: bytes | None) -> None:
+    def rewrite(self, block_id: BlockId, live: bytes | None, block: pa.RecordBatch | None = None) -> None:
         self._check_writable()
-        block = self.read(block_id)
+        block = self.read(block_id) if block is None else block
         if live is not None:
             block = blank_bodies(block, live)
         with self._lock:

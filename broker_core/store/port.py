@@ -100,11 +100,12 @@ class Store(Protocol):
         It is readable from the inbox until a commit's ``seals`` names it. Thread-safe beside ``commit``.
         """
 
-    def rewrite(self, block_id: BlockId, live: bytes | None) -> None:
+    def rewrite(self, block_id: BlockId, live: bytes | None, block: pa.RecordBatch | None = None) -> None:
         """Compaction: writes the block again with empty bodies in the rows whose bit in ``live`` is 0; rows
         keep their numbers.
 
-        ``live`` None: unchanged. Raises CorruptSegment, DataLoss, with nothing written.
+        ``live`` None: unchanged. ``block``: what is written in its place. Raises CorruptSegment, DataLoss,
+        with nothing written.
 
         Readers see the old bytes until a commit's ``moves`` names the block. Thread-safe beside ``commit``.
         """

@@ -151,7 +151,8 @@ def _corrupt(path: Path, block_id: BlockId, place: BlockPlace, what: str) -> Cor
     return CorruptSegment(
         f"segment {path} is damaged at {where}, see `txmq salvage`: {what}",
         f"none of the damaged bytes was delivered; restore the file from a backup; `txmq verify {directory}` "
-        f"lists all damage, and, once the broker is stopped, `txmq salvage {directory} --to NEWDIR` keeps "
+        f"lists all damage, `txmq skip-damaged QUEUE` takes it out of a queue, and, once the broker is "
+        f"stopped, `txmq salvage {directory} --to NEWDIR` keeps "
         "all else and names what is lost",
     )
 

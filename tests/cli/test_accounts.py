@@ -107,11 +107,11 @@ def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> N
     assert shell.listed("permissions", "list", *data) == [names, topic]
     shell.run("permissions", "clear-topic", "ann", "amq.topic", *data)
     assert shell.listed("permissions", "list", *data) == [names]
-    shell.run("permissions", "clear", "ann", *data)
+    shell.run("permissions", "clear", "ann", "--yes", *data)
     assert shell.listed("permissions", "list", *data) == []
     assert shell.code("permissions", "set", "ann", "(", "", "", *data) == 1
     assert "'(' is not a regular expression" in shell.error
-    shell.run("users", "delete", "ann", *data)
+    shell.run("users", "delete", "ann", "--yes", *data)
     assert [user["name"] for user in shell.listed("users", "list", *data)] == ["root"]
 
 

@@ -105,6 +105,7 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
     assert {(row["since"], row["error"], row["rows_to"]) for row in listed} == {("", "", "")}
     rows = (
         "skip",
+        "--yes",
         "app",
         "1",
         "--rows",
@@ -122,20 +123,22 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
     assert (second["error"], second["examples"]) == ("", [{"v": "lake/b"}])
     to = tmp_path / "skipped"
     (to / "app.1.0.parquet").mkdir(parents=True)
-    assert "nothing was skipped" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--url", url)
+    assert "nothing was skipped" in _fails(capsys, "skip", "--yes", "app", "1", "--to", str(to), "--url", url)
     assert "nothing for 'lake/c'" in _fails(
-        capsys, "skip", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url
+        capsys, "skip", "--yes", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url
     )
     assert len(engine.unapplied("app")[0].to_apply) == 2
     (file,) = _json(
-        capsys, "skip", "app", "1", "--to", str(tmp_path / "b"), "--table", "lake/b", "--url", url
+        capsys, "skip", "--yes", "app", "1", "--to", str(tmp_path / "b"), "--table", "lake/b", "--url", url
     )["files"]
     assert pq.read_table(file).to_pylist() == [{"v": "lake/b"}, {"v": None}]
     assert json.loads(pq.read_schema(file).metadata[b"txmq"])["to"] == "lake/b"
     assert [row["to"] for row in _json(capsys, "unapplied", "app", "--url", url)] == ["lake/a"]
-    (file,) = _json(capsys, "skip", "app", "1", "--to", str(tmp_path / "a"), "--url", url)["files"]
+    (file,) = _json(capsys, "skip", "--yes", "app", "1", "--to", str(tmp_path / "a"), "--url", url)["files"]
     assert pq.read_table(file).to_pylist() == [{"v": "lake/a"}, {"v": None}] and engine.unapplied("app") == []
-    assert "has nothing to apply" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--url", url)
+    assert "has nothing to apply" in _fails(
+        capsys, "skip", "--yes", "app", "1", "--to", str(to), "--url", url
+    )
 
 
 def test_declare_bind_publish_and_peek(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,12 +223,15 @@ def test_prepared_transactions_are_listed_committed_and_rolled_back(
         "first": 1,
         "second": 1,
     }
-    assert _run(capsys, "commit", "first", "--url", url) == "committed first\n"
-    assert _json(capsys, "rollback", "second", "--url", url) == {"xid": "second", "state": "rolled_back"}
+    assert _run(capsys, "commit", "--yes", "first", "--url", url) == "committed first\n"
+    assert _json(capsys, "rollback", "--yes", "second", "--url", url) == {
+        "xid": "second",
+        "state": "rolled_back",
+    }
     assert _json(capsys, "transactions", "--url", url) == []
     assert [row["body"] for row in _json(capsys, "peek", "q", "--url", url)] == ["first"]
-    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "commit", "third", "--url", url)
-    assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "commit", "second", "--url", url)
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "commit", "--yes", "third", "--url", url)
+    assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "commit", "--yes", "second", "--url", url)
 
 
 def test_apps_are_listed_and_their_queues_released(
@@ -237,8 +243,10 @@ def test_apps_are_listed_and_their_queues_released(
     broker.engine.claim("alerts", ["orders"], {"orders": START}, Limit(), Origin(), "fail")
     (app,) = _json(capsys, "apps", "--url", url)
     assert (app["app_id"], app["queues"], app["lag"]) == ("alerts", ["orders"], 1)
-    assert "[TXMQ_PRECONDITION_FAILED]" in _fails(capsys, "release", "another", "orders", "--url", url)
-    release = ("release", "alerts", "orders", "--url", url)
+    assert "[TXMQ_PRECONDITION_FAILED]" in _fails(
+        capsys, "release", "--yes", "another", "orders", "--url", url
+    )
+    release = ("release", "--yes", "alerts", "orders", "--url", url)
     refused = _fails(capsys, *release)
     assert "1 messages are claimed and not decided" in refused and "--force" in refused
     assert _run(capsys, *release, "--force") == "released queue orders from app alerts\n"
@@ -258,8 +266,8 @@ def test_attempts_are_listed_and_discarded(
     staged = broker.engine.stage(BranchHeader("token", "branch", "publish", {"routing_key": "out"}), [batch])
     (attempt,) = _json(capsys, "attempts", "--url", url)
     assert (attempt["token"], attempt["app_id"], attempt["branches"], attempt["rows"]) == ("token", "", 1, 3)
-    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "discard", "another", "--url", url)
-    assert _run(capsys, "discard", "token", "--url", url) == "discarded token\n"
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "discard", "--yes", "another", "--url", url)
+    assert _run(capsys, "discard", "--yes", "token", "--url", url) == "discarded token\n"
     assert _json(capsys, "attempts", "--url", url) == []
     with pytest.raises(errors.TransactionState):
         broker.engine.commit_branches("token", [staged])

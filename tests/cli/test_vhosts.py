@@ -39,7 +39,7 @@ def test_virtual_hosts_of_a_running_broker(shell: Shell, tmp_path: Path) -> None
         shell.run("publish", "--queue", "q", "hello", *sales)
         assert [row["messages"] for row in shell.listed("queues", *sales)] == [2]
         assert [row["messages"] for row in shell.listed("queues", *root)] == [0]
-        shell.run("vhosts", "delete", "sales", *root)
+        shell.run("vhosts", "delete", "sales", "--yes", *root)
         assert shell.code("queues", *sales) == 1 and "vhost sales not found" in shell.error
 
 
@@ -52,7 +52,7 @@ def test_virtual_hosts_of_a_directory(shell: Shell, directory: str) -> None:
     for wrong, why in (("", "is empty"), ("a\tb", "has control characters"), ("é" * 128, "has 256 bytes")):
         assert shell.code("vhosts", "add", wrong, *data) == 1 and why in shell.error
         assert shell.code("queues", *data, "--vhost", wrong) == 1 and why in shell.error
-    assert shell.code("vhosts", "delete", "/", *data) == 1 and "cannot be deleted" in shell.error
+    assert shell.code("vhosts", "delete", "/", "--yes", *data) == 1 and "cannot be deleted" in shell.error
     assert shell.code("vhosts", "limit", "a/b", "--max-queues", "-2", *data) == 1
 
 

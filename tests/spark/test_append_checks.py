@@ -206,7 +206,20 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
         and waiting["from"] == {"in": "1-1"}
     )
     assert (
-        main(["skip", "app", "2", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, "--json"]) == 0
+        main(
+            [
+                "skip",
+                "--yes",
+                "app",
+                "2",
+                "--to",
+                str(tmp_path / "skipped"),
+                "--url",
+                rig.broker.url,
+                "--json",
+            ]
+        )
+        == 0
     )
     (file,) = json.loads(capsys.readouterr().out)["files"]
     assert pq.read_table(file).to_pylist() == [{"v": "second"}]

@@ -434,7 +434,9 @@ def test_a_table_dropped_with_its_files_stops_and_they_are_given_up_only_by_name
 ) -> None:
     def skip(*more: str) -> tuple[int, str]:
         capsys.readouterr()
-        code = main(["skip", "app", "1", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, *more])
+        code = main(
+            ["skip", "--yes", "app", "1", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, *more]
+        )
         return code, "".join(capsys.readouterr())
 
     rig.publish("in", "a", "b")
@@ -475,7 +477,7 @@ def test_the_rows_of_files_are_skipped_to_parquet_with_the_names_and_types_of_th
         run(rig, lambda batch, tx: tx.append(batch.selectExpr(*ROWS), str(lake)))
     rows = rig.spark.read.format("delta").load(str(lake))
     assert rows.count() == 0
-    arguments = ["skip", "app", "1", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url]
+    arguments = ["skip", "--yes", "app", "1", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url]
     assert main(arguments) == 0
     (file,) = (tmp_path / "skipped").iterdir()
     assert pq.read_table(file).num_rows == 7

@@ -317,7 +317,7 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
         assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
         (waits,) = json.loads(capsys.readouterr().out)
         assert (waits["sequence"], waits["kind"], waits["rows"]) == (sequence, "merge", 2)
-        command = ["skip", "app", str(sequence), "--to", str(tmp_path / "skipped"), "--json"]
+        command = ["skip", "--yes", "app", str(sequence), "--to", str(tmp_path / "skipped"), "--json"]
         assert main([*command, "--url", rig.broker.url]) == 0
         (file,) = json.loads(capsys.readouterr().out)["files"]
         kept = pq.read_table(file)

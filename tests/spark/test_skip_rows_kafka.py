@@ -100,7 +100,17 @@ class Refusing:
 
     @property
     def command(self) -> list[str]:
-        return ["skip", self.app, "1", "--rows", "--queue", self.refused, "--url", self.rig.broker.url]
+        return [
+            "skip",
+            "--yes",
+            self.app,
+            "1",
+            "--rows",
+            "--queue",
+            self.refused,
+            "--url",
+            self.rig.broker.url,
+        ]
 
     def skip(self) -> None:
         """The command, in this process."""

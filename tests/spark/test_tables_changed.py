@@ -60,7 +60,16 @@ class Driver:
         self._each.apply.decided(spark, self._rig.broker.engine)
 
     def skip(self, sequence: int, place: Any) -> None:
-        arguments = ["skip", self._app_id, str(sequence), "--to", str(place), "--url", self._rig.broker.url]
+        arguments = [
+            "skip",
+            "--yes",
+            self._app_id,
+            str(sequence),
+            "--to",
+            str(place),
+            "--url",
+            self._rig.broker.url,
+        ]
         assert main(arguments) == 0
 
     @property

@@ -15,20 +15,21 @@ from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.errors import ConnectionFailed
 from txmq.address import BROKER, client_at, require_directory
-from txmq.command.declare import Options, command
+from txmq.command.declare import WATCH, Options, command
 from txmq.login import credentials
-from txmq.output import print_json, print_lines
+from txmq.output import print_json, print_lines, summary
 
 ALARM, NO_ANSWER = 3, 4  # exit codes
 MiB = 1024 * 1024
 
 
-@command("status", "tell how a broker is, for a probe", *BROKER)
+@command("status", "tell how a broker is, for a probe", *BROKER, WATCH)
 def _status(options: Options) -> int:
     try:
-        found = status(_client(options))
+        with _client(options) as client:
+            found = status(client)
     except ConnectionFailed as error:
-        print_lines(f"txmq: {' '.join(str(error).split())}", error=True)
+        print_lines(f"txmq: {summary(error)}", error=True)
         return NO_ANSWER
     if options.json:
         print_json({**dataclasses.asdict(found), "alarms": found.alarms})

@@ -12,6 +12,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from txmq.command.values import above_zero
+
 COMPLETE_VARIABLE = "_TXMQ_COMPLETE"  # set by the script of a shell that asks for completions
 
 
@@ -93,6 +95,14 @@ def argument(name: str, text: str = "", value: str = "", **more: Any) -> Argumen
 
 JSON = option("--json", text="print JSON")
 YES = option("--yes", text="do it without asking, for scripts")
+WATCH = option(
+    "--watch",
+    "[SECONDS]",
+    "show it again and again; default every 2 seconds; Ctrl-C or q ends",
+    type=above_zero,
+    is_flag=False,
+    flag_value="2",
+)
 ROOT = click.Group(
     "txmq",
     help="Run, inspect and operate a txmq broker.",

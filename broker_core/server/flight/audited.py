@@ -30,6 +30,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.commit": ("xid", "of"),
     "admin.rollback": ("xid", "of"),
     "get.backup": (),
+    "admin.skip_damaged": ("queue", "check"),
     "engine.release": ("app_id", "queue", "force"),
     "engine.skip": ("app_id", "sequence", "to"),
     "engine.note": ("app_id", "sequence", "name"),

@@ -27,7 +27,8 @@ commit, rollback                                               nothing for one's
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
 call_took_place                                                any permission; of one's own channel
-give_up, users, permissions, virtual hosts; DoGet: backup      the tag administrator
+give_up, skip_damaged, users, permissions, virtual hosts;
+DoGet: backup                                                  the tag administrator
 =============================================================  ===========================================
 
 An app belongs to the user who first claimed or opened it (``micro_batch/owners.py``); an administrator may
@@ -177,6 +178,7 @@ ADMIN: dict[str, Check] = {
     "outcome": _outcome,
     "call_took_place": _enter,
     "give_up": _administer("the data directory"),
+    "skip_damaged": _administer("what is damaged"),
     **dict.fromkeys(contract.ACCOUNTS, _administer("users, permissions and virtual hosts")),
 }
 

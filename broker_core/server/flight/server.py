@@ -80,6 +80,7 @@ class FlightServer:
             **{word: getattr(broker, word) for word in call_permissions.LISTS},
             "status": status.now,
             "close": broker.held.close,
+            "skip_damaged": broker.skip_damaged,
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
@@ -193,7 +194,7 @@ class FlightServer:
             answer = getattr(named, word)(**arguments)
             arguments["of"] = named.decided_for
         else:
-            if word in call_permissions.LISTS:
+            if word in call_permissions.LISTS or word == "skip_damaged":
                 arguments["vhost"] = caller.state.vhost
             if word == "call_took_place":
                 arguments["channel"] = self._channels.own(caller, arguments["channel"])

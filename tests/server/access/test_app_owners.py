@@ -237,14 +237,14 @@ def test_an_operator_drops_an_attempt_and_names_its_user_where_two_have_the_toke
     data = ("--data", str(tmp_path / "data"))
     for user in (ANN, MALLORY):
         staged(of(user), "t")
-    assert main(["discard", "t", *data]) != 0
+    assert main(["discard", "t", "--yes", *data]) != 0
     assert "the users 'ann', 'mallory' have the token t: name the user: --of" in capsys.readouterr().err
     refused(lambda: of(MALLORY).rollback_batch("t", of=ANN))
-    assert main(["discard", "t", "--of", MALLORY, *data]) == 0
+    assert main(["discard", "t", "--yes", "--of", MALLORY, *data]) == 0
     assert [each.user for each in broker.engine.attempts()] == [ANN]
-    assert main(["discard", "t", *data]) == 0
+    assert main(["discard", "t", "--yes", *data]) == 0
     assert broker.engine.attempts() == []
-    assert main(["discard", "t", "--of", ANN, *data]) != 0
+    assert main(["discard", "t", "--yes", "--of", ANN, *data]) != 0
 
 
 def test_an_administrator_gives_an_app_to_another_user(

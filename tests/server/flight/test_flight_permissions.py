@@ -87,6 +87,7 @@ ROWS = (
     *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # access/test_transaction_owners.py
     *(Row(f"admin.{word}") for word in ("committed", "outcome", "call_took_place")),
     Row("admin.give_up", (ADMINISTER,)),
+    Row("admin.skip_damaged", (ADMINISTER,)),
     *(Row(f"admin.{word}", (ADMINISTER,)) for word in contract.ACCOUNTS),
     Row("read", (IN, APP)),
     Row("stage", (WRITE,)),
@@ -101,6 +102,7 @@ ARGUMENTS: dict[str, Any] = {
     **dict(CALLS),
     "hello": {},
     "admin.give_up": {},
+    "admin.skip_damaged": {"queue": "q"},
     "get.read": TICKETS[0],
     "get.browse": TICKETS[1],
     "get.branches": {"branches": ["staged"]},

@@ -1,0 +1,200 @@
+"""Commands whose broker, terminal, reader or words are not as they should be: one clear end each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from broker_core.launcher import Broker
+from tests.progress import wait_for_end, wait_until
+from txmq import cli
+from txmq.command.declare import ROOT, CommandOption
+
+HOSTILE = "evil\x1b]0;title\x07\x1b[2J\x9b31m\u202e\r\nforged\x00"
+
+
+def leaves(command: click.Command = ROOT, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield words, command
+        return
+    for word, child in command.commands.items():
+        yield from leaves(child, *words, word)
+
+
+COMMANDS = dict(leaves())
+OF_BROKER = {
+    words: each for words, each in COMMANDS.items() if any("--timeout" in p.opts for p in each.params)
+}
+
+
+def filled(words: tuple[str, ...], value: str = "1") -> list[str]:
+    """The words of a command with ``value`` for each argument and needed option."""
+    found = list(words)
+    for param in COMMANDS[words].params:
+        if isinstance(param, click.Argument):
+            found += [] if param.name in ("directory", "chown", "tags") else [value]
+        elif param.required or (isinstance(param, CommandOption) and param.needed and "--to" in param.opts):
+            found += [param.opts[0], value]
+    return found
+
+
+@pytest.fixture
+def hostile(broker: Broker, url: str) -> str:
+    """A broker with such a name of each kind."""
+    with broker.channel() as channel:
+        channel.queue_declare(HOSTILE)
+        channel.exchange_declare(HOSTILE, "topic")
+        channel.queue_bind(HOSTILE, HOSTILE, HOSTILE)
+        channel.publish(HOSTILE.encode(), routing_key=HOSTILE)
+        channel.tx_select()
+        channel.publish(HOSTILE.encode(), routing_key=HOSTILE)
+        channel.prepare(HOSTILE)
+    broker.engine.open_batch(HOSTILE, HOSTILE, 0, "fail", consumes=False)
+    return url
+
+
+LISTS = ("queues", "exchanges", "bindings", "channels", "connections", "consumers", "transactions", "staged", "apps",
+         "status", "export", "vhosts list", "users list", "permissions list")  # fmt: skip
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]], ids=["table", "json"])
+def test_no_list_has_an_escape_sequence_or_a_forged_line(
+    hostile: str, json: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in LISTS:
+        assert cli.main([*words.split(), *json, "--url", hostile]) == 0
+        printed = capsys.readouterr()
+        assert all(letter.isprintable() or letter == "\n" for letter in printed.out + printed.err), words
+        assert "\nforged" not in printed.out + printed.err
+    assert cli.main(["peek", HOSTILE, *json, "--url", hostile]) == 0
+    assert all(map(str.isprintable, capsys.readouterr().out.splitlines()))
+
+
+def test_no_error_of_any_command_has_one(
+    hostile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in OF_BROKER:
+        if words in (("top",), ("serve",)):
+            continue
+        for value in (HOSTILE, "\udc80", "", "日" * 300):
+            monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+            with contextlib.suppress(SystemExit):
+                cli.main([*filled(words, value), "--url", hostile])
+            printed = capsys.readouterr()
+            assert all(map(str.isprintable, printed.err.split("\n"))), (words, printed.err)
+            assert "Traceback" not in printed.err and "\nforged" not in printed.err, (words, printed.err)
+
+
+def test_a_wrong_address_is_one_line_of_each_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for wrong, text in (
+        ("nonsense", "must be txmq://"),
+        ("txmq://h:99999", "port"),
+        ("txmq://127.0.0.1:1", "127.0.0.1:1"),
+        ("txmq://\x1b[2J", "its port must be a number"),
+    ):
+        monkeypatch.setenv("TXMQ_URL", wrong)
+        for words in OF_BROKER:
+            monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+            code = cli.main([*filled(words), "--yes"] if _has(words, "--yes") else filled(words))
+            printed = capsys.readouterr()
+            if words == ("setup",) and code == 0:
+                continue  # it has nothing to prepare there
+            assert code in (1, 4) and printed.out == "", (words, printed)
+            (line,) = printed.err.splitlines()
+            assert line.isprintable() and line.startswith("txmq: [TXMQ_"), (words, line)
+            assert text in line or words in (("top",), ("backup",), ("import",), ("move",)), (words, line)
+
+
+def _has(words: tuple[str, ...], option: str) -> bool:
+    return any(option in param.opts for param in COMMANDS[words].params)
+
+
+def test_options_that_exclude_each_other_are_refused_by_each_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXMQ_URL", "txmq://127.0.0.1:1")
+    seen = 0
+    for words, command in COMMANDS.items():
+        for param in command.params:
+            if isinstance(param, CommandOption) and param.rivals and param is param.rivals[0]:
+                pair = [[each.opts[0], *([] if each.is_flag else ["1"])] for each in param.rivals]
+                with pytest.raises(SystemExit, match="2"):
+                    cli.main([*filled(words), *pair[0], *pair[1]])
+                assert "is not allowed with" in capsys.readouterr().err
+                seen += 1
+    assert seen > 40
+
+
+def test_a_reader_that_has_ended_is_no_error(hostile: str) -> None:
+    for words in (
+        ["--help"],
+        ["queues"],
+        ["export"],
+        ["queues", "--json"],
+        ["peek", "--help"],
+        ["completion", "bash"],
+    ):
+        more = ["--url", hostile] if words[0] in ("queues", "export") else []
+        ours, theirs = os.pipe()
+        os.close(ours)
+        with open(theirs, "wb") as closed:
+            done = subprocess.run(
+                [sys.executable, "-m", "txmq", *words, *more],
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+        assert (done.returncode, done.stderr) == (0, b""), words
+
+
+@pytest.mark.parametrize("words", [["queues"], ["status"], ["purge", "q", "--yes"], ["apps"], ["top"]])
+def test_a_broker_that_hangs_is_an_error_within_seconds(words: list[str], tmp_path: Path) -> None:
+    command = ["serve", "--data", str(tmp_path / "d"), "--listen", "127.0.0.1:0", "--amqp", "none"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "txmq", *command], stdout=subprocess.PIPE, text=True
+    ) as hung:
+        assert hung.stdout is not None
+        url = hung.stdout.readline().split()[1]
+        hung.send_signal(signal.SIGSTOP)
+        done = subprocess.run(
+            [sys.executable, "-m", "txmq", *words, "--url", url], capture_output=True, text=True, check=False
+        )
+        assert done.returncode in (1, 4) and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+        hung.send_signal(signal.SIGCONT)
+        hung.terminate()
+        wait_for_end(hung, "the broker ends")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["queues"], ["move", "a", "--back"], ["purge", "q"], ["status"], ["publish", "--queue", "q", "-"]],
+)
+def test_ctrl_c_ends_a_command_that_waits(words: list[str]) -> None:
+    command = [sys.executable, "-m", "txmq", *words, "--url", "txmq://127.0.0.1:1", "--timeout", "600"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        wait_until(lambda: Path(f"/proc/{waiting.pid}/wchan").exists() and _sleeps(waiting.pid), "it waits")
+        waiting.send_signal(signal.SIGINT)
+        wait_for_end(waiting, "it ends")
+        assert waiting.stdout is not None and waiting.stderr is not None
+        assert (waiting.returncode, waiting.stdout.read(), waiting.stderr.read()) == (130, "", "")
+
+
+def _sleeps(pid: int) -> bool:
+    """It has its libraries, and waits."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "_flight" in maps and state == "S"

@@ -1,0 +1,96 @@
+"""What drops something, or decides it for good, says first what that is; with ``--yes`` it asks nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker_core.engine import START, BranchHeader, Limit, Origin
+from broker_core.launcher import Broker
+from tests.cli.test_accounts import Shell, shell
+
+__all__ = ["shell"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    return str(tmp_path / "data")
+
+
+def _prepare(broker: Broker) -> None:
+    """Something for each verb."""
+    broker.vhosts.add_vhost("sales")
+    with broker.channel() as channel:
+        for queue in ("orders", "claimed"):
+            channel.queue_declare(queue)
+            channel.publish(b"x", routing_key=queue)
+        channel.queue_bind("orders", "amq.topic", "key")
+        channel.tx_select()
+        for xid in ("first", "second"):
+            channel.publish(b"x", routing_key="orders")
+            channel.prepare(xid)
+    broker.engine.claim("etl", ["claimed"], {"claimed": START}, Limit(), Origin(), "fail")
+    rows = pa.record_batch({"v": [1, 2]})
+    opened = broker.engine.open_batch("app", "q", 0, "fail")
+    header = BranchHeader(
+        opened.token, "branch", "append", {"table": "lake/a"}, app_id="app", query_id="q", batch_id=0
+    )
+    broker.engine.commit_batch("app", "q", 0, opened.token, [broker.engine.stage(header, [rows])])
+    body = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3, pa.binary())})
+    broker.engine.stage(BranchHeader("token", "of", "publish", {"routing_key": "orders"}), [body])
+
+
+VERBS = {
+    "commit first": "commit ends transaction first for good, with 1 publishes to orders and 0 acks",
+    "rollback second": "rollback ends transaction second for good, with 1 publishes to orders",
+    "discard token": "discard drops 3 rows",
+    "release etl claimed --force": "release takes queue claimed from app etl, which has 1 messages to read",
+    "skip app 1 --to {}/skipped": "skip takes all of 2 rows for lake/a out of app app",
+    "unbind amq.topic orders key": "unbind removes the binding of amq.topic to orders by 'key'",
+    "purge orders": "purge drops 2 messages of queue orders",
+    "move orders --to claimed": "move takes 2 messages of orders: 2 to claimed",
+    "delete queue orders": "delete drops queue orders with 0 messages",
+    "vhosts delete sales": "delete drops virtual host sales with 0 queues, 0 messages and 0 connections",
+}
+
+
+def test_what_cannot_be_taken_back_says_first_what_it_is(
+    directory: str, shell: Shell, tmp_path: Path
+) -> None:
+    with Broker.open(directory) as broker:
+        _prepare(broker)
+        for words, preview in VERBS.items():
+            if words.startswith("move"):
+                shell.run("publish", "--queue", "orders", "--data", directory, "a", "b")
+            verb = [word.format(tmp_path) for word in words.split()]
+            assert shell.code(*verb, "--data", directory) == 1, words
+            assert preview in shell.error and "needs --yes" in shell.error and shell.output == "", shell.error
+            shell.run(*verb, "--yes", "--json", "--data", directory)
+        assert [queue.name for queue in broker.queues()] == ["claimed"]
+
+
+def test_what_is_not_there_is_said_before_anybody_is_asked(directory: str, shell: Shell) -> None:
+    with Broker.open(directory) as broker:
+        for words in (
+            "commit absent", "rollback absent", "discard absent", "release absent absent", "skip absent 1 --to d",
+            "purge absent", "move absent --back", "vhosts delete absent", "close absent", "skip-damaged absent",
+        ):  # fmt: skip
+            assert shell.code(*words.split(), "--data", directory) == 1
+            assert "--yes" not in shell.error and shell.output == "", (words, shell.error)
+        assert broker.queues() == []
+
+
+def test_a_user_and_its_permissions_end_only_with_yes(directory: str, shell: Shell) -> None:
+    with Broker.open(directory):
+        shell.run("users", "add", "boss", "--tag", "administrator", "--data", directory, typed="secret\n")
+        shell.run("users", "add", "ann", "--data", directory, typed="secret\n")
+        shell.run("permissions", "set", "ann", "a", "b", "c", "--data", directory)
+        for words in ("permissions clear ann", "users delete ann"):
+            assert shell.code(*words.split(), "--data", directory) == 1 and "needs --yes" in shell.error
+        assert [row["user"] for row in shell.listed("permissions", "list", "--data", directory)] == ["ann"]
+        for words in ("permissions clear ann", "users delete ann"):
+            shell.run(*words.split(), "--yes", "--data", directory)
+        assert shell.listed("permissions", "list", "--data", directory) == []
+        assert [row["name"] for row in shell.listed("users", "list", "--data", directory)] == ["boss"]
