@@ -27,7 +27,7 @@ LIMITS = {
     "login": 33,
     "channel": 25,
     "batch": 45,
-    "kafka-batch": 37,
+    "kafka-batch": 34,
 }
 
 
