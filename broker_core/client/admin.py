@@ -92,16 +92,13 @@ class RemoteAdmin:
 
 def status(client: BrokerClient) -> BrokerStatus:
     """The broker as a whole. Raises AccessRefused, and ConnectionFailed for one that does not answer."""
-    found: BrokerStatus = client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
-    return found
+    return client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
 
 
 def connections(client: BrokerClient) -> list[ClientInfo]:
     """The connections to a virtual host, oldest first."""
-    found: list[ClientInfo] = client.administer(list[ClientInfo], "connections")
-    return found
+    return client.administer(list[ClientInfo], "connections")
 
 
 def consumers(client: BrokerClient) -> list[ConsumerInfo]:
-    found: list[ConsumerInfo] = client.administer(list[ConsumerInfo], "consumers")
-    return found
+    return client.administer(list[ConsumerInfo], "consumers")
