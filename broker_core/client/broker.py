@@ -101,7 +101,7 @@ def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
     return call
 
 
-@checked_calls()
+@checked_calls(but=("administer",))
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 
