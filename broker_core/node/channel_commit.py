@@ -31,7 +31,6 @@ from broker_core.broker.message.removals import messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.topology.refusals import no_vhost
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import spill
 from broker_core.broker.transaction.transaction import DeadLetterBlock, Settle, Transaction, to_rows
@@ -267,8 +266,7 @@ class ChannelCommits:
 def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None) -> None:
     """The virtual host may have been deleted since it began, and rights may have changed."""
     state = channel.state
-    if state.topology.deleted:
-        raise no_vhost(state.vhost)
+    state.topology.require_there()
     if rights is not None and channel.asked is not state.users.epoch and not rights.everything:
         publish_again(rights, state.topology, transaction, state.blocks)
 
