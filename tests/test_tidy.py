@@ -27,7 +27,6 @@ LEDGER = "the rules C1, C4, C5 and C6 over the same entries"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
-    "broker_core.node.channel": (504, ENTRY),
     "broker_core.node.engine": (568, ENTRY),
     "broker_core.store.salvage.salvage": (558, "one pass over a damaged directory"),
 }
@@ -61,7 +60,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         410,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (454, ENTRY),
+    "broker_core.node.channel.LocalChannel": (432, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (481, ENTRY),
     "broker_core.server.amqp.connection.Connection": (293, ENTRY),
     "broker_core.server.amqp.session.Session": (252, ENTRY),
@@ -89,7 +88,6 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
         "what a commit needs to know, in one place",
     ),
     "connector.batch.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
-    "broker_core.node.node.Node": (16, "the composition of the running broker"),
     "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),

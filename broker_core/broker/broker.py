@@ -117,7 +117,7 @@ class BrokerState:
             if queue.deleted:  # in one of these commits, after the work that touched it
                 continue
             queue.log.show()
-            if queue.consumers or queue.marks.hasty:
+            if queue.consumers.rings or queue.marks.hasty:
                 pending_checks.runnable[queue] = None
             if queue.marks.timed:
                 self.expiry.plan(queue)

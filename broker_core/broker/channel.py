@@ -43,7 +43,7 @@ class Channel:
     def __init__(
         self, state: BrokerState, *, connection: object = None, limits: Limits | None = None
     ) -> None:
-        self._state = state
+        self.state = state
         self.connection = self if connection is None else connection
         self.limits = limits or Limits()
         self.asked: object = None  # the epoch of permissions when its transaction began
@@ -65,7 +65,7 @@ class Channel:
         transaction = Transaction(self.limits, now_us)
         transaction.atomic = transaction.transactional = self.transactional
         transaction.connection = self.connection
-        self.asked = self._state.users.epoch
+        self.asked = self.state.users.epoch
         return transaction
 
     # -- modes -----------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Channel:
             self.default_prefetch = prefetch
         self.prefetch = prefetch if global_ else 0
         for consumer in self.consumers.values():
-            self._state.pending_checks.wake(consumer.queue)
+            self.state.pending_checks.wake(consumer.queue)
 
     def consume(
         self,
@@ -154,7 +154,7 @@ class Channel:
         if tag in self.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         if not queue.replies:
-            self._state.topology.usable(queue.name, self.connection)
+            self.state.topology.usable(queue.name, self.connection)
         consumer = Consumer(
             self,
             queue,
@@ -170,7 +170,7 @@ class Channel:
         )
         queue.consumers.add(consumer)
         self.consumers[tag] = consumer
-        self._state.pending_checks.wake(queue)
+        self.state.pending_checks.wake(queue)
         return consumer
 
     def cancel(self, tag: str) -> Consumer | None:
@@ -178,16 +178,16 @@ class Channel:
 
         An auto-delete queue that lost its last consumer is added to ``state.topology.abandoned``.
         """
-        undo = self._state.undo
+        undo = self.state.undo
         undo.item(self.consumers, tag)
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             queue = consumer.queue
             queue.consumers.remove(consumer, undo)
-            self._state.pending_checks.wake(queue)  # another consumer may be the active one now
+            self.state.pending_checks.wake(queue)  # another consumer may be the active one now
             if queue.auto_delete and not queue.consumers:
-                undo.growth(self._state.topology.abandoned)
-                self._state.topology.abandoned.append(queue)
+                undo.growth(self.state.topology.abandoned)
+                self.state.topology.abandoned.append(queue)
         return consumer
 
     # -- deliveries ------------------------------------------------------------------------------------------
@@ -206,13 +206,13 @@ class Channel:
         if offset is None:
             return None
         # before it is taken, so that a damaged segment does not lose it
-        row = self._state.messages.fetch(queue, offset)
+        row = self.state.messages.fetch(queue, offset)
         queue.ready.take_head(offset)
         return self._delivered(queue, offset, row)
 
     def get_at(self, queue: Queue, offsets: Sequence[int], size_bytes: int, now: int) -> list[Delivery]:
         """Returns the messages at these offsets that are ready, held as by ``get``; see ``_ready_rows``."""
-        found = _ready_rows(self._state, queue, offsets, size_bytes, now)
+        found = _ready_rows(self.state, queue, offsets, size_bytes, now)
         for offset, _ in found:
             queue.ready.hold(offset)
         return [self._delivered(queue, offset, row) for offset, row in found]
@@ -272,10 +272,10 @@ class Channel:
             for other in tuple(self.consumers.values()):
                 if other.parked:
                     other.parked = False
-                    self._state.pending_checks.wake(other.queue)
+                    self.state.pending_checks.wake(other.queue)
         if consumer.parked:
             consumer.parked = False
-            self._state.pending_checks.wake(consumer.queue)
+            self.state.pending_checks.wake(consumer.queue)
         self.consuming -= count
 
     def served(self, consumer: Consumer) -> None:
@@ -292,10 +292,10 @@ class Channel:
 
     def _give_back(self, change: Change | None, now_us: int) -> None:
         deliveries = self.unacked
-        self._state.settlement.requeue(
+        self.state.settlement.requeue(
             ((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us
         )
-        undo = self._state.undo
+        undo = self.state.undo
         for name in ("unacked", "_lowest", "consuming"):
             undo.attribute(self, name)
         for consumer in {
@@ -348,7 +348,7 @@ class Channel:
         assert self.transactional or not self.transaction, (
             "take() what was gathered before the channel closes"
         )
-        undo = self._state.undo
+        undo = self.state.undo
         for name in ("unacked", "marked", "transaction", "_lowest", "consuming", "closed"):
             undo.attribute(self, name)
         undo.attribute(self.transaction, "state")

@@ -24,8 +24,7 @@ class RemoteAccounts:
         self._vhost = client.address.vhost
 
     def users(self) -> list[UserInfo]:
-        found: list[UserInfo] = self._client.administer(list[UserInfo], "users")
-        return found
+        return self._client.administer(list[UserInfo], "users")
 
     def add_user(self, name: str, password: str, tags: Sequence[str] = ()) -> None:
         """A user without permissions. It ends the default user."""
@@ -43,8 +42,7 @@ class RemoteAccounts:
         self._do("delete_user", name=name)
 
     def permissions(self) -> list[PermissionInfo]:
-        found: list[PermissionInfo] = self._client.administer(list[PermissionInfo], "permissions")
-        return found
+        return self._client.administer(list[PermissionInfo], "permissions")
 
     def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
         """Regular expressions, for names of queues and exchanges; "" is none, ".*" all."""
@@ -69,17 +67,15 @@ class RemoteAccounts:
 
     def export_definitions(self) -> Exported:
         """Of all virtual hosts, with the hashes of passwords."""
-        found: Exported = self._client.administer(Exported, "export_definitions")
-        return found
+        return self._client.administer(Exported, "export_definitions")
 
     def import_definitions(self, definitions: Mapping[str, object], *, check: bool = False) -> Imported:
         """All or nothing; ``check``: only what would be done. What names no virtual host is for that of the
         client. Raises PreconditionFailed and others too, where something is there in another form.
         """
-        found: Imported = self._client.administer(
+        return self._client.administer(
             Imported, "import_definitions", definitions=definitions, vhost=self._vhost, check=check
         )
-        return found
 
     def _do(self, word: str, **arguments: Any) -> None:
         self._client.administer(type(None), word, **arguments)

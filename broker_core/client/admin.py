@@ -93,8 +93,7 @@ class RemoteAdmin:
 
 def status(client: BrokerClient) -> BrokerStatus:
     """The broker as a whole. Raises AccessRefused, and ConnectionFailed for one that does not answer."""
-    found: BrokerStatus = client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
-    return found
+    return client.administer(BrokerStatus, "status", timeout_s=HELLO_S)
 
 
 def skip_damaged(client: BrokerClient, queue: str, *, check: bool = False) -> SkippedDamage:
@@ -107,10 +106,8 @@ def skip_damaged(client: BrokerClient, queue: str, *, check: bool = False) -> Sk
 
 def connections(client: BrokerClient) -> list[ClientInfo]:
     """The connections to a virtual host, oldest first."""
-    found: list[ClientInfo] = client.administer(list[ClientInfo], "connections")
-    return found
+    return client.administer(list[ClientInfo], "connections")
 
 
 def consumers(client: BrokerClient) -> list[ConsumerInfo]:
-    found: list[ConsumerInfo] = client.administer(list[ConsumerInfo], "consumers")
-    return found
+    return client.administer(list[ConsumerInfo], "consumers")

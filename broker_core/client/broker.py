@@ -101,7 +101,7 @@ def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
     return call
 
 
-@checked_calls()
+@checked_calls(but=("administer",))
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 
@@ -309,38 +309,31 @@ class BrokerClient:
         return RemoteChannel(self._connection)
 
     def queues(self) -> list[QueueInfo]:
-        found: list[QueueInfo] = self.administer(list[QueueInfo], "queues")
-        return found
+        return self.administer(list[QueueInfo], "queues")
 
     def exchanges(self) -> list[ExchangeInfo]:
-        found: list[ExchangeInfo] = self.administer(list[ExchangeInfo], "exchanges")
-        return found
+        return self.administer(list[ExchangeInfo], "exchanges")
 
     def bindings(self) -> list[BindingInfo]:
-        found: list[BindingInfo] = self.administer(list[BindingInfo], "bindings")
-        return found
+        return self.administer(list[BindingInfo], "bindings")
 
     def channels(self) -> list[ChannelInfo]:
         """The open channels of the virtual host: who holds what."""
-        found: list[ChannelInfo] = self.administer(list[ChannelInfo], "channels")
-        return found
+        return self.administer(list[ChannelInfo], "channels")
 
     def close_channel(self, id: str) -> bool:
         """End a channel, or a connection of AMQP, by the id of ``channels``: it is rolled back and requeued.
         Whether there was one. Raises AccessRefused.
         """
-        found: bool = self.administer(bool, "close", id=id)
-        return found
+        return self.administer(bool, "close", id=id)
 
     def prepared(self) -> list[PreparedInfo]:
-        found: list[PreparedInfo] = self.administer(list[PreparedInfo], "prepared")
-        return found
+        return self.administer(list[PreparedInfo], "prepared")
 
     def commit(self, xid: str, *, of: str | None = None) -> int:
         """Commit a prepared transaction; how much of it was dropped because its queue is gone. ``of``: the
         user who named it, if it is another. Raises UnknownTransaction, TransactionState, AccessRefused."""
-        dropped: int = self.administer(int, "commit", xid=xid, of=of)
-        return dropped
+        return self.administer(int, "commit", xid=xid, of=of)
 
     def rollback(self, xid: str, *, of: str | None = None) -> None:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState, AccessRefused."""
@@ -352,20 +345,19 @@ class BrokerClient:
         False: it did not. Raises UnknownOutcome if it may have taken place and is forgotten. With ``since``,
         the earliest time when it began (in s, by the broker's clock), only if something later is forgotten.
         """
-        found: bool = self.administer(bool, "committed", token=token, since=since, of=of)
-        return found
+        return self.administer(bool, "committed", token=token, since=since, of=of)
 
     def outcome(self, xid: str, since: float | None = None, *, of: str | None = None) -> str:
         """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is
         none), UnknownOutcome.
         """
-        found: str = self.administer(str, "outcome", xid=xid, since=since, of=of)
-        return found
+        return self.administer(str, "outcome", xid=xid, since=since, of=of)
 
-    def administer(self, kind: object, word: str, *, timeout_s: float | None = None, **given: object) -> Any:
+    def administer(self, kind: type[T], word: str, *, timeout_s: float | None = None, **given: object) -> T:
         """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
         (answer,) = self._connection.call(f"admin.{word}", contract.encode(given), timeout_s=timeout_s)
-        return contract.decode(kind, answer)
+        found: T = contract.decode(kind, answer)
+        return found
 
 
 def _client_of(address: Address, reconnect_s: float, connect_s: float, map_files: bool) -> BrokerClient:

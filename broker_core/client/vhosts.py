@@ -17,8 +17,7 @@ class RemoteVhosts:
         self._client = client
 
     def vhosts(self) -> list[VhostInfo]:
-        found: list[VhostInfo] = self._client.administer(list[VhostInfo], "vhosts")
-        return found
+        return self._client.administer(list[VhostInfo], "vhosts")
 
     def add_vhost(self, name: str, **limits: int | None) -> None:
         """``limits``: max_queues, max_connections, max_messages; None: no limit."""

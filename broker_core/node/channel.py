@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from broker_core.address import VHOST
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
-from broker_core.broker.command_permissions import publish_again
-from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.content import check_properties
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import has_copies
@@ -28,7 +26,8 @@ from broker_core.checks import check_call, checked_calls
 from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
-from broker_core.node.committer import Work
+from broker_core.node.channel_commit import Call
+from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
@@ -40,7 +39,7 @@ DELETED = 250  # exclusive queues, in one work
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
-@checked_calls(but=("publish", "get", "ack", "nack", "reject"))
+@checked_calls(but=("publish", "get", "ack", "nack", "reject", "tx_commit"))
 class LocalChannel:
     """A transactional channel in this process (docs/transactions.md). For one thread at a time.
 
@@ -63,7 +62,9 @@ class LocalChannel:
         """
         self._broker = broker
         self._state = broker.state.of(vhost)
+        self._topology = self._state.topology
         self._committer = broker.committer
+        self._commits = broker.channel_commits
         self._look = broker.look
         self._clock = broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
@@ -73,7 +74,7 @@ class LocalChannel:
         self._timed = limits.open_s is not None
         self._user, self._rights = user, rights
         # of a channel that another process holds: its id, and the number of this call
-        self.call: tuple[str, int] | None = None
+        self.call: Call | None = None
         self._ended = False
         self.returned: list[Message] = []
 
@@ -90,20 +91,20 @@ class LocalChannel:
     ) -> None:
         """Declares an exchange. Raises PreconditionFailed (other properties), AccessRefused (reserved)."""
 
-        options: dict[str, Any] = {
-            "durable": durable,
-            "auto_delete": auto_delete,
-            "internal": internal,
-            "arguments": arguments,
-        }
         self._run(
-            lambda state, change, _now: state.topology.declare_exchange(change, exchange, type, **options)
+            changes(
+                self._topology.declare_exchange,
+                exchange,
+                type,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments,
+            )
         )
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        self._run(
-            lambda state, change, _now: state.topology.delete_exchange(change, exchange, if_unused=if_unused)
-        )
+        self._run(changes(self._topology.delete_exchange, exchange, if_unused=if_unused))
 
     def queue_declare(
         self,
@@ -123,23 +124,22 @@ class LocalChannel:
         if not queue:
             queue = self._broker.new_name()
         elif not passive:
-            check_reserved(queue, self._state.topology.queues)
-
-        def work(state: BrokerState, change: Change, _now: int) -> None:
-            if passive:
-                state.topology.visible_to(queue, self._channel.connection)
-            else:
-                state.topology.declare_queue(
-                    change,
+            check_reserved(queue, self._topology.queues)
+        connection = self._channel.connection
+        if passive:
+            self._run(changes(lambda _change: self._topology.visible_to(queue, connection)))
+        else:
+            self._run(
+                changes(
+                    self._topology.declare_queue,
                     queue,
                     durable=durable,
                     exclusive=exclusive,
                     auto_delete=auto_delete,
                     arguments=arguments,
-                    connection=self._channel.connection,
+                    connection=connection,
                 )
-
-        self._run(work)
+            )
         return queue
 
     def queue_bind(
@@ -147,9 +147,7 @@ class LocalChannel:
     ) -> None:
         connection = self._channel.connection
         self._run(
-            lambda state, change, _now: state.topology.bind(
-                change, queue, exchange, routing_key, arguments, connection=connection
-            )
+            changes(self._topology.bind, queue, exchange, routing_key, arguments, connection=connection)
         )
 
     def queue_unbind(
@@ -157,27 +155,28 @@ class LocalChannel:
     ) -> None:
         connection = self._channel.connection
         self._run(
-            lambda state, change, _now: state.topology.unbind(
-                change, queue, exchange, routing_key, arguments, connection=connection
-            )
+            changes(self._topology.unbind, queue, exchange, routing_key, arguments, connection=connection)
         )
 
     def queue_purge(self, queue: str) -> int:
         """Drops messages that are not held, and returns how many. Raises QueueNotFound, ResourceLocked."""
+        state, connection = self._state, self._channel.connection
         return self._run(
-            lambda state, change, _now: state.messages.purge(
-                change, state.topology.purgeable(queue, self._channel.connection)
-            )
+            changes(lambda change: state.messages.purge(change, self._topology.purgeable(queue, connection)))
         )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Deletes a queue and returns how many messages it had. Raises ResourceLocked, PreconditionFailed."""
-        options: dict[str, Any] = {
-            "if_unused": if_unused,
-            "if_empty": if_empty,
-            "connection": self._channel.connection,
-        }
-        return self._run(lambda state, change, _now: state.topology.delete_queue(change, queue, **options))
+        connection = self._channel.connection
+        return self._run(
+            changes(
+                self._topology.delete_queue,
+                queue,
+                if_unused=if_unused,
+                if_empty=if_empty,
+                connection=connection,
+            )
+        )
 
     # -- publishing ------------------------------------------------------------------------------------------
     def publish(
@@ -211,20 +210,20 @@ class LocalChannel:
         if properties:
             check_properties(properties)
         message = _new(Message, (body, routing_key, exchange, properties))
-        source = self._state.topology.exchanges.get(exchange)
+        source = self._topology.exchanges.get(exchange)
         known = None if source is None or source.internal else source.known(routing_key)
         queues = None if properties and has_copies(properties) else known
         if not queues:
             check_text("a routing key", routing_key)
         if queues is None:
             with self._look:
-                queues, properties = self._state.topology.route_copies(exchange, routing_key, properties)
+                queues, properties = self._topology.route_copies(exchange, routing_key, properties)
             message = _new(Message, (body, routing_key, exchange, properties))
         if not queues and not mandatory:
             return False
         channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
         if channel.transactional:
-            self._broker.spill_full(channel.transaction)
+            self._commits.spill_full(channel.transaction)
         else:
             self._commit_single()
         return bool(queues)
@@ -243,7 +242,7 @@ class LocalChannel:
 
         try:
             with self._look as state:
-                found = self._state.topology.usable(queue, channel.connection)
+                found = self._topology.usable(queue, channel.connection)
                 late = state.expiry.head_expired(found, self._clock())
                 delivery = None if late else channel.get(found)
         except NotLoaded:
@@ -327,7 +326,7 @@ class LocalChannel:
     def recover(self) -> int:
         """Requeues and counts unacked deliveries, except those acked in the open transaction."""
         count = self._run(lambda _state, change, now: self._channel.recover(change, now))
-        self._broker.notify_consumers()
+        self._committer.published.tell_consumers()
         return count
 
     # -- transactions ----------------------------------------------------------------------------------------
@@ -349,6 +348,8 @@ class LocalChannel:
         Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState
         (token used before). After a failure the transaction is rolled back and the channel is closed.
         """
+        if type(token) is not str:
+            check_call("tx_commit", LocalChannel.tx_commit, {"token": token})
         channel = self._channel
         channel.check_transactional()
         transaction = channel.transaction
@@ -358,9 +359,6 @@ class LocalChannel:
         try:
             if self._timed:
                 transaction.check_open_time(self._clock())
-            self._broker.spill_large(transaction)
-            if transaction.rejects_many:
-                self._broker.write_ahead(transaction).apply(transaction)
             self._commit(transaction, self.call)
             channel.finish(0)
         except TxmqError as error:
@@ -375,7 +373,7 @@ class LocalChannel:
         self._channel.check_transactional()
         with self._look:
             block_ids = self._channel.rollback(0)
-        self._broker.discard(block_ids)
+        self._commits.discard(block_ids)
 
     @uninterrupted
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
@@ -389,17 +387,13 @@ class LocalChannel:
         channel.check_transactional()
         transaction = channel.transaction
         transaction.check_open_time(self._clock())
-        self._broker.spill_before_prepare(transaction)
-        call = self.call
-
-        def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
-            self._ask_again(transaction)
-            found = state.prepared.prepare(change, transaction, xid, now, state.vhost, self._user)
-            if call is not None:
-                state.names.outcomes.remember_call(change, *call, now)
-            return found
-
-        answer = self._run(work)
+        commits, call = self._commits, self.call
+        commits.spill_large(transaction, prepare=True)
+        answer = self._run(
+            lambda _state, change, now: commits.prepare(
+                channel, transaction, self._rights, call, xid, self._user, change, now
+            )
+        )
         channel.finish(0)
         return answer
 
@@ -420,7 +414,7 @@ class LocalChannel:
         """Closes the channel in one commit, after all its earlier work, and then deletes its exclusive queues
         in pieces: other work runs between two of them.
         """
-        channel, topology = self._channel, self._state.topology
+        channel, topology = self._channel, self._topology
 
         def work(_state: BrokerState, change: Change, _now: int) -> None:
             change.forgets.extend(channel.close(why, change))
@@ -438,7 +432,7 @@ class LocalChannel:
             with self._look:
                 channel.close(why)
         self._ended = True
-        self._broker.notify_consumers()
+        self._committer.published.tell_consumers()
 
     @uninterrupted
     def _commit_single(self) -> None:
@@ -447,36 +441,18 @@ class LocalChannel:
         single.atomic = True
         if single:
             try:
-                if single.rejects_many:
-                    self._broker.write_ahead(single).apply(single)
                 self._commit(single)
             # what it acked has left this channel, so it must be requeued here
             except TxmqError:
                 if self._committer.failure is None:
-                    self._broker.discard(single.appended)
+                    self._commits.discard(single.appended)
                     with self._look as state:
                         state.settlement.requeue((queue, offset) for queue, offset, _ in single.settles)
-                    self._broker.notify_consumers()
+                    self._committer.published.tell_consumers()
                 raise
 
-    def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
-        def work(state: BrokerState, change: Change, now: int) -> CommitResult:
-            self._state.topology.require_there()
-            self._ask_again(transaction)
-            committed = state.transactions.commit(change, transaction, now)
-            if call is not None:
-                state.names.outcomes.remember_call(change, *call, now)
-            return committed
-
-        committed = self._committer.run(work)
-        if committed.returned:
-            self.returned += committed.returned
-
-    def _ask_again(self, transaction: Transaction) -> None:
-        """Rights may have changed since it began. Raises AccessRefused."""
-        if self._rights is not None and not self._rights.holds(self._channel.asked):
-            state = self._state
-            publish_again(self._rights, state.topology, transaction, state.blocks)
+    def _commit(self, transaction: Transaction, call: Call | None = None) -> None:
+        self.returned += self._commits.run(self._channel, transaction, self._rights, call).returned
 
     def _run(self, work: Work[T]) -> T:
         channel, seen = self._channel, self._state

@@ -30,10 +30,11 @@ from __future__ import annotations
 import _thread
 import contextlib
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
@@ -46,11 +47,19 @@ from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
 
 _MAX_GROUP = 1024  # works in one commit
+# fewer full blocks wait for a tick of the upkeep: short-lived messages are settled by then, and never sealed
+WAITING = 2
 SLOW_S = 1.0  # a commit that takes longer is logged
+
+
+def changes(work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> Work[T]:
+    """A work of the rules that needs nothing but the change."""
+    return lambda _state, change, _now: work(change, *args, **named)
 
 
 class Waiter(Protocol):
@@ -154,10 +163,60 @@ class CommitCounts:
         self.durable_s += durable_s
 
 
-class Committer:
-    """``clock`` returns microseconds since the epoch. ``published`` is called after each commit that
-    consumers or readers may need.
+class Published:
+    """Who is told of a commit: threads that wait for messages, the dispatch to consumers, and the upkeep.
+
+    ``awaken``: called by any thread, to dispatch; None: there are no consumers. ``upkeep`` wakes the upkeep,
+    which wakes by itself at ``upkeep_us``.
     """
+
+    __slots__ = ("_mutex", "_readers", "_state", "awaken", "upkeep", "upkeep_us")
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._mutex = _thread.allocate_lock()  # guards the next one
+        self._readers: set[_thread.LockType] = set()  # gates
+        self.awaken: Callable[[], None] | None = None
+        self.upkeep = threading.Event()
+        self.upkeep_us = 0  # microseconds since the epoch
+
+    @contextlib.contextmanager
+    def gate(self) -> Iterator[_thread.LockType]:
+        """A lock that is held, and released after each commit that consumers or readers may need."""
+        gate = _thread.allocate_lock()
+        gate.acquire()
+        with self._mutex:
+            self._readers.add(gate)
+        try:
+            yield gate
+        finally:
+            with self._mutex:
+                self._readers.discard(gate)
+
+    def tell(self) -> None:
+        if self._readers:
+            with self._mutex:
+                readers, self._readers = self._readers, set()
+            for gate in readers:
+                gate.release()
+        self.tell_consumers()
+        state = self._state
+        if (
+            len(state.blocks.full) > WAITING or state.pending_checks.next_deadline < self.upkeep_us
+        ) and not self.upkeep.is_set():
+            self.upkeep.set()
+
+    def tell_consumers(self) -> None:
+        """After a change outside a commit, too, that may affect consumers."""
+        state = self._state
+        if self.awaken is not None and (
+            state.pending_checks.runnable or state.virtual_hosts.registry.cancelled
+        ):
+            self.awaken()
+
+
+class Committer:
+    """``clock`` returns microseconds since the epoch."""
 
     def __init__(
         self,
@@ -165,7 +224,6 @@ class Committer:
         store: Store,
         loaded_blocks: LoadedBlocks,
         clock: Callable[[], int],
-        published: Callable[[], None],
     ) -> None:
         self._state = state
         self.loaded_blocks = loaded_blocks
@@ -173,7 +231,7 @@ class Committer:
         self.look = Look(state, self._lock)
         self._store = store
         self._clock = clock
-        self._published = published
+        self.published = Published(state)
         self._mutex = _thread.allocate_lock()  # guards the two below
         self._waiting: list[Waiting] = []
         self._led = False
@@ -362,7 +420,7 @@ class Committer:
             with self._lock:  # 3. publish
                 state.publish()
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
-            self._published()
+            self.published.tell()
         failpoint.here("committer.published")
 
     def _plan(self, waiting: Waiting, now_us: int, changes: list[Change]) -> bool:
@@ -393,7 +451,7 @@ class Committer:
             self.failure = error if isinstance(error, StoreFailed) else _stopped(error)
         for waiting in group:
             waiting.error = self.failure
-        self._published()
+        self.published.tell()
 
 
 def _defect(error: Exception) -> TxmqError:

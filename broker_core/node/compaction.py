@@ -14,7 +14,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss
 from broker_core.ids import BlockId
-from broker_core.node.committer import Committer
+from broker_core.node.committer import Committer, changes
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted
@@ -94,7 +94,7 @@ class Compaction:
         except (DataLoss, CorruptSegment, CorruptCatalog):
             return  # forgotten meanwhile, or reading it raises the error
         failpoint.here("upkeep.compact.written")
-        if self._committer.run(lambda state, change, _now: state.blocks.moved(change, block_id)):
+        if self._committer.run(changes(self._state.blocks.moved, block_id)):
             self._written[block_id] = count
 
 

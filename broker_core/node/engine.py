@@ -65,7 +65,7 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
 from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.staged_room import StagedLimits
-from broker_core.node.committer import Work
+from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import named
 from broker_core.node.loaded_blocks import addresses, stamps
@@ -148,7 +148,7 @@ class EmbeddedEngine:
 
     def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> T:
         """Runs a work of the rules that needs nothing but the change."""
-        return self._run(lambda _state, change, _now_us: work(change, *args, **named))
+        return self._run(changes(work, *args, **named))
 
     def identity(self, app_id: str = "") -> str:
         return self._identity  # the ledgers of all apps are in the data directory

@@ -1,7 +1,7 @@
 """Node: the domain over a store, thread-safe, in this process.
 
-Not here: the calls for users (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit
-(``committer.py``), sealing and compaction (``upkeep.py``), sockets.
+Not here: the calls for users (``local.py``, ``channel.py``), the rules (``broker/``), commits
+(``channel_commit.py``, ``committer.py``), sealing and compaction (``upkeep.py``), sockets.
 
 Invariant: every answer is durable. The state is accessed in two ways: ``run`` a work, which may change what
 is durable, or ``look``. Meanwhile no other thread changes it. Code that reads the state in another way
@@ -25,16 +25,13 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import Kept
-from broker_core.broker.transaction.publish import Publish
-from broker_core.broker.transaction.spilled import spill
-from broker_core.broker.transaction.transaction import Limits, Transaction, to_rows
+from broker_core.broker.transaction.transaction import Limits
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.ids import BlockId
 from broker_core.message.message import MERGED_SCHEMA
-from broker_core.message.properties import TRANSIENT, delivery_mode
+from broker_core.node.channel_commit import ChannelCommits
 from broker_core.node.clock import SteadyClock, now_us
-from broker_core.node.committer import Committer, Look, Work
-from broker_core.node.dead_letter_batch import DeadLetterBatch, forget, write_ahead
+from broker_core.node.committer import Committer, Look, Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import HeldChannels
 from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Part, open_rows
@@ -45,14 +42,6 @@ from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store
 T = TypeVar("T")
 
 logger = logging.getLogger("txmq.broker")
-
-# An open transaction above these limits is written to a segment in pieces, so the broker's memory stays flat.
-SPILL_ROWS = 16_384
-SPILL_BYTES = 4 * 1024 * 1024
-# At its commit, a remainder above these limits is written there too, not row by row to the catalog.
-INBOX_ROWS = 1_000
-INBOX_BYTES = 1024 * 1024
-
 
 CLOSED = "the broker is closed; open it again"
 
@@ -84,17 +73,14 @@ class Node:
             store.close(clean=False)
             raise
         self.clock = clock = SteadyClock(clock, latest_us=self.state.loaded.latest_us)
-        self._mutex = _thread.allocate_lock()  # guards the next two
-        self._readers: set[_thread.LockType] = set()  # gates of threads that wait for messages
+        self._mutex = _thread.allocate_lock()  # guards the next one
         self._writing = 0  # blocks that are being written to a segment
         self._written = threading.Event()  # set if there is none; checked when the broker closes
         self._closed = False
         self.held = HeldChannels()
-        # the alarm lowers them while memory is low
-        self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
-        self.awaken: Callable[[], None] | None = None  # called by any thread, to dispatch to consumers
-        self.committer = Committer(self.state, store, loaded_blocks, clock, self._published)
-        self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
+        self.committer = Committer(self.state, store, loaded_blocks, clock)
+        self.channel_commits = ChannelCommits(self.state, self.committer, self.append, clock)
+        self.upkeep = Upkeep(self.committer, self.state, store, clock)
         if upkeep:
             self.upkeep.start()
 
@@ -155,67 +141,12 @@ class Node:
             if self._closed and not self._writing:
                 self._written.set()
 
-    @uninterrupted
-    def spill(self, transaction: Transaction) -> None:
-        """Writes the publishes so far to a segment."""
-        publishes = [publish for publish in transaction.publishes if publish.queues or publish.mandatory]
-        if not publishes:
-            return
-        info = self.append(to_rows([publish.message for publish in publishes]))
-        transaction.spill(spill(info.block_id, info.size_bytes, publishes))
-
-    def spill_full(self, transaction: Transaction) -> None:
-        """Spills a large transaction, so that memory stays flat."""
-        if len(transaction.publishes) >= self.spill_rows or transaction.unspilled_bytes >= self.spill_bytes:
-            self.spill(transaction)
-
     def transaction_bytes(self) -> int:
         """Returns about how much memory open and prepared transactions use. For any thread."""
         opened = sum(channel.transaction.memory_bytes for channel in self.held.channels())
         return opened + sum(
             transaction.memory_bytes for transaction in list(self.state.prepared.by_key.values())
         )
-
-    def spill_early(self, early: bool) -> None:
-        """Lowers the spill limits to a sixteenth while open transactions use too much memory together, or
-        restores them.
-        """
-        parts = 16 if early else 1
-        self.spill_rows, self.spill_bytes = SPILL_ROWS // parts, SPILL_BYTES // parts
-
-    def spill_large(self, transaction: Transaction) -> None:
-        """Before its commit: writes what is too much for the catalog to a segment, but not messages that need
-        no catalog and fit into memory.
-        """
-        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
-            small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
-            if transaction.atomic:
-                if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
-                    self.spill(transaction)
-            elif not (transaction.incoming or self.state.virtual_hosts.limited) and all(
-                _is_written(publish) for publish in transaction.publishes if publish.queues
-            ):
-                # otherwise each message is checked for room, or some are never written
-                self.spill(transaction)
-
-    def spill_before_prepare(self, transaction: Transaction) -> None:
-        """Like ``spill_large``, for a transaction that is to be prepared: all of it is written."""
-        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
-            self.spill(transaction)
-
-    def write_ahead(self, transaction: Transaction) -> DeadLetterBatch:
-        """Before its commit, if ``Transaction.rejects_many``, in a thread that may wait: writes dead
-        letters. ``apply`` the result, or ``discard_burial``.
-        """
-        return write_ahead(transaction, self.state, self.committer, self.append, self.clock())
-
-    def forget_dead_letters(self, dead_letters: DeadLetterBatch) -> None:
-        forget(dead_letters, self.committer)
-
-    def discard(self, block_ids: list[BlockId]) -> None:
-        """Forgets the bytes of a rolled-back transaction that are in a segment."""
-        if block_ids:
-            self.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
     def read_block(self, block_id: BlockId) -> pa.RecordBatch:
         """Returns a whole block, from the disk too: not within a work. Raises CorruptSegment, DataLoss."""
@@ -247,11 +178,7 @@ class Node:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            gate = _thread.allocate_lock()
-            gate.acquire()
-            with self._mutex:
-                self._readers.add(gate)  # before the check: a later change opens the gate
-            try:
+            with self.committer.published.gate() as gate:  # before the check: a later commit opens it
                 self.committer.check()
                 with self.look as state:
                     if grown(state):
@@ -260,25 +187,6 @@ class Node:
                 if left_s <= 0:
                     return False
                 gate.acquire(True, min(left_s, threading.TIMEOUT_MAX))
-            finally:
-                with self._mutex:
-                    self._readers.discard(gate)
-
-    def _published(self) -> None:
-        if self._readers:
-            with self._mutex:
-                readers, self._readers = self._readers, set()
-            for gate in readers:
-                gate.release()
-        self.notify_consumers()
-        self.upkeep.look()
-
-    def notify_consumers(self) -> None:
-        """Wakes dispatch after a change outside a commit that may affect consumers."""
-        if self.awaken is not None and (
-            self.state.pending_checks.runnable or self.state.virtual_hosts.registry.cancelled
-        ):
-            self.awaken()
 
     def new_name(self) -> str:
         return f"amq.gen-{self._ids()}"
@@ -299,7 +207,7 @@ class Node:
         clean = self.committer.failure is None
         try:
             if clean:
-                self.run(lambda state, change, _now: state.closing(change))
+                self.run(changes(self.state.closing))
         except StoreFailed:
             clean = False
         finally:
@@ -323,11 +231,3 @@ def _report(state: BrokerState) -> None:
             user,
             vhost,
         )
-
-
-def _is_written(publish: Publish) -> bool:
-    """Returns whether the message must survive a restart."""
-    properties = publish.message.properties
-    return not (properties and delivery_mode(properties) == TRANSIENT) and any(
-        queue.written for queue in publish.queues
-    )

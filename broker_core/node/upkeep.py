@@ -31,7 +31,7 @@ from broker_core.errors import (
     StoreFailed,
 )
 from broker_core.ids import BlockId
-from broker_core.node.committer import Committer
+from broker_core.node.committer import WAITING, Committer, changes
 from broker_core.node.compaction import Compaction
 from broker_core.store.port import Store
 
@@ -40,17 +40,13 @@ logger = logging.getLogger("txmq.upkeep")
 TICK_S = 1.0
 IDLE_TICKS = 5  # an open block without writes for so long is sealed, if it is worth a segment block
 IDLE_ROWS = 1_000
-# fewer full blocks wait for the next tick: short-lived messages are settled by then, and never sealed
-WAITING = 2
 COMPACT_TICKS = 30
 LOOKED_AT = 256  # queues, under the lock at once
 STALE_BINDINGS = 1_000  # bindings, the same
 
 
 class Upkeep:
-    """``expired`` is called after something has expired: consumers may have to be notified, or may get
-    something.
-    """
+    """After something has expired, consumers are told: their queue may be gone, or they may get something."""
 
     def __init__(
         self,
@@ -58,14 +54,11 @@ class Upkeep:
         state: BrokerState,
         store: Store,
         clock: Callable[[], int],
-        expired: Callable[[], None],
     ) -> None:
-        self._expired = expired
         self._committer = committer
         self._state = state
         self._store = store
         self._clock = clock
-        self._wake = threading.Event()
         self._ending = False
         self._thread: threading.Thread | None = None
         self._seen = (0, 0)  # rows of the open block, and for how many ticks it had as many
@@ -74,24 +67,15 @@ class Upkeep:
         self._aside: dict[Queue, int | None] = {}  # not expirable: the offset of their head then
         self._logged: set[str] = set()  # what was logged already
         self.chores: list[Callable[[], None]] = []  # of others, as often as compaction
-        self._planned = 0  # when the thread wakes next, in microseconds since the epoch
 
     def start(self) -> None:
         thread = threading.Thread(target=self._loop, name="txmq-upkeep", daemon=True)
         thread.start()
         self._thread = thread  # one that did not start is not joined
 
-    def look(self) -> None:
-        """After a commit: wakes the thread if too many blocks are full, or something expires earlier."""
-        state = self._state
-        if (
-            len(state.blocks.full) > WAITING or state.pending_checks.next_deadline < self._planned
-        ) and not self._wake.is_set():
-            self._wake.set()
-
     def stop(self) -> None:
         self._ending = True
-        self._wake.set()
+        self._committer.published.upkeep.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -123,14 +107,15 @@ class Upkeep:
                 next_tick = time.monotonic() + TICK_S
 
     def _await(self, next_tick: float) -> None:
-        """Waits for the next tick, the next message that expires, or ``look``."""
+        """Waits for the next tick, the next message that expires, or a commit that needs it."""
         now = self._clock()
         wait_us = min(
             int((next_tick - time.monotonic()) * 1_000_000), self._state.pending_checks.next_deadline - now
         )
-        self._planned = now + wait_us
-        self._wake.wait(max(0, wait_us) / 1_000_000)
-        self._wake.clear()
+        published = self._committer.published
+        published.upkeep_us = now + wait_us
+        published.upkeep.wait(max(0, wait_us) / 1_000_000)
+        published.upkeep.clear()
 
     def _carry_out(self, step: Callable[[], None]) -> None:
         """Runs a step. Raises StoreFailed, and the errors of a failing disk."""
@@ -164,7 +149,7 @@ class Upkeep:
             unused = [(topology, found) for topology in topologies if (found := topology.unused_queues(now))]
         for topology, found in unused:
             self._committer.run(partial(_delete_unused, topology, found))
-            self._expired()
+            self._committer.published.tell_consumers()
         due: list[Queue] = []
         for start in range(0, len(queues), LOOKED_AT):
             with self._committer.look as state:
@@ -183,7 +168,7 @@ class Upkeep:
             due = [queue for queue in due if not self._is_aside(queue)]
         while due and not self._ending:
             due = self._expire_some(due)
-            self._expired()
+            self._committer.published.tell_consumers()
             if len(self._state.blocks.full) > WAITING:
                 self.seal()
 
@@ -231,7 +216,7 @@ class Upkeep:
 
     def _forget(self) -> None:
         self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}
-        self._committer.run(lambda state, change, _now: state.blocks.record(change))
+        self._committer.run(changes(self._state.blocks.record))
 
     def _sever(self) -> None:
         """Takes the bindings of what was deleted out of the indexes."""

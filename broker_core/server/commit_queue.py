@@ -86,7 +86,7 @@ class CommitQueue:
         self._unanswered: dict[object, deque[tuple[Waiting, Then]]] = {}  # per origin, in the order of asking
         self._aside = 0  # works in other threads
         self._thread = threading.get_ident()
-        broker.awaken = self.awaken
+        broker.committer.published.awaken = self.awaken
         # called when a tick is over: what it answered may be written
         self.answered: Callable[[], None] | None = None
 
@@ -167,8 +167,9 @@ class CommitQueue:
 
     def close(self) -> None:
         """No other thread calls the loop from now on."""
-        if self._broker.awaken == self.awaken:
-            self._broker.awaken = None
+        published = self._broker.committer.published
+        if published.awaken == self.awaken:
+            published.awaken = None
         self._pool.shutdown(wait=False)
 
     # -- a tick ----------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class CommitQueue:
                     self._committed(waiting, then)
             else:
                 self._elsewhere.update(group)
-        if self._dispatcher.is_due():
+        if self._state.pending_checks.runnable or self._state.virtual_hosts.registry.cancelled:
             self._dispatcher.dispatch()  # 4. dispatch
 
     def _submit_settles(self) -> None:

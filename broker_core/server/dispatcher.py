@@ -62,9 +62,6 @@ class Dispatcher:
         self._loaded: dict[Queue, Loaded | None] = {}  # None while it is being loaded
         self._stuck: dict[Queue, str] = {}  # to be tried again, and why
 
-    def is_due(self) -> bool:
-        return bool(self._pending_checks.runnable or self._registry.cancelled)
-
     def dispatch(self) -> None:
         dispatched, cancelled = self._send()
         for consumer in cancelled:

@@ -15,8 +15,8 @@ from broker_core.broker.state.block import OPEN_ROWS
 from broker_core.broker.topology.ownership import own, release
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.message.properties import Properties
+from broker_core.node.channel_commit import SPILL_ROWS
 from broker_core.node.local import LocalBroker
-from broker_core.node.node import SPILL_ROWS
 from broker_core.store.memory import MemoryStore
 
 from .conftest import Node, declared, publish

@@ -16,8 +16,8 @@ from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.state.records import PreparedRecord
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
+from broker_core.node.channel_commit import SPILL_ROWS
 from broker_core.node.local import LocalBroker
-from broker_core.node.node import SPILL_ROWS
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store

@@ -682,7 +682,7 @@ def apply_at_the_next_start(patch: Patch) -> None:
     patch.setattr(
         Apply,
         "decided",
-        lambda self, spark, engine, *newest: None if newest else decided(self, spark, engine),
+        lambda self, spark, engine, *newest, **_named: None if newest else decided(self, spark, engine),
     )
 
 

@@ -353,7 +353,7 @@ class WholeBroker(RuleBasedStateMachine):
             peer.held |= marked
             return
         if spilled:
-            self.broker.spill(peer.channel._channel.transaction)
+            self.broker.channel_commits.spill(peer.channel._channel.transaction)
         xid = f"x{next(self.numbers)}" if how != "commit" else ""
         places = [(name, self.place(name, held), outcome) for name, held, outcome in work.settles]
 

@@ -21,6 +21,7 @@ _SKIPPED = {
     "_lock",
     "_read",
     "_new_batch_id",
+    "_ordinary",
     "cache",
 }
 _LEAVES = (str, bytes, int, float, bool, type(None))

@@ -28,7 +28,7 @@ LEFT_OUT = frozenset(
         "undo", "_undo", "saved", "_saved",
         # caches
         "cache", "_by_headers", "_relying", "_relied", "room", "routes", "_decoded", "expiring", "body_sizes",
-        "deadline", "_read", "_new_block_id",
+        "deadline", "_read", "_new_block_id", "_ordinary",
         # indexes whose choices have no effect but on the time
         "_candidates", "_wild",
         # marks that cause one more look

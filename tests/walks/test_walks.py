@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # files at most
 LIMITS = {
-    "commit": 34,
-    "confirm": 35,
-    "publish": 13,
-    "login": 33,
-    "channel": 25,
-    "batch": 45,
-    "kafka-batch": 37,
+    "commit": 25,
+    "confirm": 27,
+    "publish": 12,
+    "login": 30,
+    "channel": 20,
+    "batch": 40,
+    "kafka-batch": 34,
 }
 
 

@@ -56,8 +56,8 @@ def _broker(directory: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def _client(broker: Broker, user: str = "guest", secret: str = "guest") -> Iterator[Any]:
-    host, _, port = broker.amqp_urls[0].removeprefix("amqp://").rpartition(":")
+def _client(url: str, user: str = "guest", secret: str = "guest") -> Iterator[Any]:
+    host, _, port = url.removeprefix("amqp://").rpartition(":")
     parameters = pika.ConnectionParameters(host, int(port), credentials=pika.PlainCredentials(user, secret))
     with closing(pika.BlockingConnection(parameters)) as connection:
         yield connection
@@ -65,7 +65,7 @@ def _client(broker: Broker, user: str = "guest", secret: str = "guest") -> Itera
 
 def commit(recorder: Recorder, directory: Path) -> Walk:
     """AMQP ``tx.commit`` of one message: from the socket to the disk and back."""
-    with _broker(directory) as broker, _client(broker) as client:
+    with _broker(directory) as broker, _client(broker.amqp_urls[0]) as client:
         channel = client.channel()
         channel.queue_declare("q", durable=True)
         channel.tx_select()
@@ -79,7 +79,7 @@ def commit(recorder: Recorder, directory: Path) -> Walk:
 
 def confirm(recorder: Recorder, directory: Path) -> Walk:
     """AMQP ``basic.publish`` with a publisher confirm: from the socket to the disk and back."""
-    with _broker(directory) as broker, _client(broker) as client:
+    with _broker(directory) as broker, _client(broker.amqp_urls[0]) as client:
         channel = client.channel()
         channel.queue_declare("q", durable=True)
         channel.confirm_delivery()
@@ -88,7 +88,7 @@ def confirm(recorder: Recorder, directory: Path) -> Walk:
 
 def publish(recorder: Recorder, directory: Path) -> Walk:
     """AMQP ``basic.publish`` in a transaction: from the socket into the transaction."""
-    with _broker(directory) as broker, _client(broker) as client:
+    with _broker(directory) as broker, _client(broker.amqp_urls[0]) as client:
         channel = client.channel()
         channel.queue_declare("q", durable=True)
         channel.tx_select()
@@ -111,6 +111,7 @@ def publish(recorder: Recorder, directory: Path) -> Walk:
 def login(recorder: Recorder, directory: Path) -> Walk:
     """The first AMQP login of a user: from the socket to ``connection.open-ok``."""
     with _broker(directory) as broker:
+        url = broker.amqp_urls[0]
         hashed = password.hashed("secret")
         names = iter(f"user-{number}" for number in range(WARM + ROUNDS))
         name = ""
@@ -124,7 +125,7 @@ def login(recorder: Recorder, directory: Path) -> Walk:
         clients: list[Any] = []
 
         def work() -> None:
-            opened = _client(broker, name, "secret")
+            opened = _client(url, name, "secret")
             opened.__enter__()
             clients.append(opened)
 

@@ -7,8 +7,8 @@ Invariant: a channel that is not in ``states`` is closed.
 from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.encoder import Outgoing
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.amqp.v0_9_1.outgoing import Outgoing
 from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
 from broker_core.errors import ChannelError
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.channels import ChannelTable, reply_text
 from broker_core.amqp.v0_9_1.decoder import Decoder
-from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_method
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, Outgoing, encode_method
 from broker_core.amqp.v0_9_1.events import (
     ChannelFailed,
     Command,
@@ -34,11 +34,9 @@ from broker_core.amqp.v0_9_1.events import (
     TimedOut,
     Violation,
 )
-from broker_core.amqp.v0_9_1.lifecycle import Lifecycle
+from broker_core.amqp.v0_9_1.lifecycle import Lifecycle, Timers
 from broker_core.amqp.v0_9_1.negotiation import Negotiation, Offer
-from broker_core.amqp.v0_9_1.outgoing import Outgoing
 from broker_core.amqp.v0_9_1.states import WORK, ChannelState, ConnectionState, Step, connection_step
-from broker_core.amqp.v0_9_1.timers import Timers
 from broker_core.checks import assert_never
 from broker_core.errors import (
     ChannelError,

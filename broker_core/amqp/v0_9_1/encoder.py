@@ -1,8 +1,8 @@
-"""Commands become frames (specification 4.2.3 to 4.2.6).
+"""Commands become frames (specification 4.2.3 to 4.2.6), which wait in their order to be sent.
 
 Not here: sockets, and when a frame may be sent.
 Invariant: every fast path gives the bytes of ``encode_method`` and ``encode_content``; no frame is larger
-than ``frame_max``.
+than ``frame_max``. After ``stop_after_current`` only ``final_frame`` adds to what is sent.
 """
 
 from __future__ import annotations
@@ -188,3 +188,54 @@ def encode_nack(channel: int, delivery_tag: int, multiple: bool, requeue: bool =
     if not 0 <= delivery_tag < _TAG_END:
         return encode_method(channel, BasicNack(delivery_tag, multiple, requeue))
     return _CONFIRM(1, channel, 13, 60, 120, delivery_tag, multiple | requeue << 1, 0xCE)
+
+
+class Outgoing:
+    """``frames`` wait for ``take``, ``size`` is their length in bytes.
+
+    ``frame_max``: of one frame. ``closed_for_sending``: has fallen silent.
+    """
+
+    __slots__ = ("_last", "closed_for_sending", "frame_max", "frames", "size")
+
+    def __init__(self, frame_max: int) -> None:
+        self.frame_max = frame_max
+        self.frames: list[bytes] = []
+        self.size = 0
+        self.closed_for_sending = False
+        self._last: list[bytes] = []
+
+    def send(self, number: int, method: Method, properties: bytes = b"", body: bytes = b"") -> None:
+        """Add a method with its content. Raises LocalProtocolError for a value that its field cannot hold."""
+        if method.HAS_CONTENT:
+            self.write(encode_content(number, method, properties, body, self.frame_max))
+        else:
+            self.write(encode_method(number, method))
+
+    def write(self, data: bytes) -> None:
+        self.frames.append(data)
+        self.size += len(data)
+
+    def take(self) -> bytes:
+        """All of it, once."""
+        frames = self._last if self.closed_for_sending else self.frames
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
+        self.frames.clear()
+        self._last.clear()
+        self.size = 0
+        return data
+
+    def stop_after_current(self) -> None:
+        """Send nothing after the frames that were written."""
+        if not self.closed_for_sending:
+            self.closed_for_sending = True
+            self._last = self.frames[:]
+
+    def final_frame(self, method: Method) -> None:
+        """Add ``method`` on channel 0 after the last frame."""
+        self._last.append(encode_method(0, method))
+
+    def drop(self) -> None:
+        """Drop all frames: the socket is gone."""
+        self.stop_after_current()
+        self._last.clear()

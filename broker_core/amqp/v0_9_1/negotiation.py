@@ -18,9 +18,9 @@ from broker_core.amqp.v0_9_1.decoder import (
     PROTOCOL_HEADER,
     Decoder,
 )
+from broker_core.amqp.v0_9_1.encoder import Outgoing
 from broker_core.amqp.v0_9_1.events import CloseRequested, Command, ProtocolHeader
 from broker_core.amqp.v0_9_1.lifecycle import Lifecycle
-from broker_core.amqp.v0_9_1.outgoing import Outgoing
 from broker_core.amqp.v0_9_1.states import ConnectionState, Step
 from broker_core.errors import NotAllowed
 

@@ -52,6 +52,7 @@ class Messages:
         self._overflow = overflow
         self._pending_checks = pending_checks
         self._touched = pending_checks.touched
+        self._ordinary = b""  # the last properties of a persistent message without an expiration
 
     # -- enqueueing ------------------------------------------------------------------------------------------
     def enqueue_rows(
@@ -113,10 +114,12 @@ class Messages:
                 if not queues:
                     continue
             written = queues[0].written or any(queue.written for queue in queues)
-            if properties:
+            if properties and properties != self._ordinary:
                 try:
                     if delivery_mode(properties) == TRANSIENT:
                         written = False
+                    elif not properties[0] & EXPIRATION:
+                        self._ordinary = properties
                 except RemoteProtocolError:
                     pass  # damaged properties are accepted as they are
                 if properties[0] & EXPIRATION:

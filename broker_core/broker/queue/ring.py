@@ -37,7 +37,7 @@ C = TypeVar("C", bound=Member)
 class Consumers(Generic[C]):
     """The consumers of one queue. ``single``: only one of them gets messages (x-single-active-consumer)."""
 
-    __slots__ = ("_queue", "_rings", "_single", "_undo", "publishers", "single")
+    __slots__ = ("_queue", "_single", "_undo", "publishers", "rings", "single")
 
     def __init__(self, queue: str, undo: Undo, *, single: bool = False) -> None:
         self._queue = queue  # its name
@@ -46,16 +46,16 @@ class Consumers(Generic[C]):
         # connections of unsettled entries, since the first no-local consumer
         self.publishers: dict[int, object] | None = None
         self._single: C | None = None  # the active one
-        self._rings: list[tuple[int, deque[C]]] = []  # by priority, highest first
+        self.rings: list[tuple[int, deque[C]]] = []  # by priority, highest first; empty without consumers
 
     def __len__(self) -> int:
-        return sum(len(ring) for _, ring in self._rings)
+        return sum(len(ring) for _, ring in self.rings)
 
     def __bool__(self) -> bool:
-        return bool(self._rings)
+        return bool(self.rings)
 
     def __iter__(self) -> Iterator[C]:
-        for _, ring in self._rings:
+        for _, ring in self.rings:
             yield from ring
 
     def check_access(self, exclusive: bool) -> None:
@@ -68,13 +68,13 @@ class Consumers(Generic[C]):
     def add(self, consumer: C) -> None:
         """Adds a consumer. Raises AccessRefused."""
         self.check_access(consumer.exclusive)
-        for priority, ring in self._rings:
+        for priority, ring in self.rings:
             if priority == consumer.priority:
                 ring.append(consumer)
                 break
         else:
-            self._rings.append((consumer.priority, deque([consumer])))
-            self._rings.sort(key=_descending)
+            self.rings.append((consumer.priority, deque([consumer])))
+            self.rings.sort(key=_descending)
         if self.single and self._single is None:
             self._single = consumer
         if consumer.no_local and self.publishers is None:
@@ -83,14 +83,14 @@ class Consumers(Generic[C]):
     def remove(self, consumer: C, undo: Undo) -> None:
         """Removes a consumer. Its channel keeps the deliveries that it holds."""
         undo.attribute(consumer, "active")
-        undo.attribute(self, "_rings")
+        undo.attribute(self, "rings")
         undo.attribute(self, "_single")
         consumer.active = False
         left = [
             (priority, deque(other for other in ring if other is not consumer))
-            for priority, ring in self._rings
+            for priority, ring in self.rings
         ]
-        self._rings = [(priority, ring) for priority, ring in left if ring]
+        self.rings = [(priority, ring) for priority, ring in left if ring]
         if self._single is consumer:
             self._single = next(iter(self), None)
 
@@ -107,9 +107,9 @@ class Consumers(Generic[C]):
         """Removes all consumers of a deleted queue and returns them; the shell notifies them."""
         undo = Undo() if undo is None else undo
         gone = list(self)
-        undo.attribute(self, "_rings")
+        undo.attribute(self, "rings")
         undo.attribute(self, "_single")
-        self._rings = []
+        self.rings = []
         self._single = None
         for consumer in gone:
             consumer.end(undo)
@@ -134,7 +134,7 @@ class Consumers(Generic[C]):
         if self.single:
             rings = [deque([self._single])] if self._single is not None else []
         else:
-            rings = [ring for _, ring in self._rings]
+            rings = [ring for _, ring in self.rings]
         for ring in rings:
             found = []
             for consumer in ring:
@@ -156,7 +156,7 @@ class Consumers(Generic[C]):
 
     def turn(self, consumer: C) -> None:
         """Moves a consumer that was served to the end of its ring."""
-        for priority, ring in self._rings:
+        for priority, ring in self.rings:
             if priority == consumer.priority:
                 if len(ring) > 1:
                     while ring[-1] is not consumer:

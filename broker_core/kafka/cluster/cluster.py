@@ -1,4 +1,5 @@
-"""What is known of a cluster, and asking it: the controller, the coordinator of a key, or any node.
+"""What is known of a cluster, and asking it: the controller, the coordinator of a key, or any node; and when
+it is asked again.
 
 Not here: asking the leaders of logs (``leaders.py``), what is asked (``client.py``), and how it is carried
 (``wire.py``).
@@ -10,22 +11,26 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from broker_core import errors
 from broker_core.kafka.cluster import acls
-from broker_core.kafka.cluster.backoff import Backoff, Time
-from broker_core.kafka.cluster.nodes import Nodes
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code
-from broker_core.kafka.protocol.port import NodeAddress, Request, TopicPartition, Unanswered, Wire
+from broker_core.kafka.protocol.port import NodeAddress, Pending, Request, TopicPartition, Unanswered, Wire
 
 A = TypeVar("A")
 V = TypeVar("V")
 
 RECONNECT_S = 30.0
 REFRESH_S = 30.0  # of metadata: how late a new partition is seen
+# Not the generator of the program, which may be seeded; and two processes that fork have different pauses.
+_random = random.SystemRandom()
+PAUSES_S = (0.003, 0.006, 0.012, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Coded(Protocol):
@@ -34,6 +39,88 @@ class Coded(Protocol):
 
 
 C = TypeVar("C", bound=Coded)
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """The clock and the sleep of a client; a test brings its own."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Backoff:
+    """How long a client asks again, and how long it waits between. ``reconnect_s`` after the last progress it
+    gives up, with the error that it saw last, but never after one try: a node that is silent may have taken
+    all the time, and another node may answer.
+    """
+
+    def __init__(self, reconnect_s: float, time: Time) -> None:
+        self._reconnect_s = reconnect_s
+        self._time = time
+        self._deadline = time.now() + reconnect_s
+        self._pauses = 0
+
+    def renew(self) -> None:
+        """After progress."""
+        self._deadline = self._time.now() + self._reconnect_s
+        self._pauses = 0
+
+    def wait(self, error: errors.TxmqError) -> None:
+        """Waits a little because of ``error``; raises it when the time is over. Pauses differ, so that
+        clients do not ask in step.
+        """
+        left_s = self._deadline - self._time.now()
+        if left_s <= 0 and self._pauses:
+            raise error
+        pause_s = PAUSES_S[min(self._pauses, len(PAUSES_S) - 1)] * _random.uniform(0.5, 1.5)
+        self._pauses += 1
+        self._time.sleep(min(pause_s, max(0.0, left_s)))
+
+
+class Nodes:
+    """Those that there are, and which did not answer when they were asked last. Threads may share it.
+
+    A node that did not answer is asked about the cluster after all others: it may take connections and be
+    silent, and whoever asks it loses the time of a connection.
+    """
+
+    def __init__(self, wire: Wire, bootstrap: Sequence[NodeAddress]) -> None:
+        self.known: Mapping[int, NodeAddress] = {}
+        self._wire = wire
+        self._bootstrap = tuple(bootstrap)
+        self._doubtful: set[NodeAddress] = set()
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def in_order(self) -> list[NodeAddress]:
+        """Returns those to ask about the cluster, one after the other."""
+        return sorted(
+            dict.fromkeys((*self.known.values(), *self._bootstrap)), key=self._doubtful.__contains__
+        )
+
+    def ask(self, node: NodeAddress, request: Request[A]) -> A:
+        """Raises ConnectionFailed, Unanswered."""
+        return self.answer(node, self.send(node, request))
+
+    def send(self, node: NodeAddress, request: Request[A], lane: str = "") -> Pending[A]:
+        """Raises ConnectionFailed: nothing was sent."""
+        try:
+            return self._wire.send(node, request, lane)
+        except errors.ConnectionFailed:
+            self._doubtful.add(node)
+            raise
+
+    def answer(self, node: NodeAddress, pending: Pending[A]) -> A:
+        """Raises Unanswered."""
+        try:
+            answer = pending.answer()
+        except errors.ConnectionFailed:
+            self._doubtful.add(node)
+            raise
+        self._doubtful.discard(node)
+        return answer
 
 
 class Cluster:

@@ -2,7 +2,7 @@
 
 The steps are numbered as in the design: what is above the commit of the transaction can be discarded, what is
 below it can be repeated.
-Not here: the rules (``micro_batch/ledger.py``), when memory is believed (``fenced_app.py``), staging
+Not here: the rules (``micro_batch/ledger.py``), when memory is believed (``decisions.py``), staging
 (``staging.py``).
 Invariant: one transaction holds everything that a batch publishes and its ledger entry.
 """
@@ -25,8 +25,7 @@ from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.sink import staged_branches
 from broker_core.kafka.sink.cleanup import Cleaner
-from broker_core.kafka.sink.decisions import Changes, Decisions
-from broker_core.kafka.sink.fenced_app import FencedApp
+from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.receipt import NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread

@@ -12,6 +12,7 @@ from broker_core.admin import VhostInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.virtual_hosts import LIMITS, NO_LIMIT
+from broker_core.node.committer import changes
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.audit import Audit
@@ -64,7 +65,7 @@ class Vhosts:
         limits = [
             NO_LIMIT if limit is None else limit for limit in (max_queues, max_connections, max_messages)
         ]
-        self._broker.run(lambda state, change, _now: state.virtual_hosts.add(change, name, *limits))
+        self._broker.run(changes(self._broker.state.virtual_hosts.add, name, *limits))
         self._record("add_vhost", name=name, **dict(zip(LIMITS, limits, strict=True)))
 
     def limit_vhost(
@@ -77,7 +78,7 @@ class Vhosts:
         """Changes the limits that are given; -1: none. What is over a new limit stays. Raises OptionError."""
         given = {"max_queues": max_queues, "max_connections": max_connections, "max_messages": max_messages}
         limits = {limit: value for limit, value in given.items() if value is not None}
-        self._broker.run(lambda state, change, _now: state.virtual_hosts.limit(change, name, limits))
+        self._broker.run(changes(self._broker.state.virtual_hosts.limit, name, limits))
         self._record("limit_vhost", name=name, **limits)
 
     def delete_vhost(self, name: str) -> None:
@@ -98,7 +99,7 @@ class Vhosts:
         self._engines.deleted(name)
         for notify in self._changed:
             notify()
-        self._broker.notify_consumers()
+        self._broker.committer.published.tell_consumers()
 
     def _record(self, word: str, **what: object) -> None:
         if self._audit is not None:

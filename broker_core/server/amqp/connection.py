@@ -53,13 +53,13 @@ HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading fro
 
 
 class Listener(Server, Protocol):
-    """The server, for its connections. ``connections_to``: how many have entered a virtual host.
-    ``unwritten``: flush the connection at the end of the tick."""
+    """The server, for its connections. ``connections_to``: how many have entered a virtual host."""
 
     handlers: Handlers
     logins: Logins
     options: AmqpOptions
     tls: TlsFiles | None
+    unwritten: Unwritten
 
     @property
     def unauthenticated(self) -> UnauthenticatedLimit: ...
@@ -70,7 +70,31 @@ class Listener(Server, Protocol):
 
     def closed(self, connection: Connection) -> None: ...
 
-    def unwritten(self, connection: Connection) -> None: ...
+
+class Unwritten:
+    """The connections of a loop that have gathered output. It is written at the end of the tick, and when
+    commits are answered.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._connections: list[Connection] = []
+        self._flushes = False  # at the end of this tick
+
+    def add(self, connection: Connection) -> None:
+        if not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._end_tick)
+        self._connections.append(connection)
+
+    def _end_tick(self) -> None:
+        self._flushes = False
+        self.flush()
+
+    def flush(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.flush()
 
 
 class Connection(asyncio.Protocol):
@@ -307,7 +331,7 @@ class Connection(asyncio.Protocol):
         """What is gathered in a tick is written once, at its end."""
         if not self._unwritten:
             self._unwritten = True
-            self.server.unwritten(self)
+            self.server.unwritten.add(self)
         if self._out.size > FLUSH_BYTES:
             self.flush()
 

@@ -28,7 +28,7 @@ from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.closing import close
 from broker_core.server.amqp.commands import COMMANDS
-from broker_core.server.amqp.connection import Connection
+from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.shown import clients, connection_info
@@ -82,11 +82,10 @@ class AmqpServer:
         self.stopping = False
         self.loop: asyncio.AbstractEventLoop
         self.commits: CommitQueue
+        self.unwritten: Unwritten
         self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
         self._thread: threading.Thread | None = None
-        self._unwritten: list[Connection] = []
         broker.held.add_door(partial(close, self), partial(clients, self.connections))
-        self._flushes = False  # at the end of this tick
         self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()
         self._empty: asyncio.Event
@@ -156,7 +155,8 @@ class AmqpServer:
     async def _listen(self) -> None:
         _allow_many_sockets()
         self.commits = CommitQueue(self.loop, self.broker)
-        self.commits.answered = self.flush
+        self.unwritten = Unwritten(self.loop)
+        self.commits.answered = self.unwritten.flush
         self._empty = asyncio.Event()
         offer = handshake.offer(self.options)
         asks = self.tls is not None and bool(self.tls.options.ca)
@@ -207,23 +207,6 @@ class AmqpServer:
             self._idle_since = time.monotonic()
             self._empty.set()
 
-    def unwritten(self, connection: Connection) -> None:
-        """Flush ``connection`` at the end of the tick."""
-        if not self._flushes:
-            self._flushes = True
-            self.loop.call_soon(self._flush)
-        self._unwritten.append(connection)
-
-    def _flush(self) -> None:
-        self._flushes = False
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what all connections have gathered. Also called when commits are answered."""
-        unwritten, self._unwritten = self._unwritten, []
-        for connection in unwritten:
-            connection.flush()
-
     def connections_to(self, vhost: str) -> int:
         """For any thread: how many have entered a virtual host."""
         return sum(
@@ -262,7 +245,7 @@ class AmqpServer:
     def _spill_transactions(self) -> None:
         """If open transactions are large together, they spill earlier, and the largest ones at once."""
         large = self._alarm.transactions_large()
-        self.broker.spill_early(large)
+        self.broker.channel_commits.spill_early(large)
         if not large or self._spills:
             return
         deadline = time.monotonic() + SPILL_S
@@ -279,7 +262,7 @@ class AmqpServer:
                 self._spills = True
                 self.loop.call_later(SPILL_S, self._go_on_spilling)  # others are served in between
                 return
-            self.broker.spill(session.channel.transaction)
+            self.broker.channel_commits.spill(session.channel.transaction)
 
     def _go_on_spilling(self) -> None:
         self._spills = False

@@ -13,6 +13,7 @@ durable.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -36,11 +37,12 @@ from broker_core.errors import (
 )
 from broker_core.message.message import Message
 from broker_core.server.amqp import transaction_exchange
-from broker_core.server.amqp.backlog import Backlog
 from broker_core.server.amqp.channel_holder import channel_holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 from broker_core.server.amqp.tick_commit import TickCommit
 
+BACKLOG = 1_000  # commands that wait; then the connection is not read
+BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 
 T = TypeVar("T")
@@ -78,6 +80,43 @@ PHASES: Mapping[tuple[Phase, Move], Phase] = {
     (Phase.ended, Move.go_on): Phase.ended,
 }
 _READY = Phase.ready
+
+
+class Backlog:
+    """The commands that wait behind a commit. ``full`` is a hint to stop reading; commands that were read
+    still go in. ``_size`` is the length of all their bodies.
+    """
+
+    __slots__ = ("_commands", "_size")
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._commands)
+
+    @property
+    def full(self) -> bool:
+        return len(self._commands) >= BACKLOG or self._size > BACKLOG_BYTES
+
+    def append(self, command: Command) -> None:
+        self._commands.append(command)
+        self._size += len(command.body)
+
+    def put_back(self, command: Command) -> None:
+        """Make it the next one."""
+        self._commands.appendleft(command)
+        self._size += len(command.body)
+
+    def pop(self) -> Command:
+        command = self._commands.popleft()
+        self._size -= len(command.body)
+        return command
+
+    def clear(self) -> None:
+        self._commands.clear()
+        self._size = 0
 
 
 class Session:

@@ -126,7 +126,7 @@ def test_a_dead_letter_keeps_the_id_through_expiry_overflow_and_every_later_deat
 def test_a_dead_letter_of_a_spilled_transaction_names_it_too(node: Node) -> None:
     declared(node, "q", **DEAD)
     declared(node, "dead")
-    node.broker.spill_rows = 2
+    node.broker.channel_commits.spill_rows = 2
     transaction(node, b"1", b"2", b"3", end=lambda channel: channel.tx_commit("t"))
     node.restart()
     reject_all(node)

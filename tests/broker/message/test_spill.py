@@ -16,9 +16,9 @@ from broker_core.broker.transaction.transaction import Limits
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
+from broker_core.node.channel_commit import SPILL_BYTES, SPILL_ROWS
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
-from broker_core.node.node import SPILL_BYTES, SPILL_ROWS
 from broker_core.store.durable import DurableStore
 from tests.broker.conftest import Node, declared, publish
 
@@ -54,7 +54,7 @@ def _history(node: Node, seed: int, spill_rows: int) -> Iterator[object]:
         for name in QUEUES:
             channel.queue_bind(name, "all", f"#.{name}.#")
     for step in range(8):
-        node.broker.spill_rows = spill_rows
+        node.broker.channel_commits.spill_rows = spill_rows
         channel = node.channel()
         channel.tx_select()
         for number in range(chance.randrange(1, 60)):
@@ -153,7 +153,7 @@ def test_18_no_open_transaction_keeps_its_messages_in_memory(node: Node, queue: 
 def test_15_a_restart_ends_the_transient_messages_of_a_large_transaction_only(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     broker = LocalBroker(DurableStore(directory), upkeep=False)
-    broker.spill_rows = 100
+    broker.channel_commits.spill_rows = 100
     with broker.channel() as channel:
         channel.queue_declare("q")
         channel.tx_select()
@@ -179,7 +179,7 @@ def test_15_a_restart_ends_the_transient_messages_of_a_large_transaction_only(tm
 
 def test_s2_a_claimed_range_of_spilled_transient_messages_is_read_again_after_a_restart(node: Node) -> None:
     declared(node, "q")
-    node.broker.spill_rows = 4
+    node.broker.channel_commits.spill_rows = 4
     with node.channel() as channel:
         channel.tx_select()
         for number in range(20):
@@ -197,7 +197,7 @@ def test_s2_a_claimed_range_of_spilled_transient_messages_is_read_again_after_a_
 
 def test_21_mandatory_messages_of_a_spilled_piece_come_back_when_their_queue_is_gone(node: Node) -> None:
     declared(node, "q", "other")
-    node.broker.spill_rows = 3
+    node.broker.channel_commits.spill_rows = 3
     with node.channel() as channel:
         channel.tx_select()
         for number in range(8):
@@ -214,7 +214,7 @@ def test_21_mandatory_messages_of_a_spilled_piece_come_back_when_their_queue_is_
 
 def test_18_a_piece_whose_queues_are_all_gone_leaves_nothing_behind(node: Node) -> None:
     declared(node, "q")
-    node.broker.spill_rows = 3
+    node.broker.channel_commits.spill_rows = 3
     with node.channel() as channel:
         channel.tx_select()
         for _ in range(9):
@@ -244,14 +244,14 @@ def test_18_open_and_prepared_transactions_are_counted_until_they_end(node: Node
 
 def test_18_spilling_early_bounds_what_many_open_transactions_hold(node: Node) -> None:
     declared(node, "q")
-    node.broker.spill_early(True)
+    node.broker.channel_commits.spill_early(True)
     channels = [node.channel() for _ in range(20)]
     for channel in channels:
         channel.tx_select()
         for _ in range(10):
             channel.publish(bytes(100_000), routing_key="q")
     assert node.broker.transaction_bytes() <= 20 * SPILL_BYTES // 16
-    node.broker.spill_early(False)
+    node.broker.channel_commits.spill_early(False)
     for channel in channels:
         channel.tx_commit()
     assert node.queue("q").messages == 200
@@ -259,7 +259,7 @@ def test_18_spilling_early_bounds_what_many_open_transactions_hold(node: Node) -
 
 def test_18_a_publish_that_no_limit_allows_changes_nothing_of_a_spilled_transaction(node: Node) -> None:
     declared(node, "q")
-    node.broker.spill_rows = 4
+    node.broker.channel_commits.spill_rows = 4
     with node.broker.channel(limits=Limits(messages=10)) as channel:
         channel.tx_select()
         for number in range(10):
@@ -275,7 +275,7 @@ def test_an_owned_bounded_queue_takes_a_spilled_transaction_whole(node: Node) ->
     publish(node, "q", b"a", b"b")
     engine = EmbeddedEngine(node.broker)
     engine.claim("app", ["q"], {"q": START}, Limit(), Origin(), "fail")
-    node.broker.spill_rows = 3
+    node.broker.channel_commits.spill_rows = 3
     with node.channel() as channel:
         channel.tx_select()
         for number in range(12):

@@ -71,7 +71,7 @@ def relay(broker: LocalBroker, channel: LocalChannel, number: int) -> bool:
             for _ in range(1 + number % 3):
                 channel.publish(delivery.body, routing_key="out", mandatory=number % 2 == 0)
             if number % 50 == 0:
-                broker.spill(channel._channel.transaction)
+                broker.channel_commits.spill(channel._channel.transaction)
             channel.ack(delivery.tag)
         channel.tx_commit(token)
         armed = False

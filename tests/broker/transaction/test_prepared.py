@@ -7,7 +7,7 @@ import pytest
 from broker_core import errors
 from broker_core.broker.transaction.transaction import Limits, State, Transaction
 from broker_core.message.properties import Properties
-from broker_core.node.node import SPILL_ROWS
+from broker_core.node.channel_commit import SPILL_ROWS
 from tests.broker.conftest import Node, declared, publish
 
 # -- XA (decision 20) ----------------------------------------------------------------------------------------

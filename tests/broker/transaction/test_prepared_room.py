@@ -11,7 +11,7 @@ import pytest
 
 from broker_core import errors
 from broker_core.node.channel import LocalChannel
-from broker_core.node.node import SPILL_ROWS
+from broker_core.node.channel_commit import SPILL_ROWS
 from tests.broker.conftest import Node, declared, publish
 
 LIMITS: list[dict[str, Any]] = [

@@ -16,8 +16,8 @@ import pyarrow as pa
 from broker_core.engine import BranchHeader, BranchKind, Committed, LedgerEntry, Opened, StagedBranch
 from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import names
-from broker_core.kafka.cluster.backoff import Time
 from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.cluster.cluster import Time
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode

@@ -17,8 +17,8 @@ from broker_core import errors
 from broker_core.engine import START, Vector
 from broker_core.kafka import engine as engines
 from broker_core.kafka import names
-from broker_core.kafka.cluster.backoff import Backoff, Time
 from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.cluster.cluster import Backoff, Time
 from broker_core.kafka.cluster.connection import REQUEST_S, Settings
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol import port

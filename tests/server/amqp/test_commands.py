@@ -9,11 +9,9 @@ import pytest
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ChannelClose, Method
 from broker_core.amqp.v0_9_1.states import WORK
-from broker_core.server.amqp.backlog import BYTES, Backlog
-from broker_core.server.amqp.backlog import COMMANDS as MOST
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import PHASES, Move, Phase, Session
+from broker_core.server.amqp.session import BACKLOG, BACKLOG_BYTES, PHASES, Backlog, Move, Phase, Session
 
 
 def test_each_method_that_passes_the_connection_has_a_command() -> None:
@@ -42,12 +40,15 @@ def test_a_session_is_ready_again_after_each_wait_and_ends_from_every_phase() ->
 
 def test_a_backlog_keeps_the_order_and_says_when_it_is_full() -> None:
     backlog = Backlog()
-    first, second = Command(1, BasicPublish("", "a")), Command(1, BasicPublish("", "b"), b"", b"x" * BYTES)
+    first, second = (
+        Command(1, BasicPublish("", "a")),
+        Command(1, BasicPublish("", "b"), b"", b"x" * BACKLOG_BYTES),
+    )
     backlog.append(second)
     backlog.put_back(first)
     assert not backlog.full
     assert [backlog.pop(), backlog.pop()] == [first, second] and not backlog
-    for _ in range(MOST):
+    for _ in range(BACKLOG):
         backlog.append(first)
     assert backlog.full
     backlog.clear()

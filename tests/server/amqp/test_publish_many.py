@@ -22,7 +22,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import connection as connection_module
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS, basic
-from broker_core.server.amqp.connection import Connection
+from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
@@ -111,12 +111,13 @@ class Server:
 
     def __init__(self, limits: Limits, spill_rows: int) -> None:
         self.broker = LocalBroker(MemoryStore(), Clock(), limits=limits, upkeep=False)
-        self.broker.spill_rows = spill_rows
+        self.broker.channel_commits.spill_rows = spill_rows
         self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
         self.logins = Logins(self.broker.state.users)
         self.tls, self.unauthenticated, self.quotas = None, UnauthenticatedLimit(1), Quotas()
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)
+        self.unwritten = Unwritten(self.loop)
         self.connection = Connection(self, handshake.offer(self.options))
         self.transport: Any = Transport()
         self.connection.connection_made(self.transport)
@@ -128,9 +129,6 @@ class Server:
     def opened(self, _connection: Connection) -> None: ...
 
     def closed(self, _connection: Connection) -> None: ...
-
-    def unwritten(self, connection: Connection) -> None:
-        self.loop.call_soon(connection.flush)
 
     def feed(self, data: bytes) -> None:
         self.connection.data_received(data)

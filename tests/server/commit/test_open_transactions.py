@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 
-from broker_core.node.node import SPILL_BYTES
+from broker_core.node.channel_commit import SPILL_BYTES
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp.options import AmqpOptions
 from tests.amqp_peer import Peer

@@ -29,8 +29,9 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     if name not in session.rights.writable:
         command_permissions.publish(session.rights, session.state.topology, name, routing_key, properties)
     copies = False
-    if properties is not session.ordinary and properties:
-        if properties[1] & USER_ID and not session.rights.impersonates:
+    if properties and properties != session.ordinary:
+        named = properties[1] & USER_ID
+        if named and not session.rights.impersonates:
             check_user_id(properties, session.connection.user)
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
             properties = direct_reply.addressed(session, properties)
@@ -39,7 +40,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
                 f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}"
             )
         copies = has_copies(properties)
-        if not copies:
+        if not (copies or named):  # whom a message may name changes with the users
             session.ordinary = properties
     source = session.state.topology.exchanges.get(name)
     if source is None or source.internal:
@@ -57,7 +58,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         if queues or method.mandatory:
             message = _new(Message, (body, routing_key, name, properties))
             channel.publish(message, queues, method.mandatory, session.clock() if session.timed else 0)
-            session.broker.spill_full(channel.transaction)
+            session.broker.channel_commits.spill_full(channel.transaction)
         return
     tick_commit = session.tick_commit
     if channel.confirming:
@@ -79,7 +80,7 @@ def publish_many(session: Session, publishes: Publishes) -> bool:
         not session.ready
         or method.immediate
         or method.exchange not in session.rights.writable
-        or (properties and properties is not session.ordinary)
+        or (properties and properties != session.ordinary)
     ):
         return False
     source = session.state.topology.exchanges.get(method.exchange)
@@ -92,7 +93,7 @@ def publish_many(session: Session, publishes: Publishes) -> bool:
     if not channel.transaction.publish_many(like, bodies, queues, method.mandatory, now):
         return False
     if channel.transactional:
-        session.broker.spill_full(channel.transaction)
+        session.broker.channel_commits.spill_full(channel.transaction)
         return True
     if channel.confirming:
         tick_commit.published += len(bodies)

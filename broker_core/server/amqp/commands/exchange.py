@@ -11,6 +11,7 @@ from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.exchange import check_type
 from broker_core.broker.state.change import Change
+from broker_core.node.committer import changes
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session
@@ -45,40 +46,31 @@ def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> No
 
 @command
 def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
-    name = one_line(method.exchange)
+    name, topology = one_line(method.exchange), session.state.topology
     command_permissions.delete_exchange(session.rights, name)
-
-    def work(state: BrokerState, change: Change, _now: int) -> None:
-        state.topology.delete_exchange(change, name, if_unused=method.if_unused)
-
-    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeDeleteOk())
+    reply = None if method.nowait else m.ExchangeDeleteOk()
+    session.submit(
+        method, changes(topology.delete_exchange, name, if_unused=method.if_unused), lambda _: reply
+    )
 
 
 @command
 def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
-    destination, source = _binding(session, method)
-
-    def work(state: BrokerState, change: Change, _now: int) -> None:
-        state.topology.bind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
-
-    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeBindOk())
+    reply, binding = None if method.nowait else m.ExchangeBindOk(), _binding(session, method)
+    session.submit(method, changes(session.state.topology.bind_exchange, *binding), lambda _: reply)
 
 
 @command
 def unbind(session: Session, method: m.ExchangeUnbind, _: Command) -> None:
-    destination, source = _binding(session, method)
-
-    def work(state: BrokerState, change: Change, _now: int) -> None:
-        state.topology.unbind_exchange(
-            change, destination, source, method.routing_key, dict(method.arguments)
-        )
-
-    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeUnbindOk())
+    reply, binding = None if method.nowait else m.ExchangeUnbindOk(), _binding(session, method)
+    session.submit(method, changes(session.state.topology.unbind_exchange, *binding), lambda _: reply)
 
 
-def _binding(session: Session, method: m.ExchangeBind | m.ExchangeUnbind) -> tuple[str, str]:
-    """Destination and source, if they are permitted."""
+def _binding(
+    session: Session, method: m.ExchangeBind | m.ExchangeUnbind
+) -> tuple[str, str, str, dict[str, object]]:
+    """What ``Topology.bind_exchange`` takes, if it is permitted."""
     destination, source = one_line(method.destination), one_line(method.source)
     topology = session.state.topology
     command_permissions.bind(session.rights, topology, "exchange", destination, source, method.routing_key)
-    return destination, source
+    return destination, source, method.routing_key, dict(method.arguments)

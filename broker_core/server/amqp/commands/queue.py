@@ -14,6 +14,7 @@ from broker_core.broker import command_permissions
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.node.committer import changes
 from broker_core.server.amqp import direct_reply
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
@@ -60,28 +61,24 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
 
 @command
 def bind(session: Session, method: m.QueueBind, _: Command) -> None:
-    queue, routing_key = _binding(session, method)
-
-    def work(state: BrokerState, change: Change, _now: int) -> None:
-        exchange, arguments = one_line(method.exchange), dict(method.arguments)
-        state.topology.bind(change, queue, exchange, routing_key, arguments, connection=session.connection)
-
-    session.submit(method, work, lambda _: None if method.nowait else m.QueueBindOk())
+    reply, binding = None if method.nowait else m.QueueBindOk(), _binding(session, method)
+    session.submit(
+        method, changes(session.state.topology.bind, *binding, connection=session.connection), lambda _: reply
+    )
 
 
 @command
 def unbind(session: Session, method: m.QueueUnbind, _: Command) -> None:
-    queue, routing_key = _binding(session, method)
-
-    def work(state: BrokerState, change: Change, _now: int) -> None:
-        exchange, arguments = one_line(method.exchange), dict(method.arguments)
-        state.topology.unbind(change, queue, exchange, routing_key, arguments, connection=session.connection)
-
-    session.submit(method, work, lambda _: m.QueueUnbindOk())
+    unbind, binding = session.state.topology.unbind, _binding(session, method)
+    session.submit(
+        method, changes(unbind, *binding, connection=session.connection), lambda _: m.QueueUnbindOk()
+    )
 
 
-def _binding(session: Session, method: m.QueueBind | m.QueueUnbind) -> tuple[str, str]:
-    """Queue and routing key, if they are permitted.
+def _binding(
+    session: Session, method: m.QueueBind | m.QueueUnbind
+) -> tuple[str, str, str, dict[str, object]]:
+    """What ``Topology.bind`` takes, if it is permitted.
 
     With neither a queue nor a key, the key is the queue's name too (specification 1.7.2.3.3).
     """
@@ -89,7 +86,7 @@ def _binding(session: Session, method: m.QueueBind | m.QueueUnbind) -> tuple[str
     routing_key = method.routing_key or ("" if method.queue else queue)
     exchange, topology = one_line(method.exchange), session.state.topology
     command_permissions.bind(session.rights, topology, "queue", queue, exchange, routing_key)
-    return queue, routing_key
+    return queue, exchange, routing_key, dict(method.arguments)
 
 
 @command
@@ -112,9 +109,11 @@ def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
     name, connection = session.queue_name(one_line(method.queue)), session.connection
     command_permissions.delete_queue(session.rights, name)
 
-    def work(state: BrokerState, change: Change, _now: int) -> int:
-        return state.topology.delete_queue(
-            change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=connection
-        )
-
+    work = changes(
+        session.state.topology.delete_queue,
+        name,
+        if_unused=method.if_unused,
+        if_empty=method.if_empty,
+        connection=connection,
+    )
     session.submit(method, work, lambda count: None if method.nowait else m.QueueDeleteOk(count))

@@ -1,6 +1,7 @@
 """Class tx: select, commit, rollback.
 
-Not here: what a commit means (``broker/``), named transactions (``named.py``).
+Not here: the steps of a commit (``node/channel_commit.py``), what it means (``broker/``), named transactions
+(``named.py``).
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from functools import partial
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.node.dead_letter_batch import DeadLetterBatch
+from broker_core.node.channel_commit import DeadLetterBatch
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Move, Session
@@ -30,7 +30,7 @@ def select(session: Session, method: m.TxSelect, command: Command) -> None:
 
 @command
 def commit(session: Session, method: m.TxCommit, _: Command) -> None:
-    channel, broker = session.channel, session.broker
+    channel = session.channel
     channel.check_transactional()
     transaction, named = channel.transaction, session.named
     if not transaction and not named:
@@ -38,14 +38,12 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
         return
     if session.timed:
         transaction.check_open_time(session.clock())
-    if named.prepare:
-        broker.spill_before_prepare(transaction)
-    else:
-        broker.spill_large(transaction)
+    steps = session.broker.channel_commits
+    steps.spill_large(transaction, prepare=bool(named.prepare))  # 1. spill
     session.move(Move.submit)
-    if not named.prepare and transaction.rejects_many:
+    if not named.prepare and transaction.rejects_many:  # 2. write ahead
         session.commits.aside(
-            partial(broker.write_ahead, transaction), partial(_written_ahead, session, method, transaction)
+            partial(steps.write_ahead, transaction), partial(_written_ahead, session, method, transaction)
         )
     else:
         _submit(session, method, transaction)
@@ -62,7 +60,8 @@ def _written_ahead(
     if session.ended:
         if dead_letters is not None:
             session.commits.aside(
-                partial(session.broker.forget_dead_letters, dead_letters), lambda _answer, _error: None
+                partial(session.broker.channel_commits.discard, dead_letters.appended),
+                lambda _answer, _error: None,
             )
     elif dead_letters is None:
         assert error is not None
@@ -73,37 +72,19 @@ def _written_ahead(
 
 
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
-    named, then = session.named, partial(_committed, session, method)
-    if named.prepare:
-        session.commits.submit(partial(_prepare, transaction, named.prepare, session), then, session)
-    else:
-        state = session.state
-        user = session.connection.user
-        transaction.xid = state.names.key(state.vhost, named.token, user) if named.token else ""
-        session.commits.submit(partial(_commit, transaction, session), then, session)
+    """3. commit"""
+    steps, channel, rights = session.broker.channel_commits, session.channel, session.rights
+    named, user = session.named, session.connection.user
 
+    def commit(_state: BrokerState, change: Change, now: int) -> CommitResult | None:
+        if named.prepare:
+            steps.prepare(channel, transaction, rights, None, named.prepare, user, change, now)
+            return None
+        return steps.commit(channel, transaction, rights, None, change, now)
 
-def _prepare(
-    transaction: Transaction, xid: str, session: Session, state: BrokerState, change: Change, now: int
-) -> None:
-    seen = session.state
-    seen.topology.require_there()
-    _ask_again(transaction, session)
-    state.prepared.prepare(change, transaction, xid, now, seen.vhost, session.connection.user)
-
-
-def _commit(
-    transaction: Transaction, session: Session, state: BrokerState, change: Change, now: int
-) -> CommitResult:
-    _ask_again(transaction, session)
-    return state.transactions.commit(change, transaction, now)
-
-
-def _ask_again(transaction: Transaction, session: Session) -> None:
-    """Rights may have changed since it began. Raises AccessRefused."""
-    seen = session.state
-    if not session.rights.holds(session.channel.asked):
-        publish_again(session.rights, seen.topology, transaction, seen.blocks)
+    if named.token:
+        transaction.xid = session.state.names.key(session.state.vhost, named.token, user)
+    session.commits.submit(commit, partial(_committed, session, method), session)
 
 
 def _committed(
@@ -116,7 +97,7 @@ def _committed(
         session.fail(error, method)
         return
     with session.look:
-        session.channel.finish(session.now)
+        session.channel.finish(session.now)  # 4. finish
     session.named = transaction_exchange.NamedTransaction()
     if committed is not None:
         for message in committed.returned:

@@ -86,7 +86,7 @@ def _delete(call: HttpCall) -> HttpAnswer:
         )
 
     call.served.broker.run(work)
-    call.served.broker.notify_consumers()
+    call.served.broker.committer.published.tell_consumers()
     call.record("queue.delete", vhost=call.vhost, queue=name)
     return DONE
 
