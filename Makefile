@@ -23,8 +23,8 @@ WORKERS ?= 3
 ONLY ?=
 ARGS ?=
 PATHS ?=
-# Without what starts processes: Spark, Kafka, other clients, brokers, the command line.
-QUICK := $(foreach folder,cli crash interop server spark,--ignore=tests/$(folder)) -m 'not spark and not crash and not slow and not soak'
+# Without what starts processes (Spark, Kafka, other clients, brokers, the command line) and the machines of model.
+QUICK := $(foreach folder,cli crash interop model server spark,--ignore=tests/$(folder)) -m 'not spark and not crash and not slow and not soak'
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom)
 SEED := $(strip $(SEED))
 

@@ -14,6 +14,8 @@ import pytest
 from bench.ports import free_ports
 from tests import advisories
 
+pytestmark = pytest.mark.slow  # each asks a server of its own
+
 LOCK = "six==1.16.0 --hash=sha256:{0}\nidna==3.4 --hash=sha256:{0}\n".format("0" * 64)
 
 

@@ -249,12 +249,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_has_every_public_name_of_the_package(site: Path) -> None:
     page = (site / "api.html").read_text()
     headings = set(re.findall(r'<h\d id="[\w.]*?(\w+)"', page))
     assert [name for name in txmq.__all__ if name not in headings] == ["__version__"]
 
 
+@pytest.mark.slow
 def test_a_page_of_the_site_requests_nothing_from_other_hosts(site: Path) -> None:
     requested = re.compile(
         r'<(?:script|img|link rel="(?:stylesheet|icon|preload)")[^>]*(?:src|href)="?(?:https?:)?//'

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -211,4 +212,4 @@ class TwoStores(RuleBasedStateMachine):
 
 
 TwoStores.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-TestTwoStores = TwoStores.TestCase
+TestTwoStores = pytest.mark.slow(TwoStores.TestCase)

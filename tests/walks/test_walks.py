@@ -17,6 +17,8 @@ from tests.walks.__main__ import shown
 from tests.walks.recorder import Call, Walk
 from tests.walks.walks import WALKS
 
+pytestmark = pytest.mark.slow  # a process that opens brokers
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # files at most

@@ -181,6 +181,7 @@ def _much_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "GARBAGE", 3)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 @example(1215)  # a driver ends batch 0 while another one asks for its start
