@@ -43,6 +43,7 @@ IDLE_ROWS = 1_000
 COMPACT_TICKS = 30
 LOOKED_AT = 256  # queues, under the lock at once
 STALE_BINDINGS = 1_000  # bindings, the same
+LOGGED = 1_000  # errors, which may name queues; then each is logged again
 
 
 class Upkeep:
@@ -134,6 +135,8 @@ class Upkeep:
         """Logs each distinct error once."""
         text = f"{what}: {type(error).__name__}: {error}"
         if text not in self._logged and self._committer.failure is None:
+            if len(self._logged) >= LOGGED:
+                self._logged.clear()
             self._logged.add(text)
             logger.error(text, exc_info=None if isinstance(error, ResourceShortage) else error)
 

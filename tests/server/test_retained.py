@@ -23,7 +23,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing import route_room
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology import refusals
-from broker_core.broker.transaction import outcomes
+from broker_core.broker.transaction import names, outcomes
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
@@ -32,13 +32,14 @@ from broker_core.micro_batch import ledger, owners
 from broker_core.micro_batch.claims import claim
 from broker_core.micro_batch.owners import Actor
 from broker_core.micro_batch.staged_room import StagedLimits
+from broker_core.node import upkeep
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server import log_file
 from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
-from broker_core.server.flight import channels
+from broker_core.server.flight import channels, clients
 from broker_core.server.http.kept import history, page_sessions
 from broker_core.server.http.kept.history import PlotHistory
 from broker_core.server.http.kept.page_sessions import PageSessions
@@ -217,6 +218,35 @@ def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
     return max(len(each._now.answers) for each in of.values()), LOW
 
 
+def named(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(names, "NAMES_KEPT", LOW)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.tx_select()
+        for _user, name in things:
+            channel.publish(b"", routing_key="q")
+            channel.tx_commit(name)
+    return len(broker._local.state.names._by_time), LOW
+
+
+def heard(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    """Connections that have called over Flight, and attempts that they have opened."""
+    low.setattr(clients, "KEPT", LOW)
+    known, state = clients.FlightClients(), broker._local.state
+    for user, name in things:
+        caller = Caller(Identity(user, frozenset()), Rights(state.users, user, owner=True), "", state)
+        known.called(f"ipv4:{name}", caller)
+        known.staged(caller, name)
+    return len(known._connections) + len(known._attempts), 2 * LOW
+
+
+def logged_errors(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(upkeep, "LOGGED", LOW)
+    for _user, name in things:
+        broker._local.upkeep._log_once(f"queue {name}", ValueError())
+    return len(broker._local.upkeep._logged), LOW
+
+
 def routes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     room = broker._local.state.virtual_hosts.registry.routes
     room._limit = LOW * 1000
@@ -292,6 +322,9 @@ ROWS = {
     "staged bytes": Fill("`--staged-bytes`", staged_bytes),
     "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),
     "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
+    "names of transactions, for their dead letters": Fill(f"{names.NAMES_KEPT:,}", named),
+    "who has called over Flight, and opened attempts": Fill(f"{clients.KEPT:,} of each", heard),
+    "errors of the upkeep that are logged once": Fill(f"{upkeep.LOGGED:,}", logged_errors),
     "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
     "bindings": Fill(f"{refusals.VHOST_BINDING_BYTES >> 20} MiB", bindings),
@@ -327,9 +360,9 @@ def test_the_table_has_a_row_for_each_fill_and_the_bounds_of_the_code() -> None:
 def test_what_outlives_a_call_is_bounded_for_one_user_and_for_a_thousand(
     what: str, users: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    names = [f"user{number}" for number in range(users)]
-    broker._local.state.users.given = frozenset(names)
-    things = [(user, f"{number}-{user}") for number in range(THINGS // users) for user in names]
+    people = [f"user{number}" for number in range(users)]
+    broker._local.state.users.given = frozenset(people)
+    things = [(user, f"{number}-{user}") for number in range(THINGS // users) for user in people]
     kept, bound = ROWS[what].fill(broker, things, monkeypatch, tmp_path)
     assert 0 < kept <= bound, (kept, bound)
     assert broker.failure is None

@@ -26,9 +26,10 @@ from broker_core.broker.state.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.claims.logs import Logs
-from broker_core.micro_batch.claims.origins import Origins, too_many
+from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
 from broker_core.micro_batch.claims.releases import Release, Releases
+from broker_core.micro_batch.claims.sources import Sources
 from broker_core.micro_batch.sink import RecordSink
 
 Kept = ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord
@@ -53,8 +54,7 @@ class Claims:
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
-        # app -> logs -> as above: the claims of one source
-        self._by_logs: dict[str, dict[str, list[ClaimRecord]]] = {}
+        self._sources = Sources(self._undo)
         self.origins = Origins(self._undo, vhost)
         self.releases = Releases(self._undo, vhost)
         self.reads = Reads(self._undo, vhost, self.release_text)
@@ -100,32 +100,19 @@ class Claims:
         self._positions[app_id] = max(position, self._positions.get(app_id, 0))
 
     def _add(self, claim: ClaimRecord) -> None:
-        app, logs = claim.app_id, _logs(claim)
-        if app not in self._by_logs:
-            self._undo.item(self._by_logs, app)
-        sources = self._by_logs.setdefault(app, {})
-        self._undo.item(sources, logs)
-        for same in (
-            self._by_start.setdefault((app, claim.start), []),
-            self._by_app.setdefault(app, []),
-            sources.setdefault(logs, []),
-        ):
+        app = claim.app_id
+        for same in (self._by_start.setdefault((app, claim.start), []), self._by_app.setdefault(app, [])):
             self._undo.growth(same)
             same.append(claim)
+        self._sources.add(claim)
         self.raise_position(app, claim.position)
 
     def _remove_claim(self, claim: ClaimRecord) -> None:
-        sources, logs = self._by_logs[claim.app_id], _logs(claim)
-        for same in (self._by_app[claim.app_id], sources[logs]):
-            at = same.index(claim)
-            self._undo.append((same.insert, at, claim))
-            del same[at]
-        if not sources[logs]:
-            self._undo.order(sources)
-            del sources[logs]
-        if not sources:
-            self._undo.item(self._by_logs, claim.app_id)
-            del self._by_logs[claim.app_id]
+        same = self._by_app[claim.app_id]
+        at = same.index(claim)
+        self._undo.append((same.insert, at, claim))
+        del same[at]
+        self._sources.remove(claim)
         key = (claim.app_id, claim.start)
         self._undo.item(self._by_start, key)
         others = [other for other in self._by_start[key] if other != claim]
@@ -235,9 +222,8 @@ class Claims:
             end = logs.cut(begin, limit)
         if origin_record is not None:
             self.origins.require_room(origin_record, KEPT_SOURCES)
-        sources = self._by_logs.get(app_id, {})
-        if known is None and len(sources) >= KEPT_SOURCES and canonical(sorted(begin)) not in sources:
-            raise too_many(app_id, KEPT_SOURCES)
+        if known is None:
+            self._sources.require_room(app_id, begin, KEPT_SOURCES)
 
         for log, first in begin.items():
             logs.own(log, app_id, first)
@@ -286,7 +272,7 @@ class Claims:
         """Drops old claims of one source. Others do not count: an idle source still needs the end of its
         newest claim, however many claims another one has made since then.
         """
-        claims = self._by_logs[newest.app_id][_logs(newest)]
+        claims = self._sources.claims(newest)
         while len(claims) > KEPT_CLAIMS:
             self._drop(sink, claims[0])
 
@@ -424,10 +410,6 @@ class Claims:
             kept = [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
             logs.reclaim(other, app_id, kept)
         self.reads.release(sink, app_id, gone)
-
-
-def _logs(claim: ClaimRecord) -> str:
-    return canonical(sorted(claim.ranges))
 
 
 def _age(record: Kept | LedgerRecord) -> int:
