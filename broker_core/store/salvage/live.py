@@ -22,6 +22,7 @@ from broker_core import failpoint
 from broker_core.errors import CorruptSegment, DataLoss, StoreFailed
 from broker_core.ids import BlockId
 from broker_core.store.directory import sync_directory
+from broker_core.store.failure import store_error
 from broker_core.store.port import Location, Store
 from broker_core.store.salvage.damage import read_twice, require_damage
 from broker_core.store.salvage.doubtful import Doubtful
@@ -98,8 +99,15 @@ def _partly(path: Path, place: BlockPlace, error: Exception) -> DamagedBlock:
 
 def write_doubtful(directory: Path, rows: Doubtful) -> tuple[str, int]:
     """Writes what can be parsed to a new file in ``directory``, durably. Its path and its rows; "" if there
-    are none. Raises OSError.
+    are none. Raises DiskFull, StoreFailed.
     """
+    try:
+        return _written(directory, rows)
+    except OSError as error:
+        raise store_error(error, directory) from error
+
+
+def _written(directory: Path, rows: Doubtful) -> tuple[str, int]:
     unready = directory / "doubtful.new"
     unready.unlink(missing_ok=True)
     count = rows.write(unready)
