@@ -8,6 +8,7 @@ pipeline ended.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -128,11 +129,13 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
 
 def suspended_processes() -> int:
     """How many descendants of this process are suspended."""
-    return sum(
-        child.status() == psutil.STATUS_STOPPED
-        for child in psutil.Process().children(recursive=True)
-        if child.is_running()
-    )
+    return sum(map(is_suspended, psutil.Process().children(recursive=True)))
+
+
+def is_suspended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end at any moment
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def function(pipeline: dict[str, Any]) -> Any:

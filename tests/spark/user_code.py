@@ -538,7 +538,8 @@ def interrupted(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeli
 
 def forked(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
     """What a forked process stages nobody would decide, and the function does not look at how it ended."""
-    child = get_context("fork").Process(target=effects, args=(batch, tx))
+    rows = batch.select("body")  # the process has no gateway to the JVM of its own
+    child = get_context("fork").Process(target=tx.publish, args=(rows,), kwargs={"queue": pipeline["out"]})
     child.start()
     child.join()
 
