@@ -11,10 +11,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
-from broker_core.client.admin import connections, consumers
+from broker_core.client.admin import connections, consumers, history, message, transaction
 from broker_core.errors import OptionError
 from txmq.address import client_at
-from txmq.output import Row, confirm, done, print_lines, show
+from txmq.admin.history import message_lines, transaction_lines, transaction_row
+from txmq.limits import count, positive
+from txmq.output import Row, confirm, done, print_json, print_lines, show
 from txmq.topology import yes
 
 Add = Callable[..., argparse.ArgumentParser]
@@ -39,6 +41,14 @@ def arguments(commands: object, add: Add) -> None:
     transactions.add_argument(
         "--open", action="store_true", help="those that are open instead, with the channel of each"
     )
+    transactions.add_argument(
+        "--last", metavar="N", type=positive, help="the last N that were committed instead"
+    )
+    did = add(commands, "transaction", _transaction, "what a committed transaction did", address=True)
+    did.add_argument("sequence", metavar="N", type=positive, help="its commit sequence number")
+    life = add(commands, "message", _message, "what happened to a message", address=True)
+    life.add_argument("queue", metavar="QUEUE")
+    life.add_argument("offset", metavar="OFFSET", type=count)
     close = add(commands, "close", _close, "end a channel, or a connection of AMQP", address=True)
     close.add_argument("id", metavar="ID", help="as `txmq channels` or `txmq connections` lists it")
     yes(close)
@@ -77,9 +87,29 @@ def _chosen(options: argparse.Namespace, found: list[ChannelInfo]) -> list[Chann
 def _transactions(options: argparse.Namespace) -> int:
     if options.open:
         return _channels(options)
+    if options.last is not None:
+        return show(options, map(transaction_row, history(client_at(options), options.last)))
     found = client_at(options).prepared()
     shown = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
     return show(options, map(_prepared, shown))
+
+
+def _transaction(options: argparse.Namespace) -> int:
+    found = transaction(client_at(options), options.sequence)
+    if options.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print_lines(*transaction_lines(found))
+    return 0
+
+
+def _message(options: argparse.Namespace) -> int:
+    found = message(client_at(options), options.queue, options.offset)
+    if options.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print_lines(*message_lines(found))
+    return 0
 
 
 def _prepared(found: PreparedInfo) -> Row:

@@ -10,8 +10,10 @@ from broker_core.admin import (
     ClientInfo,
     ConsumerInfo,
     ExchangeInfo,
+    MessageLife,
     Preparation,
     QueueInfo,
+    TransactionInfo,
 )
 from broker_core.client.broker import BrokerClient
 from broker_core.client.connection import HELLO_S
@@ -104,4 +106,22 @@ def connections(client: BrokerClient) -> list[ClientInfo]:
 
 def consumers(client: BrokerClient) -> list[ConsumerInfo]:
     found: list[ConsumerInfo] = client.administer(list[ConsumerInfo], "consumers")
+    return found
+
+
+def transaction(client: BrokerClient, sequence: int) -> TransactionInfo:
+    """What a commit did, by its number. Raises UnknownTransaction."""
+    found: TransactionInfo = client.administer(TransactionInfo, "transaction", sequence=sequence)
+    return found
+
+
+def history(client: BrokerClient, limit: int = 100) -> list[TransactionInfo]:
+    """The last commits, the newest first; at most 1,000."""
+    found: list[TransactionInfo] = client.administer(list[TransactionInfo], "history", limit=limit)
+    return found
+
+
+def message(client: BrokerClient, queue: str, offset: int) -> MessageLife:
+    """What happened to a message. Raises QueueNotFound."""
+    found: MessageLife = client.administer(MessageLife, "message", queue=queue, offset=offset)
     return found

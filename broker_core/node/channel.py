@@ -64,14 +64,11 @@ class LocalChannel:
         self._broker = broker
         self._state = broker.state.of(vhost)
         self._committer = broker.committer
-        self._look = broker.look
-        self._clock = broker.clock
+        self._look, self._clock = broker.look, broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
-        broker.held.add(
-            self._channel, holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
-        )
-        self._timed = limits.open_s is not None
-        self._user, self._rights = user, rights
+        holder = holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
+        self._who = broker.held.add(self._channel, holder)
+        self._timed, self._user, self._rights = limits.open_s is not None, user, rights
         # of a channel that another process holds: its id, and the number of this call
         self.call: tuple[str, int] | None = None
         self._ended = False
@@ -463,6 +460,7 @@ class LocalChannel:
         def work(state: BrokerState, change: Change, now: int) -> CommitResult:
             self._state.topology.require_there()
             self._ask_again(transaction)
+            change.effects.who = self._who
             committed = state.transactions.commit(change, transaction, now)
             if call is not None:
                 state.names.outcomes.remember_call(change, *call, now)
@@ -486,6 +484,7 @@ class LocalChannel:
             # the channel may have been closed meanwhile; a new exclusive queue would have no owner
             channel.check_open()
             seen.topology.require_there()
+            change.effects.who = self._who
             return work(seen, change, now)
 
         return self._committer.run(while_open)

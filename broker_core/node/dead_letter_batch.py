@@ -4,9 +4,9 @@ names them.
 Not here: what a dead letter is (``broker/message/dead_letter.py``), and its route (found at the commit). A
 commit blocks all others, so it must not make fifty thousand copies. The committing thread makes them before,
 a few at a time under the lock.
-Invariant: until ``DeadLetterBatch.apply`` the transaction does not change. After it, the transaction acks
-what it had rejected, and ``dead_letter_blocks`` holds the copies. A reject that was not copied (additional
-routing keys, a message that cannot be read) stays a reject, which the commit handles as usual.
+Invariant: until ``DeadLetterBatch.apply`` the transaction does not change. After it, its rejects
+are "copied", and ``dead_letter_blocks`` holds the copies. A reject that was not copied (additional routing
+keys, a message that cannot be read) stays a reject, which the commit handles as usual.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeadLetterBatch:
         settles = transaction.settles
         for place in self.places:
             queue, offset, _ = settles[place]
-            settles[place] = Settle(queue, offset, "ack")
+            settles[place] = Settle(queue, offset, "copied")
         transaction.dead_letter_blocks += self.dead_letter_blocks
 
     @property

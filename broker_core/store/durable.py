@@ -28,7 +28,7 @@ from broker_core.store.catalog import Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import corrupt_catalog, store_error, unread_catalog
-from broker_core.store.inbox import Packed, pack
+from broker_core.store.inbox import Packed, pack_group, unpack_all
 from broker_core.store.plan import Plan
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.segment import ROLL_BYTES, BlockPlace, Segments, cut_tail
@@ -160,7 +160,7 @@ class DurableStore:
         """Returns the durable data, without bodies in segments. Raises CorruptCatalog."""
         try:
             records = list(self._catalog.records())
-            inbox = list(self._catalog.inbox())
+            inbox, told = unpack_all(self._catalog.packed_inbox())
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise unread_catalog(error, self._path) from error
         for row in inbox:
@@ -172,7 +172,7 @@ class DurableStore:
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
         self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._inbox)])
         blocks = [_info(block_id, place) for block_id, place in self._places.items()]
-        return StoreImage(records, inbox, blocks, self._sequence, self._clean)
+        return StoreImage(records, inbox, blocks, self._sequence, self._clean, told)
 
     # Writing
 
@@ -263,7 +263,7 @@ class DurableStore:
     def _write(self, encoded: Sequence[Encoded], plan: Plan) -> list[int]:
         """Writes the transaction of one commit. Returns the segments that nothing needs after it."""
         catalog = self._catalog
-        rows = pack(plan.rows)
+        rows = pack_group(plan.rows, plan.told)
         known = self._sequence if self._sequence > plan.carried else plan.carried
         if plan.only_messages and len(rows) == 1 and plan.sequence <= known and not self._segments.changed:
             failpoint.here("store.commit.executed")

@@ -22,7 +22,17 @@ class Plan:
     appended, and sealed or rewritten.
     """
 
-    __slots__ = ("carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence")
+    __slots__ = (
+        "carried",
+        "forgotten",
+        "inbox",
+        "only_messages",
+        "put",
+        "rows",
+        "sealed",
+        "sequence",
+        "told",
+    )
 
     def __init__(
         self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
@@ -34,11 +44,14 @@ class Plan:
         self.forgotten: list[BlockId] = []
         self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
         self.only_messages = True
+        self.told = b""
         for change in changes:
             if change.sequence > self.sequence:
                 self.sequence = change.sequence
             if change.rows:
                 self.rows += change.rows
+            if change.told:
+                self.told = change.told
             if (
                 change.journal
                 or change.names
@@ -50,6 +63,8 @@ class Plan:
                 self._add(change, staged, written)
         if self.rows:
             self._check_rows(inbox, named)
+        if self.told and not self.rows:
+            raise ValueError("a group has a history to keep beside its rows, and no rows")
         for block_id in self.sealed:
             rows = len(inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
             if rows != self.put[block_id].rows:

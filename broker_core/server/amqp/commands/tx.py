@@ -96,6 +96,7 @@ def _commit(
     transaction: Transaction, session: Session, state: BrokerState, change: Change, now: int
 ) -> CommitResult:
     _ask_again(transaction, session)
+    change.effects.who = session.tick_commit.who
     return state.transactions.commit(change, transaction, now)
 
 
