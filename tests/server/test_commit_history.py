@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import Limit, Origin, ReadTicket
 from broker_core.launcher import Broker
+from broker_core.store.salvage.verify import verify
 from txmq.cli import main
 
 USERS = {"plain": (), "watcher": ("monitoring",), "other": ()}
@@ -127,3 +129,22 @@ def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.
     assert [row["sequence"] for row in json.loads(capsys.readouterr().out)] == [number]
     assert main(["transaction", "999999", *at]) != 0
     assert "[TXMQ_UNKNOWN_TRANSACTION]" in capsys.readouterr().err
+
+
+def test_it_is_in_the_data_directory_beside_messages_as_records_and_packed(tmp_path: Path) -> None:
+    def told(broker: Broker) -> list[TransactionInfo]:
+        with BrokerClient(broker.url) as found:
+            return admin.history(found, 1_000)
+
+    with Broker.open(tmp_path / "data") as broker:
+        for number in range(300):
+            publish(broker, f"q{number % 3}")
+        broker._local.upkeep.tick()
+        publish(broker, "q0")
+        with broker.channel() as channel:
+            channel.queue_purge("q1")
+        before = told(broker)
+        assert len(before) == 302
+    assert verify(tmp_path / "data").ok
+    with Broker.open(tmp_path / "data") as broker:
+        assert told(broker) == before
