@@ -333,3 +333,85 @@ class PreparedInfo:
     to: Mapping[str, int] = field(default_factory=dict)  # messages that it publishes to each queue
     acked: Mapping[str, int] = field(default_factory=dict)  # deliveries of each queue that it settles
     first: tuple[bytes, ...] = ()  # bodies, cut, that the caller may read
+
+
+@dataclass(frozen=True, slots=True)
+class EffectInfo:
+    """What a transaction did to ``entries`` of a queue: published, dead_lettered (copies that it put there),
+    acknowledged, rejected, returned, expired, overflowed, delivery_limit, purged, consumed (by an app),
+    deleted (with the queue). ``ranges``: [start, end) of offsets; not ``exact``: only from the first to the
+    last. ``source``: the queue that dead letters left.
+    """
+
+    effect: str
+    queue: str
+    entries: int
+    ranges: tuple[tuple[int, int], ...]
+    exact: bool = True
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """Rows that a micro-batch applies to a table. ``refused``: why the table refuses them, for now."""
+
+    table: str
+    operation: str
+    rows: int
+    applied: bool
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """What a commit did, as far as the caller may see it; ``sequence`` is its number. ``door``: amqp, flight,
+    process, spark, or "" for the broker itself. ``xid``: the name of a named transaction. ``app_id`` to
+    ``batch_id``: of a micro-batch, ``batch_id`` -1 for others. ``left_out``: entries of further queues.
+    """
+
+    sequence: int
+    committed_at_us: int
+    vhost: str
+    door: str
+    user: str
+    client: str
+    address: str
+    effects: tuple[EffectInfo, ...]
+    xid: str = ""
+    app_id: str = ""
+    query_id: str = ""
+    batch_id: int = -1
+    ledger_sequence: int = 0
+    tables: tuple[TableInfo, ...] = ()
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStep:
+    """Something that a transaction did to a message. ``certain`` False: it is one of those that the
+    transaction may have concerned. ``to``: where its dead letters went, as far as the caller may see it.
+    """
+
+    sequence: int
+    committed_at_us: int
+    effect: str
+    certain: bool
+    door: str = ""
+    user: str = ""
+    client: str = ""
+    app_id: str = ""
+    batch_id: int = -1
+    to: tuple[EffectInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLife:
+    """What happened to a message. ``state``: ready, held (by a channel or a prepared transaction), claimed
+    (by an app), settled, unknown (of a queue that is gone). ``since_us``: the history goes back to then.
+    """
+
+    queue: str
+    offset: int
+    state: str
+    steps: tuple[MessageStep, ...]
+    since_us: int = 0

@@ -27,6 +27,7 @@ import pyarrow as pa
 from broker_core import __version__, endpoint, failpoint
 from broker_core.address import VHOST, bracketed
 from broker_core.admin import PreparedInfo, QueueInfo
+from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.endpoint import Endpoint
@@ -84,7 +85,13 @@ class Broker:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
             id_ = _data_id(directory) if directory else ""
-            self._local = LocalBroker(store, limits=options.limits, outcomes=options.outcomes, identity=id_)
+            self._local = LocalBroker(
+                store,
+                limits=options.limits,
+                outcomes=options.outcomes,
+                identity=id_,
+            )
+            self._local.state.transactions.history.limits = options.history
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             adopt = store.adopt if isinstance(store, DurableStore) else None
@@ -166,6 +173,7 @@ class Broker:
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
         outcomes: Kept | None = None,
+        history: HistoryLimits | None = None,
         users: Mapping[str, str] | None = None,
         doors: Doors | None = None,
         quotas: QuotaLimits | None = None,
@@ -174,8 +182,9 @@ class Broker:
         """Opens the broker of a data directory, created if missing.
 
         ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for
-        ``outcome``. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands of
-        AMQP clients (docs/handlers.md). ``users``: NAME -> password or its hash, beside those that
+        ``outcome``; ``history``: the same of commits. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener;
+        ``handlers`` intercept the commands of AMQP clients (docs/handlers.md). ``users``: NAME -> password or
+        its hash, beside those that
         ``accounts`` keeps in the directory; they may do everything, unless the directory has the same name.
         ``doors``: TLS, and who is let in; ``quotas``: what users may take (docs/security.md).
 
@@ -192,6 +201,7 @@ class Broker:
             handlers,
             limits or DEFAULTS.limits,
             outcomes or DEFAULTS.outcomes,
+            history or DEFAULTS.history,
             users,
             doors or DEFAULTS.doors,
             quotas or DEFAULTS.quotas,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.server.amqp.handlers.handler import Handler
@@ -20,8 +21,8 @@ from broker_core.server.quotas import QuotaLimits
 class ServeOptions:
     """``host`` and ``port``: of Flight. ``amqp``: HOST:PORT of each AMQP listener. ``handlers`` intercept the
     commands of AMQP clients. ``limits``: of one transaction. ``outcomes``: how many are kept, and for how
-    long. ``users``: NAME -> password or its hash, beside those of the directory. ``doors``: TLS, and who is
-    let in. ``quotas``: what users may take.
+    long; ``history``: the same of commits. ``users``: NAME -> password or its hash, beside those of the
+    directory. ``doors``: TLS, and who is let in. ``quotas``: what users may take.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +32,7 @@ class ServeOptions:
     handlers: Sequence[Handler] = ()
     limits: Limits = field(default_factory=Limits)
     outcomes: Kept = field(default_factory=Kept)
+    history: HistoryLimits = field(default_factory=HistoryLimits)
     users: Mapping[str, str] | None = None
     doors: Doors = field(default_factory=Doors)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)

@@ -10,11 +10,13 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
-from broker_core.client.admin import connections, consumers
+from broker_core.client.admin import connections, consumers, history, message, transaction
 from broker_core.errors import OptionError
 from txmq.address import BROKER, client_at, queue_names
+from txmq.admin.history import message_lines, transaction_lines, transaction_row
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
-from txmq.output import Row, confirm, done, print_lines, show
+from txmq.command.values import count, positive
+from txmq.output import Row, confirm, done, print_json, print_lines, show
 
 
 def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> int:
@@ -77,13 +79,47 @@ def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
         shell_complete=queue_names,
     ),
     option("--open", text="those that are open instead, with the channel of each"),
+    option("--last", "N", "the last N that were committed instead", type=positive),
 )
 def _transactions(options: Options) -> int:
     if options.open:
         return _channels(options)
+    if options.last is not None:
+        return show(options, map(transaction_row, history(client_at(options), options.last)))
     found = client_at(options).prepared()
     shown = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
     return show(options, map(_prepared, shown))
+
+
+@command(
+    "transaction",
+    "what a committed transaction did",
+    *BROKER,
+    argument("N", "its commit sequence number", type=positive),
+)
+def _transaction(options: Options) -> int:
+    found = transaction(client_at(options), options.n)
+    if options.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print_lines(*transaction_lines(found))
+    return 0
+
+
+@command(
+    "message",
+    "what happened to a message",
+    *BROKER,
+    argument("QUEUE", shell_complete=queue_names),
+    argument("OFFSET", type=count),
+)
+def _message(options: Options) -> int:
+    found = message(client_at(options), options.queue, options.offset)
+    if options.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print_lines(*message_lines(found))
+    return 0
 
 
 def _prepared(found: PreparedInfo) -> Row:

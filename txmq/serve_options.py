@@ -69,6 +69,11 @@ GENERAL = (
     ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
     ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
     ServeOption(
+        "history-bytes", "N", count, "history.size_bytes",
+        "of the history of commits (`txmq transaction`); 0: none; default 16 MiB",
+    ),
+    ServeOption("history-hours", "HOURS", seconds_of_hours, "history.age_s", "for how long; default 24"),
+    ServeOption(
         "log-format", "LOG_FORMAT", click.Choice(("text", "json")), "",
         "of the log, which goes to standard error; default text", _TEXT,
     ),

@@ -26,6 +26,7 @@ from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
 from broker_core.broker.queue.consumer import Unacked as Unacked
 from broker_core.broker.state.block import EXPIRATION, NotLoaded
 from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.effects import BROKER
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.ids import BlockId
@@ -46,6 +47,7 @@ class Channel:
         self.state = state
         self.connection = self if connection is None else connection
         self.limits = limits or Limits()
+        self.who = BROKER  # whose commits these are in the history; set by the door
         self.asked: object = None  # the epoch of permissions when its transaction began
         self.transactional = False
         self.confirming = False

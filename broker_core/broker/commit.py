@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals
@@ -18,10 +19,11 @@ from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.effects import BROKER, CONSUMED, Who
 from broker_core.broker.state.numbers import Numbers
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.key import name_of
+from broker_core.broker.transaction.key import name_of, user_of
 from broker_core.broker.transaction.names import TransactionNames
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import State, Transaction
@@ -33,8 +35,8 @@ _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class CommitResult(NamedTuple):
-    """The result of a commit: its sequence number (NO_SEQUENCE: nothing was published), and mandatory
-    messages whose queues have been deleted.
+    """The result of a commit: its sequence number (NO_SEQUENCE: nothing was published, outside a
+    transaction), and mandatory messages whose queues have been deleted.
 
     ``rejected``: indexes in ``publishes`` that a full queue refused, in a transaction that is not atomic.
     ``dropped``: messages and settlements of a prepared transaction that have no effect because their queue
@@ -60,6 +62,7 @@ class Commits:
         virtual_hosts: VirtualHosts,
         vhost_message_limit: VhostMessageLimit,
     ) -> None:
+        self.history = CommitHistory(blocks.undo, numbers)
         self._undo = blocks.undo
         self._numbers = numbers
         self._blocks = blocks
@@ -97,15 +100,19 @@ class Commits:
             returned += self._unreached(spilled)
         self.become(transaction, State.COMMITTED)
         if transaction.transactional and (
-            publishes or transaction.spilled or transaction.staged or transaction.decided
+            publishes or settles or transaction.spilled or transaction.staged or transaction.decided
         ):
             change.sequence = self._numbers.next_sequence(transaction=True)
         if xid:
-            self._names.give(name_of(xid), now)
+            change.effects.xid, change.effects.is_plain = name_of(xid), False
+            if change.effects.who is BROKER:  # an operator commits it for its user
+                change.effects.who = Who(user=user_of(xid) or "")
+            self._names.give(change.effects.xid, now)
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
             removals = Removals()
+            removals.effects = change.effects
             returned += self._messages.enqueue(
                 change, publishes, now, removals, transaction.atomic, rejected, transaction.connection
             )
@@ -117,6 +124,7 @@ class Commits:
             self._settlement.settle(change, settles, now)
         for queue, start, end in transaction.consumed:
             queue.settle(start, end)
+            change.effects.note(CONSUMED, queue, start, end)
             queue.record(change)
         for dead_letter_block in transaction.dead_letter_blocks:
             self._stored.enqueue_dead_letters(change, dead_letter_block, now)

@@ -28,6 +28,7 @@ from broker_core.broker.state.records import (
     ExchangeBindingRecord,
     ExchangeRecord,
     ForgottenRecord,
+    HistoryRecord,
     HoleRecord,
     LedgerRecord,
     LineageRecord,
@@ -66,6 +67,7 @@ class Image(Protocol):
     inbox: list[InboxRow]
     sequence: CommitSequence
     clean: bool
+    told: list[tuple[BlockId, bytes]]
 
     @property
     def blocks(self) -> Sequence[Info]: ...
@@ -119,6 +121,10 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
             for kind in (UserRecord, PermissionRecord, TopicPermissionRecord, AppUserRecord, WriteUserRecord)
         )
     )
+    state.transactions.history.restore(
+        by_class.get(HistoryRecord, ()), image.told, by_class.get(ForgottenRecord, ())
+    )
+    state.loaded.latest_us = max(state.loaded.latest_us, state.transactions.history.latest_us)
     state.blocks.forget_unpinned()
     state.loaded.records = {kind: records for kind, records in by_class.items() if kind in _OF_MICRO_BATCHES}
 

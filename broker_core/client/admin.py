@@ -10,9 +10,11 @@ from broker_core.admin import (
     ClientInfo,
     ConsumerInfo,
     ExchangeInfo,
+    MessageLife,
     Preparation,
     QueueInfo,
     SkippedDamage,
+    TransactionInfo,
 )
 from broker_core.client.broker import BrokerClient
 from broker_core.client.connection import HELLO_S
@@ -111,3 +113,18 @@ def connections(client: BrokerClient) -> list[ClientInfo]:
 
 def consumers(client: BrokerClient) -> list[ConsumerInfo]:
     return client.administer(list[ConsumerInfo], "consumers")
+
+
+def transaction(client: BrokerClient, sequence: int) -> TransactionInfo:
+    """What a commit did, by its number. Raises UnknownTransaction."""
+    return client.administer(TransactionInfo, "transaction", sequence=sequence)
+
+
+def history(client: BrokerClient, limit: int = 100) -> list[TransactionInfo]:
+    """The last commits, the newest first; at most 1,000."""
+    return client.administer(list[TransactionInfo], "history", limit=limit)
+
+
+def message(client: BrokerClient, queue: str, offset: int) -> MessageLife:
+    """What happened to a message. Raises QueueNotFound."""
+    return client.administer(MessageLife, "message", queue=queue, offset=offset)

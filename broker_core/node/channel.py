@@ -65,14 +65,11 @@ class LocalChannel:
         self._topology = self._state.topology
         self._committer = broker.committer
         self._commits = broker.channel_commits
-        self._look = broker.look
-        self._clock = broker.clock
+        self._look, self._clock = broker.look, broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
-        broker.held.add(
-            self._channel, holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
-        )
-        self._timed = limits.open_s is not None
-        self._user, self._rights = user, rights
+        holder = holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
+        broker.held.add(self._channel, holder)
+        self._timed, self._user, self._rights = limits.open_s is not None, user, rights
         # of a channel that another process holds: its id, and the number of this call
         self.call: Call | None = None
         self._ended = False
@@ -462,6 +459,7 @@ class LocalChannel:
             # the channel may have been closed meanwhile; a new exclusive queue would have no owner
             channel.check_open()
             seen.topology.require_there()
+            change.effects.who = channel.who
             return work(seen, change, now)
 
         return self._committer.run(while_open)

@@ -69,7 +69,7 @@ class DeadLetterBatch:
         settles = transaction.settles
         for place in self.places:
             queue, offset, _ = settles[place]
-            settles[place] = Settle(queue, offset, "ack")
+            settles[place] = Settle(queue, offset, "copied")
         transaction.dead_letter_blocks += self.dead_letter_blocks
 
     @property
@@ -239,6 +239,7 @@ class ChannelCommits:
         Raises NotAllowed (the virtual host is deleted), AccessRefused, and what ``Commits.commit`` raises.
         """
         _ask_again(channel, transaction, rights)
+        change.effects.who = channel.who
         committed = self._state.transactions.commit(change, transaction, now)
         if call is not None:
             self._state.names.outcomes.remember_call(change, *call, now)

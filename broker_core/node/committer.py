@@ -403,9 +403,8 @@ class Committer:
                     following = held_up.next_after(following) if held_up else None
             self.loaded_blocks.loaded = NOTHING
             self._last_us = now_us
-            numbers = state.numbers.keep()
-            if numbers is not None:
-                changes.append(numbers)
+            kept = state.transactions.history.keep(changes, now_us), state.numbers.keep()
+            changes += [change for change in kept if change is not None]
         failpoint.here("committer.planned")
         if changes:
             began = time.monotonic()
@@ -433,6 +432,8 @@ class Committer:
             waiting.answer = waiting.work(self._state, change, now_us)
             if change:
                 self._store.encode(change)
+                if change.effects:
+                    self._state.transactions.history.add(change, now_us)
                 changes.append(change)
         except NotLoaded as missing:
             undo.roll_back()

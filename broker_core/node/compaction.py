@@ -1,4 +1,5 @@
 """Compaction: segments that are mostly dead bytes are rewritten, so that disk usage follows what queues need.
+The history of commits is packed.
 
 Not here: which rows are needed (``broker/``), how files are written and deleted (``store/``). The file is
 measured, not its remaining blocks, because forgotten and rolled back bytes are dead too. An open segment that
@@ -9,9 +10,14 @@ cannot be read stays where it is, and does not prevent the compaction of others.
 
 from __future__ import annotations
 
+from functools import partial
+
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.history.history import CommitHistory, Single
+from broker_core.broker.history.rows import compressed
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss
 from broker_core.ids import BlockId
 from broker_core.node.committer import Committer, changes
@@ -100,3 +106,32 @@ class Compaction:
 
 def _tidy(_state: BrokerState, change: Change, _now: int) -> None:
     change.tidy = True
+
+
+def compact_history(committer: Committer, now_us: int) -> None:
+    """Packs the rows of the history of commits, and drops what is too old."""
+    while True:
+        with committer.look as state:
+            history = state.transactions.history
+            found, due = history.to_pack(), history.is_due(now_us)
+        if found is not None:
+            first, rows = found
+            into = compressed(rows)  # without the lock
+            failpoint.here("upkeep.history.packed")
+            committer.run(partial(_pack, history, first, into))
+        if due:
+            committer.run(lambda state, change, now: state.transactions.history.trim(change, now))
+            failpoint.here("upkeep.history.trimmed")
+        if found is None and not due:
+            return
+
+
+def _pack(
+    history: CommitHistory,
+    first: Single,
+    into: HistoryRecord,
+    _state: BrokerState,
+    change: Change,
+    _now: int,
+) -> None:
+    history.pack(change, first, into)

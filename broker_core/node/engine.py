@@ -28,6 +28,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.effects import Who
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.checks import checked_calls
 from broker_core.engine import (
@@ -115,7 +116,7 @@ class EmbeddedEngine:
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._branches.room.limits = staged or StagedLimits()
         self._reader = Reader(local, state)
-        self._actor = OWNER
+        self._actor, self._who = OWNER, Who("spark", vhost)
         local.upkeep.chores.append(self.drop_abandoned)
 
     @property
@@ -126,7 +127,7 @@ class EmbeddedEngine:
     def acting(self, actor: Actor) -> EmbeddedEngine:
         """Returns this engine for the calls of ``actor``."""
         seen = copy.copy(self)
-        seen._actor = actor
+        seen._actor, seen._who = actor, self._who._replace(user=actor.user)
         return seen
 
     def _run(self, work: Work[T]) -> T:
@@ -135,6 +136,7 @@ class EmbeddedEngine:
 
         def there(_state: BrokerState, change: Change, now_us: int) -> T:
             seen.topology.require_there()
+            change.effects.who = self._who
             return work(seen, change, now_us)
 
         try:

@@ -19,6 +19,7 @@ from broker_core.admin import LISTED, ChannelInfo, ClientInfo, ConsumerInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
+from broker_core.broker.state.effects import Who
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.broker.transaction.key import name_of, user_of
 from broker_core.broker.transaction.transaction import Transaction
@@ -43,6 +44,11 @@ class ChannelHolder(NamedTuple):
     vhost: str
     since_us: int
 
+    @property
+    def who(self) -> Who:
+        """Returns the same for the history of commits."""
+        return Who(self.door, self.vhost, self.user, self.client, self.address)
+
 
 class HeldChannels:
     """The channels of all doors, while they exist, and how each door ends one. For any thread."""
@@ -59,6 +65,7 @@ class HeldChannels:
 
     def add(self, channel: Channel, holder: ChannelHolder) -> None:
         self._holders[channel] = holder
+        channel.who = holder.who
 
     def channels(self) -> list[Channel]:
         return [found for reference in self._holders.keyrefs() if (found := reference()) is not None]

@@ -32,7 +32,7 @@ from broker_core.errors import (
 )
 from broker_core.ids import BlockId
 from broker_core.node.committer import WAITING, Committer, changes
-from broker_core.node.compaction import Compaction
+from broker_core.node.compaction import Compaction, compact_history
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.upkeep")
@@ -220,6 +220,7 @@ class Upkeep:
     def _forget(self) -> None:
         self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}
         self._committer.run(changes(self._state.blocks.record))
+        compact_history(self._committer, self._clock())
 
     def _sever(self) -> None:
         """Takes the bindings of what was deleted out of the indexes."""

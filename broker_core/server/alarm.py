@@ -125,6 +125,7 @@ class Alarm:
     def _memory(self) -> tuple[int, int]:
         """Bytes of messages and records in memory, and those of small commits not yet in a segment."""
         memory = self._broker.transaction_bytes() + RECORD_BYTES * self._kept_records()
+        memory += self._broker.state.transactions.history.size_bytes
         unsealed = 0
         with self._broker.look as state:
             memory += sum(topology.bound.total for topology in state.virtual_hosts.by_name.values())

@@ -41,11 +41,19 @@ from broker_core.store.codec import (
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
-from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message_of_format_3, pack, unpack
+from broker_core.store.inbox import (
+    MAX_ROWS,
+    ROW_BITS,
+    Packed,
+    guarded,
+    message_of_format_3,
+    pack,
+    unpack,
+)
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 
-FORMAT = 9
+FORMAT = 10
 HOSTS = 6  # the format since which names are those of a virtual host
 USERS = 9  # the format since which tokens and branches are those of a user
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
@@ -320,8 +328,11 @@ class Catalog:
         return {row[0]: BlockPlace._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
 
     def inbox(self) -> Iterator[InboxRow]:
-        for row in self._guarded(QUERIES["inbox"], "inbox"):
+        for row in self.packed_inbox():
             yield from unpack(*row)
+
+    def packed_inbox(self) -> Iterator[tuple[Any, ...]]:
+        return self._guarded(QUERIES["inbox"], "inbox")
 
     def records(self) -> Iterator[Record]:
         for cls, statements in _RECORD_STATEMENTS.items():

@@ -318,3 +318,11 @@ CREATE TABLE write_user (
 
 -- What follows came with format 9; a catalog of an older format is given it when it is opened.
 -- Tokens and branches have their user since then (format_8.py). The tables are the same.
+
+-- What follows came with format 10; a catalog of an older format is given it when it is opened.
+
+-- no row -> written by the commits it tells of -> packed with others (put again under the number of the first) -> dropped.
+CREATE TABLE history (
+  number INTEGER, first INTEGER, last INTEGER, ended_at INTEGER, packed INTEGER, commits BLOB, guard INTEGER,
+  PRIMARY KEY (number)
+);

@@ -25,7 +25,7 @@ from broker_core.store.cache import BlockCache
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare
 from broker_core.store.failure import corrupt_catalog, store_error, unread_catalog
-from broker_core.store.inbox import MAX_ROWS, Packed, pack
+from broker_core.store.inbox import MAX_ROWS, Packed, pack_group, unpack_all
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.recovery import recover
 from broker_core.store.segment import ROLL_BYTES, BlockPlace
@@ -49,7 +49,17 @@ class Plan:
     It is complete, or ValueError is raised. New rows of an open block follow its existing rows.
     """
 
-    __slots__ = ("carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence")
+    __slots__ = (
+        "carried",
+        "forgotten",
+        "inbox",
+        "only_messages",
+        "put",
+        "rows",
+        "sealed",
+        "sequence",
+        "told",
+    )
 
     def __init__(
         self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
@@ -61,11 +71,14 @@ class Plan:
         self.forgotten: list[BlockId] = []
         self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
         self.only_messages = True
+        self.told = b""
         for change in changes:
             if change.sequence > self.sequence:
                 self.sequence = change.sequence
             if change.rows:
                 self.rows += change.rows
+            if change.told:
+                self.told = change.told
             if (
                 change.journal
                 or change.names
@@ -77,6 +90,8 @@ class Plan:
                 self._add(change, staged, written)
         if self.rows:
             self._check_rows(inbox, named)
+        if self.told and not self.rows:
+            raise ValueError("a group has a history to keep beside its rows, and no rows")
         for block_id in self.sealed:
             rows = len(inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
             if rows != self.put[block_id].rows:
@@ -155,7 +170,7 @@ class DurableStore:
         """Returns the durable data, without bodies in segments. Raises CorruptCatalog."""
         try:
             records = list(self._catalog.records())
-            inbox = list(self._catalog.inbox())
+            inbox, told = unpack_all(self._catalog.packed_inbox())
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise unread_catalog(error, self._path) from error
         for row in inbox:
@@ -167,7 +182,7 @@ class DurableStore:
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
         self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._inbox)])
         blocks = [_info(block_id, place) for block_id, place in self._places.items()]
-        return StoreImage(records, inbox, blocks, self._sequence, self._clean)
+        return StoreImage(records, inbox, blocks, self._sequence, self._clean, told)
 
     # Writing
 
@@ -258,7 +273,7 @@ class DurableStore:
     def _write(self, encoded: Sequence[Encoded], plan: Plan) -> list[int]:
         """Writes the transaction of one commit. Returns the segments that nothing needs after it."""
         catalog, segments = self._catalog, self._segments
-        rows = pack(plan.rows)
+        rows = pack_group(plan.rows, plan.told)
         known = self._sequence if self._sequence > plan.carried else plan.carried
         if (
             plan.only_messages

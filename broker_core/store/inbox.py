@@ -9,6 +9,9 @@ little-endian:
     lengths       uint32 x 5 x count  of all exchanges, then all routing keys, properties, bodies, routes
     the bytes of all these, in the same order
 
+If the highest bit of ``stamps`` is set, the history of a group commit (``broker/history``) and its length
+(uint32) follow.
+
 Not here: SQL (``catalog.py``), which values are valid (``codec.encode_change``).
 Invariant: ``unpack`` returns what was passed to ``pack``. For any other bytes it raises ValueError, or
 returns messages made of these bytes: it never reads past their end, and the memory it allocates is in
@@ -25,6 +28,7 @@ from typing import Any
 import xxhash
 
 from broker_core.broker.state.change import InboxRow
+from broker_core.ids import BlockId
 from broker_core.store.codec import to_signed
 
 ROW_BITS = 20
@@ -35,6 +39,7 @@ Packed = tuple[int, int, bytes]  # id, count, messages
 
 _ONE = struct.Struct("<I2q5I")
 _STAMPS = struct.Struct("<I")
+_TOLD = 1 << 31
 _STAMP_BYTES, _LENGTHS_BYTES = 16, 20  # of a message
 _ROW_MASK = MAX_ROWS - 1
 
@@ -54,6 +59,33 @@ def pack(rows: Sequence[InboxRow]) -> list[Packed]:
     if first == last and end - number == len(rows) - 1:
         return list(_pack(rows))
     return list(chain.from_iterable(map(_pack, _consecutive(rows))))
+
+
+def pack_group(rows: Sequence[InboxRow], told: bytes) -> list[Packed]:
+    """Packs the rows of a group commit, the last one with its history, if there is any."""
+    packed = pack(rows)
+    if told:
+        packed[-1] = with_history(packed[-1], told)
+    return packed
+
+
+def with_history(row: Packed, told: bytes) -> Packed:
+    """Returns ``row`` with the history of a group commit."""
+    key, count, messages = row
+    (stamps,) = _STAMPS.unpack_from(messages)
+    head = _STAMPS.pack(stamps | _TOLD)
+    return key, count, b"".join((head, messages[_STAMPS.size :], told, _STAMPS.pack(len(told))))
+
+
+def history_of(messages: bytes) -> bytes:
+    """Returns the history that a row has, b"" for none. Raises ValueError for what nobody has written."""
+    if len(messages) < 2 * _STAMPS.size or not messages[_STAMPS.size - 1] & 0x80:
+        return b""
+    (size,) = _STAMPS.unpack_from(messages, len(messages) - _STAMPS.size)
+    end = len(messages) - _STAMPS.size
+    if size > end - _STAMPS.size:
+        raise ValueError(f"a row of table inbox has {size} bytes of history in {len(messages)}")
+    return messages[end - size : end]
 
 
 def _consecutive(rows: Sequence[InboxRow]) -> list[list[InboxRow]]:
@@ -105,6 +137,17 @@ def message_of_format_3(row: Sequence[Any]) -> InboxRow:
     return InboxRow(row[0] >> ROW_BITS, row[0] & _ROW_MASK, *row[1:])
 
 
+def unpack_all(rows: Iterable[tuple[Any, ...]]) -> tuple[list[InboxRow], list[tuple[BlockId, bytes]]]:
+    """Returns the messages of all rows, and the histories beside them with their blocks."""
+    inbox: list[InboxRow] = []
+    told: list[tuple[BlockId, bytes]] = []
+    for key, count, messages in rows:
+        inbox += unpack(key, count, messages)
+        if found := history_of(messages):
+            told.append((BlockId(key >> ROW_BITS), found))
+    return inbox, told
+
+
 def unpack(key: object, count: object, messages: object, *, errors: str = "strict") -> list[InboxRow]:
     """Returns the messages of a row. ``errors``: how to decode invalid UTF-8. Raises ValueError for what
     :func:`pack` did not make.
@@ -115,6 +158,9 @@ def unpack(key: object, count: object, messages: object, *, errors: str = "stric
     if not 0 < count <= MAX_ROWS - first or size < _STAMPS.size:
         raise ValueError(f"a row of table inbox has {count} messages from row {first} on in {size} bytes")
     (stamps,) = _STAMPS.unpack_from(messages)
+    if stamps & _TOLD:
+        stamps &= ~_TOLD
+        size -= len(history_of(messages)) + _STAMPS.size
     start = _STAMPS.size + _STAMP_BYTES * stamps + _LENGTHS_BYTES * count
     if stamps not in (1, count) or start > size:
         raise ValueError(f"{stamps} commit times of {count} messages do not fit into {size} bytes")

@@ -20,6 +20,7 @@ from broker_core.broker import prepared
 from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.routing import route_room
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology import refusals
@@ -309,7 +310,23 @@ def page_logins(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Pat
     return len(sessions), LOW if users_of(things) > 1 else LOW // 2
 
 
+def commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    """Each of its own user, in its own queue."""
+    kept = broker._local.state.transactions.history
+    kept.limits = HistoryLimits(size_bytes=LOW * 1024)
+    for user, name in things:
+        with broker._local.channel(user=user) as channel:
+            channel.queue_declare(name)
+            channel.publish(b"", routing_key=name)
+    assert broker.quotas.alarm is not None
+    alone, kept.size_bytes = kept.size_bytes, kept.size_bytes + 10**9
+    assert broker.quotas.alarm._memory()[0] >= 10**9
+    kept.size_bytes = alone
+    return kept.size_bytes, LOW * 1024
+
+
 ROWS = {
+    "the history of commits": Fill(f"{HistoryLimits().size_bytes >> 20} MiB", commits),
     "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
     "outcomes of named transactions": Fill(f"{Kept().count:,}", named_outcomes),
     "last commits of channels of `BrokerClient`": Fill(f"{outcomes.BLOCK:,} on their way", channel_commits),

@@ -15,6 +15,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import EXPIRATION, OPEN_BYTES, OPEN_ROWS, Blocks
 from broker_core.broker.state.change import ROUTE, Change, InboxRow
+from broker_core.broker.state.effects import PUBLISHED
 from broker_core.broker.transaction.publish import Publish
 from broker_core.errors import RemoteProtocolError
 from broker_core.message.properties import TRANSIENT, delivery_mode
@@ -41,6 +42,7 @@ def append_many(
         packed = map(ROUTE.pack, repeat(queue.queue_id), range(first, first + count))
         routes = list(map(add, routes, packed) if routes else packed)
         pending_checks.touched.add(queue)
+        change.effects.note(PUBLISHED, queue, first, first + count)
     block_id, sequence = block.block_id, change.sequence
     rows = [
         _new(InboxRow, (block_id, row, sequence, now, exchange, routing_key, properties, body, route))

@@ -153,6 +153,7 @@ class Expiry:
         cut: list[Queue] = []
         missing: list[NotLoaded] = []
         removals = Removals()
+        removals.effects = change.effects
         room, room_bytes = limit, SLICE_BYTES
         for queue in looked:
             if room <= 0 or room_bytes <= 0 or len(missing) == TOGETHER:

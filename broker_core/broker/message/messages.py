@@ -22,6 +22,7 @@ from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ROUTE, Change, InboxRow
+from broker_core.broker.state.effects import PUBLISHED, PURGED
 from broker_core.broker.state.numbers import Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.names import TransactionNames
@@ -72,6 +73,7 @@ class Messages:
         ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
         """
         removals = Removals()
+        removals.effects = change.effects
         returned = self.enqueue(change, publishes, now, removals, atomic, rejected, connection)
         if removals:
             self.dead_letter_all(change, removals, now)
@@ -94,7 +96,7 @@ class Messages:
             sequence = change.sequence = self._numbers.next_sequence()
         if len(publishes) > 1 and append_many(self._blocks, self._pending_checks, change, publishes, now):
             return returned
-        touched = self._touched
+        touched, note = self._touched, change.effects.note
         for index, (message, queues, mandatory) in enumerate(publishes):
             body, routing_key, exchange, properties = message
             for queue in queues:
@@ -132,6 +134,7 @@ class Messages:
             routes = b""
             for queue in queues:
                 offset = queue.log.append_row(block, row)
+                note(PUBLISHED, queue, offset, offset + 1)
                 if written and queue.written:
                     routes += ROUTE.pack(queue.queue_id, offset)
                 if queue.room.sizes is not None:
@@ -243,7 +246,9 @@ class Messages:
                 if queues:
                     publishes.append(_new(Publish, (message, queues, False)))
             if publishes:
+                change.effects.source = queue
                 self.enqueue(change, publishes, now, removals)
+                change.effects.source = None
 
     def purge(self, change: Change, queue: Queue) -> int:
         """Settles every visible message that is not held and returns how many. In a queue that an app owns it
@@ -253,6 +258,7 @@ class Messages:
         count = 0
         for start, end in parts or queue.ready.purgeable():
             queue.settle(start, end)
+            change.effects.note(PURGED, queue, start, end)
             count += end - start
         queue.record(change)
         return count

@@ -16,6 +16,7 @@ from broker_core.broker.message.dead_letter import Reason
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.block import NotLoaded, together
 from broker_core.broker.state.change import InboxRow
+from broker_core.broker.state.effects import REASONS, Effects
 
 _DRIVEN_OUT = 4096  # messages that overflow dead-letters in one commit; the rest waits for the next
 _DRIVEN_OUT_BYTES = 16 * 1024 * 1024
@@ -31,11 +32,12 @@ class Removed(NamedTuple):
 
 class Removals(deque[Removed]):
     """Messages that left queues in a change and are not dead-lettered yet. ``room`` and ``room_bytes`` are
-    what overflow may still add.
+    what overflow may still add. ``effects``: of the change.
     """
 
     room = _DRIVEN_OUT
     room_bytes = _DRIVEN_OUT_BYTES
+    effects: Effects
 
 
 def discard(queue: Queue, offsets: Sequence[int], reason: Reason, removals: Removals) -> None:
@@ -55,6 +57,7 @@ def leave(
     """Like ``discard``, for entries that were read already."""
     for start, end in ranges(offsets):
         queue.settle_range(start, end)
+        removals.effects.note(REASONS[reason], queue, start, end)
     if rows and queue.arguments.dead_letters:
         removals.append(Removed(queue, rows, reason))
         if reason == "maxlen":

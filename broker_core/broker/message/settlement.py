@@ -17,6 +17,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded, together
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.effects import ACKNOWLEDGED, REJECTED, RETURNED
 from broker_core.broker.transaction.transaction import Settle
 from broker_core.errors import StoreError
 from broker_core.ids import BlockId
@@ -57,27 +58,30 @@ class Settlement:
     def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
         """Settles all of them in order. Consecutive entries with the same outcome are one step."""
         removals = Removals()
+        removals.effects = change.effects
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
-        at, count = 0, len(settles)
+        at, count, note = 0, len(settles), change.effects.note
         while at < count:
             queue, offset, outcome = settles[at]
             at += 1
             if queue.deleted:
                 continue
             queues[queue] = None
-            if outcome == "ack":
+            if outcome == "ack" or outcome == "copied":
                 end = offset + 1
-                while at < count and settles[at] == (queue, end, "ack"):
+                while at < count and settles[at] == (queue, end, outcome):
                     end += 1
                     at += 1
                 queue.settle_range(offset, end)
+                note(ACKNOWLEDGED if outcome == "ack" else REJECTED, queue, offset, end)
             elif outcome == "requeue":
                 end = offset + 1
                 while at < count and settles[at] == (queue, end, "requeue"):
                     end += 1
                     at += 1
                 queue.requeue_range(offset, end)
+                note(RETURNED, queue, offset, end)
                 self._give_up(queue, offset, end, removals)
                 self._pending_checks.wake(queue)
                 if queue.arguments.limited:
@@ -115,6 +119,7 @@ class Settlement:
         """
         queues: dict[Queue, None] = {}
         removals = Removals()
+        removals.effects = (change or Change()).effects
         last: Queue | None = None
         start = end = 0
         for queue, offset in (*settles, (None, 0)):

@@ -23,6 +23,7 @@ from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.routing.routing import RowSelection, route_rows, selected_rows
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.effects import PUBLISHED
 from broker_core.broker.state.numbers import Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
@@ -85,9 +86,11 @@ class StoredMessages:
             block.expiring = expiring
         firsts: dict[QueueId, int] = {}
         removals = Removals()
+        removals.effects = change.effects
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self._queues[queue_id]
             first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
+            change.effects.note(PUBLISHED, queue, first, first + count)
             if queue.written:
                 change.put(queue.log.record_last_run())
             self._touched.add(queue)
@@ -155,6 +158,7 @@ class StoredMessages:
             if share.queue.arguments.limited:
                 limited[share.queue] = None
         removals = Removals()
+        removals.effects = change.effects
         for queue in limited:
             self._overflow.cut(change, queue, now, removals)
         if removals:
@@ -170,6 +174,7 @@ class StoredMessages:
                 self._overflow.measure(queue, queue.progress.floor)  # before new entries are added
             sizes = spilled.sizes if spilled.sizes is not None else self._blocks.body_sizes(spilled.block_id)
         first = queue.log.append(count, spilled.block_id, row, bitmap, change.sequence, now)
+        change.effects.note(PUBLISHED, queue, first, first + count)
         if recorded:
             change.put(queue.log.record_last_run())
         self._touched.add(queue)
@@ -195,6 +200,7 @@ class StoredMessages:
                 dead_letter_block.keys.column("properties"),
             )
         change.sequence = change.sequence or self._numbers.next_sequence()
+        change.effects.source = dead_letter_block.queue
         self.enqueue_block(
             change,
             dead_letter_block.block_id,
@@ -205,3 +211,4 @@ class StoredMessages:
             expiring=False,
             readable=False,
         )
+        change.effects.source = None

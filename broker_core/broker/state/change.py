@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker_core.broker.state.effects import Effects
 from broker_core.broker.state.records import Record
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
@@ -54,7 +55,9 @@ class Change:
     """What one commit writes. ``sequence`` NO_SEQUENCE: it is only bookkeeping.
 
     ``journal``: records that are put, and drops, in order. An appended block that nothing will name goes to
-    ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
+    ``forgets``. ``encoded`` belongs to the store (``Store.encode``). ``effects``: what the history keeps of
+    it (``history/``). ``told``: the history of the group, to be kept beside its last row for as long as that
+    is in the inbox.
     """
 
     sequence: CommitSequence
@@ -66,6 +69,8 @@ class Change:
     forgets: list[BlockId]  # blocks that no queue needs
     tidy: bool  # unneeded segments are removed even if there is nothing to write
     encoded: object
+    effects: Effects
+    told: bytes
 
     def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
@@ -87,6 +92,8 @@ class Change:
         self.forgets = [] if forgets is None else forgets
         self.tidy = tidy
         self.encoded = None
+        self.effects = Effects()
+        self.told = b""
 
     def __bool__(self) -> bool:
         """Returns whether there is anything to write."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import (
+    HistoryRecord,
     LedgerRecord,
     PartRecord,
     PreparedRecord,
@@ -66,6 +67,8 @@ def _named_by(record: Record) -> Iterator[int]:
         yield record.sequence
     elif isinstance(record, (LedgerRecord, ReleaseRecord)):
         yield record.commit_sequence
+    elif isinstance(record, HistoryRecord):
+        yield record.last
     elif isinstance(record, PartRecord):
         yield from map(int, record.routes)
     elif isinstance(record, PreparedRecord):

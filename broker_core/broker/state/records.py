@@ -404,6 +404,21 @@ class VhostRecord(Record):
     max_messages: int
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryRecord(Record):
+    """What some commits have done, in the order of their numbers ``first`` to ``last``
+    (``history/rows.py``). ``packed``: 1, it took the place of several rows; 2: and is compressed.
+    """
+
+    TABLE, KEY = "history", ("number",)
+    number: int
+    first: int
+    last: int
+    ended_at: int
+    packed: int
+    commits: bytes
+
+
 RECORDS: tuple[type[Record], ...] = (
     ExchangeRecord,
     QueueRecord,
@@ -432,6 +447,7 @@ RECORDS: tuple[type[Record], ...] = (
     AppUserRecord,
     WriteUserRecord,
     VhostRecord,
+    HistoryRecord,
 )
 
 

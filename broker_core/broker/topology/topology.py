@@ -21,6 +21,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.routing.exchange import DefaultExchange
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ANY, Change
+from broker_core.broker.state.effects import DELETED
 from broker_core.broker.state.numbers import Numbers
 from broker_core.broker.state.records import (
     BindingRecord,
@@ -237,6 +238,8 @@ class Topology(Exchanges[Queue]):
         if queue.exclusive:
             self._undo.leave(self._exclusive, queue.connection, queue)
         queue.leave(self._undo)
+        if queue.messages:
+            change.effects.note(DELETED, queue, queue.progress.floor, queue.log.next_offset, queue.messages)
         self._remove_exchanges(change, self._unbind_everywhere(change, queue))
         self._forget_messages(change, queue)
         if queue.written:

@@ -30,7 +30,8 @@ from broker_core.errors import TransactionState, TransactionTooLarge
 from broker_core.ids import BlockId, QueueId
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
-Outcome = Literal["ack", "reject", "requeue"]  # reject: dead-letter, or drop
+# reject: dead-letter, or drop; copied: the same, and its dead letter is in a ``DeadLetterBlock``
+Outcome = Literal["ack", "reject", "requeue", "copied"]
 
 
 class State(Enum):
@@ -152,9 +153,7 @@ class Transaction:
         self.publishes: list[Publish] = []
         self.spilled: list[Spilled] = []
         self.settles: list[Settle] = []
-        self.dead_letter_blocks: list[
-            DeadLetterBlock
-        ] = []  # of settles that were rejects, and count as acks now
+        self.dead_letter_blocks: list[DeadLetterBlock] = []  # of settles that are "copied"
         # messages and bytes for each queue that has a maximum length
         self.incoming: dict[Queue, tuple[int, int]] = {}
         self.messages = 0

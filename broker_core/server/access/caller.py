@@ -9,11 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.permission import Permission
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.history.lookup import Sees
 from broker_core.errors import AccessRefused
 from broker_core.server.access.identity import Identity
+
+_ANY: tuple[Permission, ...] = ("configure", "write", "read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,19 @@ class Caller:
     @property
     def _looks(self) -> bool:
         return not self.tags.isdisjoint(LOOKING)
+
+    @property
+    def sees(self) -> Sees:
+        """What it sees of the history of its virtual host."""
+        users, user, vhost = self.state.users, self.identity.user, self.state.vhost
+        return Sees(
+            vhost,
+            self.identity.owner or self._looks,
+            user,
+            lambda queue: any(self.rights.may(permission, queue) for permission in _ANY),
+            lambda app: users.apps.get((vhost, app)) == user,
+            self.state.transactions.history.hidden,
+        )
 
     def enter(self) -> None:
         """Needs any permission in the virtual host, or a tag. Raises NotAllowed once that is deleted."""

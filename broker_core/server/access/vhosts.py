@@ -92,6 +92,7 @@ class Vhosts:
             self._engines.forget(change, name)
             state.users.forget_vhost(change, name)
             state.virtual_hosts.delete(change, name)
+            state.transactions.history.hide(change, name, now)
 
         self._broker.run(work)
         self._broker.upkeep.end_queues()

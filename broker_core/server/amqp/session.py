@@ -26,6 +26,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue.consumer import Consumer, Send
 from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.effects import Who
 from broker_core.errors import (
     InternalFault,
     OptionError,
@@ -217,7 +218,7 @@ class Session:
     def submit(self, method: m.Method, work: Work[T], reply: Callable[[T], m.Method | None]) -> None:
         """Carry out ``work`` in this virtual host, and send ``reply(answer)`` if that is a method."""
         self.move(Move.submit)
-        there = partial(_there, self.state, work)
+        there = partial(_there, self.state, self.channel.who, work)
         self.commits.submit(there, partial(self._submitted, method, reply), self)
 
     def _submitted(
@@ -373,8 +374,9 @@ class Session:
         self.commits.insist(work, ended, self)
 
 
-def _there(seen: BrokerState, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:
+def _there(seen: BrokerState, who: Who, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:
     seen.topology.require_there()
+    change.effects.who = who
     return work(seen, change, now)
 
 

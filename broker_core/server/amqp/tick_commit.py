@@ -20,6 +20,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.effects import Who
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
 from broker_core.node.committer import Look
@@ -115,7 +116,7 @@ class TickCommit:
                 self._commit(pieces, partial(self._answer, pieces[0], 0, 0))
 
         session = self._session
-        session.commits.submit(partial(commit, pieces[0]), committed, session)
+        session.commits.submit(partial(commit, pieces[0], session.channel.who), committed, session)
 
     def _requeue(self, pieces: Iterable[Transaction]) -> None:
         """The channel no longer holds what it acked."""
@@ -168,5 +169,6 @@ class TickCommit:
             write(encode_ack(number, before + last, multiple=last > 1))
 
 
-def commit(transaction: Transaction, state: BrokerState, change: Change, now: int) -> CommitResult:
+def commit(transaction: Transaction, who: Who, state: BrokerState, change: Change, now: int) -> CommitResult:
+    change.effects.who = who
     return state.transactions.commit(change, transaction, now)

@@ -27,6 +27,8 @@ commit, rollback                                               nothing for one's
                                                                tag administrator or operator
 committed, outcome                                             the same; a tag to ask for another's
 call_took_place                                                any permission; of one's own channel
+transaction, history, message                                  any permission; a tag, or one on each queue
+                                                               that is shown
 give_up, skip_damaged, users, permissions, virtual hosts;
 DoGet: backup                                                  the tag administrator
 =============================================================  ===========================================
@@ -177,6 +179,9 @@ ADMIN: dict[str, Check] = {
     "committed": _outcome,
     "outcome": _outcome,
     "call_took_place": _enter,
+    "transaction": _enter,  # what it shows depends on the permissions of each queue
+    "history": _enter,
+    "message": _enter,
     "give_up": _administer("the data directory"),
     "skip_damaged": _administer("what is damaged"),
     **dict.fromkeys(contract.ACCOUNTS, _administer("users, permissions and virtual hosts")),

@@ -38,6 +38,7 @@ from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import asked_vhost, client_of, identity, peer_address
 from broker_core.server.flight.staging import FlightStaging
 from broker_core.server.flight.transactions import Transactions
+from broker_core.server.history_reader import HistoryReader
 from broker_core.server.quotas import Quotas
 from broker_core.server.status import StatusReader
 from broker_core.server.tls import TlsFiles
@@ -190,7 +191,7 @@ class FlightServer:
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._call_permissions.check(call_permissions.ADMIN, word, caller, arguments)
         if word in transactions.WORDS:
-            named = Transactions(self._broker, caller)
+            named = Transactions(self._broker, caller, HistoryReader(self._broker, self._engines))
             answer = getattr(named, word)(**arguments)
             arguments["of"] = named.decided_for
         else:

@@ -1,4 +1,4 @@
-"""The words of ``admin.`` that are about named transactions, for one caller.
+"""The words of ``admin.`` that are about transactions, for one caller: named ones, and the history of all.
 
 Not here: who decides which transaction (``broker/decision.py``), and how a decision is written to the audit
 log (``audited.py``).
@@ -6,10 +6,11 @@ log (``audited.py``).
 
 from __future__ import annotations
 
-from broker_core.admin import PreparedInfo
+from broker_core.admin import MessageLife, PreparedInfo, TransactionInfo
 from broker_core.broker.decision import Decision
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
+from broker_core.server.history_reader import HistoryReader
 
 
 class Transactions:
@@ -18,8 +19,9 @@ class Transactions:
     ``decided_for``: whose the transaction was that is decided now; None: nobody's.
     """
 
-    def __init__(self, broker: LocalBroker, caller: Caller) -> None:
+    def __init__(self, broker: LocalBroker, caller: Caller, history: HistoryReader) -> None:
         self._broker = broker
+        self._history = history
         self._caller = caller
         self._vhost = caller.state.vhost
         self.decided_for: str | None = None
@@ -47,6 +49,15 @@ class Transactions:
 
     def outcome(self, xid: str, since: float | None = None, of: str | None = None) -> str:
         return self._broker.outcome(xid, since, self._vhost, self._user(of))
+
+    def transaction(self, sequence: int) -> TransactionInfo:
+        return self._history.transaction(sequence, self._caller.sees)
+
+    def history(self, limit: int) -> list[TransactionInfo]:
+        return self._history.latest(self._caller.sees, limit)
+
+    def message(self, queue: str, offset: int) -> MessageLife:
+        return self._history.message(queue, offset, self._caller.sees)
 
     def _user(self, of: str | None) -> str:
         return self._caller.identity.user if of is None else of

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from broker_core.broker.decision import Decision
+from broker_core.errors import QueueNotFound, UnknownTransaction
+from broker_core.server.history_reader import HistoryReader
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
-from broker_core.server.http.refusal import not_found
+from broker_core.server.http.refusal import bad_request, not_found
 from broker_core.server.http.route import Route, read
 
 Row = dict[str, Any]
@@ -81,6 +84,31 @@ def _transactions(call: HttpCall) -> list[Row]:
     return rows
 
 
+def _committed(call: HttpCall) -> Row:
+    """Of the virtual hosts that the caller may see, the one of this transaction."""
+    sequence = _number(call, "sequence")
+    history = HistoryReader(call.served.broker, call.served.engines)
+    for vhost in _vhosts(call):
+        with contextlib.suppress(UnknownTransaction):
+            return asdict(history.transaction(sequence, within(call.served, call.caller, vhost).sees))
+    raise not_found()
+
+
+def _message(call: HttpCall) -> Row:
+    history = HistoryReader(call.served.broker, call.served.engines)
+    try:
+        return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees))
+    except QueueNotFound:
+        raise not_found() from None
+
+
+def _number(call: HttpCall, name: str) -> int:
+    text = call.params[name]
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise bad_request(f"'{text[:20]}' is not the number of a {name}")
+    return int(text)
+
+
 def _store(call: HttpCall) -> Row:
     segments = call.served.broker.segments()
     counts = call.served.broker.committer.counts
@@ -136,6 +164,22 @@ ROUTES = (
     ),
     Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided", works=True),
     read("/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"),
+    Route(
+        "GET",
+        "/api/txmq/transactions/{sequence}",
+        "management",
+        _committed,
+        "What a committed transaction did, as far as the history goes back",
+        works=True,
+    ),
+    Route(
+        "GET",
+        "/api/txmq/messages/{vhost}/{name}/{offset}",
+        "vhost",
+        _message,
+        "What happened to a message",
+        works=True,
+    ),
     Route("GET", "/api/txmq/store", "monitoring", _store, "Segments, bytes, commits", works=True),
     read("/api/txmq/alarms", "monitoring", _alarms, "Why publishers wait; an empty list if they do not"),
 )

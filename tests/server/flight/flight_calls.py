@@ -171,6 +171,9 @@ ADMIN: dict[str, dict[str, Any]] = {
     "committed": {"token": "t", "since": 1.0},
     "outcome": {"xid": "t", "since": 1.0},
     "call_took_place": {"channel": "c", "number": 1, "since_us": 0},
+    "transaction": {"sequence": 1},
+    "history": {"limit": 1},
+    "message": {"queue": "in", "offset": 0},
     "commit": {"xid": "xa"},
     "rollback": {"xid": "xa"},
 }

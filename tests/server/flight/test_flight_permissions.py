@@ -85,7 +85,10 @@ ROWS = (
     Row("admin.status", (LOOK,)),
     Row("admin.close", (OPERATE,)),
     *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # access/test_transaction_owners.py
-    *(Row(f"admin.{word}") for word in ("committed", "outcome", "call_took_place")),
+    *(
+        Row(f"admin.{word}")
+        for word in ("committed", "outcome", "call_took_place", "transaction", "history", "message")
+    ),
     Row("admin.give_up", (ADMINISTER,)),
     Row("admin.skip_damaged", (ADMINISTER,)),
     *(Row(f"admin.{word}", (ADMINISTER,)) for word in contract.ACCOUNTS),

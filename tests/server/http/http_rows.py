@@ -26,6 +26,8 @@ PARAMS = {
     "{key}": "gone",
     "{app}": "gone",
     "{xid}": "gone",
+    "{sequence}": "999999999",
+    "{offset}": "0",
     "{port}": "1",
     "{protocol}": "mqtt",
     "{within}": "1",
@@ -53,6 +55,7 @@ management
     GET /api/cluster-name
     GET /api/whoami
     GET /api/txmq/openapi.json
+    GET /api/txmq/transactions/{sequence}
     GET /api/extensions
     GET /api/policies
     GET /api/policies/{vhost}
@@ -91,6 +94,7 @@ vhost
     DELETE /api/queues/{vhost}/{name}/contents
     POST /api/queues/{vhost}/{name}/actions
     POST /api/queues/{vhost}/{name}/get
+    GET /api/txmq/messages/{vhost}/{name}/{offset}
     POST /api/txmq/prepared/{vhost}/{xid}/commit
     POST /api/txmq/prepared/{vhost}/{xid}/rollback
     GET /api/queues/{vhost}/{name}/bindings

@@ -1,0 +1,300 @@
+"""The history of commits, as the broker keeps it: rows, oldest first.
+
+The works of one group commit share a row. The group itself makes it durable, so the history is neither behind
+the commits nor ahead of them: beside the messages of the group in the inbox (``Change.told``), where it costs
+nothing; or, without messages, as a record. Rows beside messages become a record before these leave the inbox.
+Many rows become one (``upkeep.py``).
+
+Not here: what a row says (``rows.py``), who may see it (``lookup.py``). A commit that makes nothing durable,
+as of transient messages, has no row.
+Invariant: after each commit the rows take at most ``size_bytes``. None is older than ``age_s`` but those of
+the next turn of the upkeep. Numbers of commits rise from row to row; a record that is packed has all of them
+up to its last one, so what is beside messages up to there is not read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from broker_core.broker.history.rows import LINES, NAMES_BYTES, Names, entry
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.effects import Effects
+from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.records import ForgottenRecord, HistoryRecord, LedgerRecord
+from broker_core.broker.state.undo import Undo
+from broker_core.errors import OptionError
+from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, CommitSequence
+
+TOGETHER = 256  # rows that are packed into one
+TOGETHER_BYTES = 256 * 1024
+TRIMMED = 256  # rows that one commit drops because of their age
+_HIDDEN = "history@"  # before the name of a virtual host, as the kind of a horizon
+_ROW_BYTES = 400  # of a row in memory and in the catalog, beside its text
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLimits:
+    """How much of the history is kept, and for how long; 0 bytes: none."""
+
+    size_bytes: int = 16 * 1024 * 1024
+    age_s: float = 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0 or not self.age_s > 0:
+            raise OptionError(
+                "the history of commits must have at least 0 bytes and more than 0 seconds, not "
+                f"{self.size_bytes} and {self.age_s} s"
+            )
+
+
+HISTORY = HistoryLimits()
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
+
+
+class Single(NamedTuple):
+    """A row that is not packed: its ``entries`` are read with ``names``. ``block_id``: it is beside messages
+    of this block. Otherwise ``number`` is that of its record.
+    """
+
+    number: int
+    first: int
+    last: int
+    ended_at: int
+    entries: str
+    names: Names
+    size_bytes: int  # with the names that it was the first to have
+    block_id: BlockId = NO_BLOCK
+
+
+class CommitHistory:
+    """Under the lock of the state. Works that only look see the rows of durable commits."""
+
+    def __init__(self, undo: Undo, numbers: Numbers) -> None:
+        self.limits = HISTORY
+        self.size_bytes = 0
+        # up to these times a virtual host was another one of its name, which was deleted
+        self.hidden: dict[str, int] = {}
+        self._undo = undo
+        self._numbers = numbers
+        self._packed: deque[HistoryRecord] = deque()
+        self._single: deque[Single] = deque()  # later than those
+        self._beside: dict[BlockId, Names] = {}  # of blocks that have, or had, rows beside their messages
+        self._next = 1
+        self._group: list[tuple[CommitSequence, int, Effects]] = []
+
+    def restore(
+        self,
+        records: Iterable[HistoryRecord],
+        told: Iterable[tuple[BlockId, bytes]],
+        horizons: Iterable[ForgottenRecord],
+    ) -> None:
+        """Restores the rows while loading. Raises ValueError for one that this class did not write."""
+        single: list[Single] = []
+        for record in sorted(records, key=lambda record: record.number):
+            if record.packed:
+                self._packed.append(record)
+            else:
+                single.append(_restored(record.number, json.loads(record.commits), Names()))
+            self._next = max(self._next, record.number + 1)
+        covered = self._packed[-1].last if self._packed else 0
+        for block_id, text in told:
+            found = json.loads(text)
+            if block_id not in self._beside or "fresh" in found:
+                self._beside[block_id] = Names()
+            row = _restored(0, found, self._beside[block_id], block_id)
+            if row.last > covered:
+                single.append(row)
+        self._single.extend(sorted(single, key=attrgetter("first")))
+        self.size_bytes = sum(map(_size, self._packed)) + sum(each.size_bytes for each in self._single)
+        self.hidden.update(
+            (record.kind.removeprefix(_HIDDEN), record.decided_at)
+            for record in horizons
+            if record.kind.startswith(_HIDDEN)
+        )
+
+    @property
+    def latest_us(self) -> int:
+        """Returns the time of the last commit that is known."""
+        last = self._single or self._packed
+        return last[-1].ended_at if last else 0
+
+    def rows(self) -> list[HistoryRecord]:
+        """Returns all rows, oldest first, each with its names."""
+        return [*self._packed, *([_together(self._single)] if self._single else [])]
+
+    # -- with each commit ------------------------------------------------------------------------------------
+    def add(self, change: Change, now_us: int) -> None:
+        """Adds a work that has succeeded, and gives it a commit sequence number if it has none."""
+        if change.sequence == NO_SEQUENCE:
+            change.sequence = self._numbers.next_sequence()
+        if not change.effects.is_plain:
+            for record in change.journal:
+                if isinstance(record, LedgerRecord) and record.commit_sequence == change.sequence:
+                    change.effects.xid = ""
+                    change.effects.batch = (
+                        record.app_id, record.query_id, record.batch_id, record.sequence
+                    )  # fmt: skip
+        self._group.append((change.sequence, now_us, change.effects))
+
+    def keep(self, changes: Sequence[Change], now_us: int) -> Change | None:
+        """Makes the history of the group a part of its last change with rows; what else must be written is
+        returned.
+        """
+        beside: Change | None = None
+        leaves = False  # blocks leave the inbox
+        for each in changes:
+            if each.rows:
+                beside = each
+            if each.seals or each.forgets:
+                leaves = True
+        change = self._save_leaving(changes) if leaves and self._beside else None
+        group, self._group = self._group, []
+        if not group or not self.limits.size_bytes:
+            return change
+        block_id = NO_BLOCK if beside is None or leaves else beside.rows[-1][0]
+        names = self._beside.get(block_id) if block_id else None
+        if names is None or names.size_bytes > NAMES_BYTES:
+            names = Names()
+        known_bytes = names.size_bytes
+        if len(group) == 1:
+            entries = entry(*group[0], names)
+        else:
+            entries = ",".join(filter(None, [entry(*each, names) for each in group]))
+        if not entries:
+            return change
+        number = 0
+        if block_id:
+            assert beside is not None
+            self._beside[block_id] = names
+            beside.told = names.text_of_new(entries).encode()
+        else:
+            number, self._next = self._next, self._next + 1
+        size_bytes = len(entries) + names.size_bytes - known_bytes + _ROW_BYTES
+        row = _new(Single, (number, group[0][0], group[-1][0], now_us, entries, names, size_bytes, block_id))
+        if number:
+            change = change or Change()
+            text = names.text((entries,)).encode()
+            change.put(HistoryRecord(number, row.first, row.last, row.ended_at, 0, text))
+        self._single.append(row)
+        self.size_bytes += size_bytes
+        if self.size_bytes > self.limits.size_bytes:  # what is too old leaves with the upkeep
+            change = change or Change()
+            self._trim(change, now_us)
+        return change
+
+    def _save_leaving(self, changes: Sequence[Change]) -> Change | None:
+        """Makes a record of the rows up to the last one beside messages of blocks that leave the inbox."""
+        gone = {block_id for each in changes for block_id in (*each.seals, *each.forgets)}
+        gone &= self._beside.keys()
+        last = max((at for at, each in enumerate(self._single) if each.block_id in gone), default=-1)
+        for block_id in gone:
+            del self._beside[block_id]
+        if last < 0:
+            return None
+        change = Change()
+        rows = list(islice(self._single, last + 1))
+        self._replace(change, rows, _together(rows))
+        return change
+
+    def _replace(self, change: Change, rows: Sequence[Single], into: HistoryRecord) -> None:
+        for row in rows:
+            self._single.popleft()
+            self.size_bytes -= row.size_bytes
+            if row.number:
+                change.drop(HistoryRecord, (row.number,))
+        number, self._next = self._next, self._next + 1
+        into = replace(into, number=number)
+        self._packed.append(into)
+        self.size_bytes += _size(into)
+        change.put(into)
+
+    def hide(self, change: Change, vhost: str, now_us: int) -> None:
+        """The virtual host is deleted: a later one of its name does not see its history."""
+        self._undo.item(self.hidden, vhost)
+        self.hidden[vhost] = now_us
+        change.put(ForgottenRecord(f"{_HIDDEN}{vhost}", now_us))
+
+    # -- bounds ----------------------------------------------------------------------------------------------
+    def is_due(self, now_us: int) -> bool:
+        """Returns whether a row is too old, or too much is kept."""
+        if self.size_bytes > self.limits.size_bytes:
+            return True
+        oldest = self._packed or self._single
+        return bool(oldest) and oldest[0].ended_at < now_us - int(self.limits.age_s * 1_000_000)
+
+    def trim(self, change: Change, now_us: int) -> None:
+        """Drops rows that are too old or too many, in a work of their own."""
+        self._keep_for_undo()
+        self._trim(change, now_us)
+        oldest = self._packed or self._single
+        for vhost, until in list(self.hidden.items()):
+            if not oldest or oldest[0].ended_at > until:
+                self._undo.item(self.hidden, vhost)
+                del self.hidden[vhost]
+                change.drop(ForgottenRecord, (f"{_HIDDEN}{vhost}",))
+
+    def _trim(self, change: Change, now_us: int) -> None:
+        limits, old_us = self.limits, now_us - int(self.limits.age_s * 1_000_000)
+        dropped = 0
+        while oldest := self._packed or self._single:
+            if self.size_bytes <= limits.size_bytes and (dropped >= TRIMMED or oldest[0].ended_at >= old_us):
+                break
+            row = oldest.popleft()
+            self.size_bytes -= row.size_bytes if isinstance(row, Single) else _size(row)
+            if row.number:
+                change.drop(HistoryRecord, (row.number,))
+            dropped += 1
+
+    # -- packing ---------------------------------------------------------------------------------------------
+    def to_pack(self) -> tuple[Single, HistoryRecord] | None:
+        """Returns the oldest rows that are not packed as one, and the first of them, once they are enough."""
+        if len(self._single) < TOGETHER and self._single_bytes() < TOGETHER_BYTES:
+            return None
+        return self._single[0], _together(islice(self._single, TOGETHER))
+
+    def _single_bytes(self) -> int:
+        return sum(len(each.entries) for each in self._single)
+
+    def pack(self, change: Change, first: Single, into: HistoryRecord) -> None:
+        """Puts one record in the place of the rows from ``first`` on, unless some left meanwhile."""
+        if self._single and self._single[0] is first:
+            rows = [each for each in islice(self._single, TOGETHER) if each.last <= into.last]
+            self._keep_for_undo()
+            self._replace(change, rows, into)
+
+    def _keep_for_undo(self) -> None:
+        self._undo.append((self._put_back, self._packed.copy(), self._single.copy(), self.size_bytes))
+
+    def _put_back(self, packed: deque[HistoryRecord], single: deque[Single], size_bytes: int) -> None:
+        self._packed, self._single, self.size_bytes = packed, single, size_bytes
+
+
+def _restored(number: int, row: dict[str, Any], names: Names, block_id: BlockId = NO_BLOCK) -> Single:
+    known_bytes = names.size_bytes
+    commits = names.learn(row)
+    entries = ",".join([json.dumps(each, separators=(",", ":")) for each in commits])
+    size_bytes = len(entries) + names.size_bytes - known_bytes + _ROW_BYTES
+    first, last = commits[0], commits[-1]
+    return Single(number, first[0], last[0], last[1], entries, names, size_bytes, block_id)
+
+
+def _together(rows: Iterable[Single]) -> HistoryRecord:
+    """Returns rows as one, without a number: a line for those that share their names."""
+    given = list(rows)
+    lines = [
+        next_names.text([each.entries for each in group])
+        for next_names, group in groupby(given, attrgetter("names"))
+    ]
+    return HistoryRecord(
+        0, given[0].first, given[-1].last, given[-1].ended_at, LINES, "\n".join(lines).encode()
+    )
+
+
+def _size(record: HistoryRecord) -> int:
+    return len(record.commits) + _ROW_BYTES

@@ -1,0 +1,130 @@
+"""The history of commits for callers: the broker's rows, the ledgers of its apps, and what a queue has now.
+
+Not here: what a caller may see (``broker/history/lookup.py``), the doors.
+Invariant: what is told is durable: the rows are taken by a work, which comes after the commits before it.
+Reading them is not under the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from broker_core.admin import MessageLife, MessageStep, TableInfo, TransactionInfo
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.history.lookup import Sees, find, latest, steps
+from broker_core.broker.queue import Queue
+from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import HistoryRecord, LedgerRecord
+from broker_core.errors import NotAllowed, QueueNotFound, StoreError, UnknownTransaction
+from broker_core.node.node import Node
+from broker_core.node.vhost_engines import VhostEngines
+
+LISTED = 1_000  # transactions of one list
+
+
+class HistoryReader:
+    def __init__(self, node: Node, engines: VhostEngines) -> None:
+        self._node = node
+        self._engines = engines
+
+    def transaction(self, sequence: int, sees: Sees) -> TransactionInfo:
+        """Returns what a commit did. Raises UnknownTransaction."""
+        found = find(self._rows(), sequence, sees)
+        if found is None:
+            raise UnknownTransaction(
+                f"no transaction {sequence} in the history of virtual host '{sees.vhost}'",
+                "it may be older than the history (--history-bytes, --history-hours), have written nothing, "
+                "or concern no queue that you may see",
+            )
+        return self._with_tables(found)
+
+    def latest(self, sees: Sees, limit: int = LISTED) -> list[TransactionInfo]:
+        """Returns the last transactions, the newest first."""
+        return list(latest(self._rows(), sees, min(limit, LISTED)))
+
+    def message(self, queue: str, offset: int, sees: Sees) -> MessageLife:
+        """Returns the life of a message. Raises QueueNotFound: also if the caller may not see the queue."""
+        if not (sees.looks or sees.queue(queue)):
+            raise _unknown(queue, sees)
+        rows, found = self._node.run(lambda state, _change, _now: _seen(state, queue, sees.vhost))
+        told = steps(rows, queue, 0 if found is None else found.queue_id, offset, sees)
+        if found is None and not told:
+            raise _unknown(queue, sees)
+        if found is not None and not (told and told[0].effect in ("published", "dead_lettered")):
+            told = [*self._published(found, offset), *told]
+        with self._node.look:
+            state = "unknown" if found is None or found.deleted else _state(found, offset)
+        if state == "unknown" and not told:
+            raise _unknown(queue, sees)
+        return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0)
+
+    def _rows(self) -> list[HistoryRecord]:
+        return self._node.run(lambda state, _change, _now: state.transactions.history.rows())
+
+    def _published(self, queue: Queue, offset: int) -> list[MessageStep]:
+        """Returns what the message itself says about its commit, if it is still stored."""
+
+        def work(state: BrokerState, _change: Change, _now: int) -> list[MessageStep]:
+            if queue.deleted or offset >= queue.log.visible_end:
+                return []
+            row = state.messages.fetch(queue, offset)
+            return [MessageStep(row.sequence, row.committed_at, "published", True)]
+
+        try:
+            return self._node.run(work)
+        except StoreError:
+            return []
+
+    def _with_tables(self, found: TransactionInfo) -> TransactionInfo:
+        """Adds the tables of a micro-batch, while its ledger has the entry."""
+        if not found.app_id:
+            return found
+        try:
+            engine = self._engines.of(found.vhost)
+        except NotAllowed:
+            return found
+        with self._node.look:
+            entry = engine.batches.ledger.entry(found.app_id, found.query_id, found.batch_id)
+        if entry is None or entry.commit_sequence != found.sequence:
+            return found
+        return replace(found, tables=tuple(_tables(entry)))
+
+
+def _seen(state: BrokerState, queue: str, vhost: str) -> tuple[list[HistoryRecord], Queue | None]:
+    found = state.of(vhost).topology.queues.get(queue)
+    return state.transactions.history.rows(), None if found is None or found.replies else found
+
+
+def _state(queue: Queue, offset: int) -> str:
+    """Called under the lock."""
+    if offset >= queue.log.visible_end:
+        return "unknown"
+    if queue.progress.is_settled(offset):
+        return "settled"
+    if offset in queue.ready.held:
+        return "held"
+    return "claimed" if queue.owner and queue.progress.claimed.contains(offset) else "ready"
+
+
+def _tables(entry: LedgerRecord) -> Iterable[TableInfo]:
+    rows: dict[tuple[str, str, str], int] = {}
+    for kind, target, _branch, count in entry.branches:
+        refused = target.get("refused")
+        text = str(refused[1]) if isinstance(refused, list) and len(refused) > 1 else ""
+        key = (_table(target), kind, "skipped" if "skipped" in target else text)
+        rows[key] = rows.get(key, 0) + count
+    return (
+        TableInfo(table, kind, count, entry.applied, refused)
+        for (table, kind, refused), count in rows.items()
+    )
+
+
+def _table(target: Mapping[str, object]) -> str:
+    return str(next((target[name] for name in ("path", "table", "name") if target.get(name)), ""))
+
+
+def _unknown(queue: str, sees: Sees) -> QueueNotFound:
+    return QueueNotFound(
+        f"no queue '{queue}' in vhost '{sees.vhost}', and the history shows none of this name"
+    )

@@ -1,0 +1,150 @@
+"""The history of commits at the doors: over Flight, over HTTP and with the commands, for each kind of user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_core import errors
+from broker_core import password as passwords
+from broker_core.admin import TransactionInfo
+from broker_core.client import admin
+from broker_core.client.broker import BrokerClient
+from broker_core.credentials import Credentials
+from broker_core.engine import Limit, Origin, ReadTicket
+from broker_core.launcher import Broker
+from broker_core.store.salvage.verify import verify
+from txmq.cli import main
+
+USERS = {"plain": (), "watcher": ("monitoring",), "other": ()}
+
+
+@pytest.fixture
+def broker(tmp_path: object) -> Iterator[Broker]:
+    with Broker.open(f"{tmp_path}/data") as found:
+        for user, tags in USERS.items():
+            found.accounts.add_user(user, passwords.hashed(user), tags)
+        found.accounts.set_permissions("plain", "^mine", "^mine", "^mine")
+        yield found
+
+
+def client(broker: Broker, user: str, vhost: str = "") -> BrokerClient:
+    return BrokerClient(f"{broker.url}/{vhost}", credentials=Credentials(user, user))
+
+
+def publish(broker: Broker, *queues: str, vhost: str = "/") -> int:
+    """Publishes to each of the queues in one transaction, and returns its number."""
+    with broker.channel(vhost=vhost) as channel:
+        for queue in queues:
+            channel.queue_declare(queue)
+        channel.tx_select()
+        for queue in queues:
+            channel.publish(b"the body", routing_key=queue)
+        channel.tx_commit()
+    return broker._local.state.transactions.history.rows()[-1].last
+
+
+def queues(found: TransactionInfo) -> list[str]:
+    return [effect.queue for effect in found.effects]
+
+
+def test_each_user_is_shown_what_its_permissions_allow(broker: Broker) -> None:
+    both, secret = publish(broker, "mine", "secret"), publish(broker, "secret")
+    with client(broker, "watcher") as watcher:
+        assert queues(admin.transaction(watcher, both)) == ["mine", "secret"]
+        assert queues(admin.transaction(watcher, secret)) == ["secret"]
+        assert [each.sequence for each in admin.history(watcher, 2)] == [secret, both]
+        assert admin.message(watcher, "secret", 1).steps[0].sequence == secret
+    with client(broker, "plain") as plain:
+        assert (
+            queues(admin.transaction(plain, both)) == ["mine"] and admin.transaction(plain, both).door == ""
+        )
+        assert [each.sequence for each in admin.history(plain)] == [both]
+        with pytest.raises(errors.UnknownTransaction) as hidden:
+            admin.transaction(plain, secret)
+        with pytest.raises(errors.UnknownTransaction) as absent:
+            admin.transaction(plain, secret + 1000)
+        assert str(hidden.value).replace(str(secret), "") == str(absent.value).replace(str(secret + 1000), "")
+        with pytest.raises(errors.QueueNotFound) as hidden_queue:
+            admin.message(plain, "secret", 0)
+        with pytest.raises(errors.QueueNotFound) as no_queue:
+            admin.message(plain, "absent", 0)
+        assert str(hidden_queue.value).replace("secret", "") == str(no_queue.value).replace("absent", "")
+    with client(broker, "other") as other, pytest.raises(errors.TxmqError):
+        admin.transaction(other, both)
+
+
+def test_a_virtual_host_made_again_does_not_show_what_the_one_before_did(broker: Broker) -> None:
+    broker.vhosts.add_vhost("theirs")
+    number = publish(broker, "secret", vhost="theirs")
+    publish(broker, "here")
+    broker.vhosts.delete_vhost("theirs")
+    broker.vhosts.add_vhost("theirs")
+    broker.accounts.set_permissions("plain", ".*", ".*", ".*", vhost="theirs")
+    later = publish(broker, "new", vhost="theirs")
+    for user in ("plain", "watcher"):
+        with client(broker, user, "theirs") as found:
+            assert [each.sequence for each in admin.history(found)] == [later]
+            with pytest.raises(errors.UnknownTransaction):
+                admin.transaction(found, number)
+            with pytest.raises(errors.QueueNotFound):
+                admin.message(found, "secret", 0)
+
+
+def test_a_micro_batch_says_its_app_and_what_goes_to_tables(broker: Broker) -> None:
+    publish(broker, "in")
+    engine = broker.engine
+    end = engine.claim("app", ["in"], {"in": "start"}, Limit(), Origin(), "fail")
+    ranges = engine.resolve("app", {"in": "start"}, end)
+    token = engine.open_batch("app", "query", 0, "fail").token
+    list(engine.read(ReadTicket("app", "query", 0, ranges, (("in", *ranges["in"]),))))
+    engine.commit_batch("app", "query", 0, token, [])
+    with client(broker, "watcher") as watcher:
+        (found, *_) = admin.history(watcher)
+        assert (found.door, found.app_id, found.query_id, found.batch_id) == ("spark", "app", "query", 0)
+        assert [(each.effect, each.queue, each.ranges) for each in found.effects] == [
+            ("consumed", "in", ((0, 1),))
+        ]
+        life = admin.message(watcher, "in", 0)
+        assert [each.effect for each in life.steps] == ["published", "consumed"]
+        assert (life.state, life.steps[1].app_id, life.steps[1].batch_id) == ("settled", "app", 0)
+
+
+def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    number = publish(broker, "in")
+    at = ("--data", broker._directory)
+    assert main(["transaction", str(number), *at]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"transaction {number}  ") and "published 1 in at 0" in text
+    assert "the body" not in text
+    assert main(["transaction", str(number), *at, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["effects"][0]["ranges"] == [[0, 1]]
+    assert main(["message", "in", "0", *at]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("message 0 of queue in: ready") and f"by transaction {number}" in text
+    assert main(["transactions", "--last", "1", *at, "--json"]) == 0
+    assert [row["sequence"] for row in json.loads(capsys.readouterr().out)] == [number]
+    assert main(["transaction", "999999", *at]) != 0
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in capsys.readouterr().err
+
+
+def test_it_is_in_the_data_directory_beside_messages_as_records_and_packed(tmp_path: Path) -> None:
+    def told(broker: Broker) -> list[TransactionInfo]:
+        with BrokerClient(broker.url) as found:
+            return admin.history(found, 1_000)
+
+    with Broker.open(tmp_path / "data") as broker:
+        for number in range(300):
+            publish(broker, f"q{number % 3}")
+        broker._local.upkeep.tick()
+        publish(broker, "q0")
+        with broker.channel() as channel:
+            channel.queue_purge("q1")
+        before = told(broker)
+        assert len(before) == 302
+    assert verify(tmp_path / "data").ok
+    with Broker.open(tmp_path / "data") as broker:
+        assert told(broker) == before

@@ -1,0 +1,101 @@
+"""``txmq transaction`` and ``txmq message``: what a commit did, and what happened to a message, as text.
+
+Plain functions: what the broker answered goes in, lines come out.
+Not here: who may see what (``broker_core/broker/history/lookup.py``), the arguments (``channels.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+
+from broker_core.admin import EffectInfo, MessageLife, MessageStep, TransactionInfo
+
+Row = dict[str, object]
+_RANGES = 8  # of one line
+
+
+def transaction_row(found: TransactionInfo) -> Row:
+    """Returns a row of ``txmq transactions --last``."""
+    return {
+        "sequence": found.sequence,
+        "committed_at": _time(found.committed_at_us),
+        "by": _by(found.door, found.user, found.client, found.address),
+        "app": f"{found.app_id}/{found.batch_id}" if found.app_id else "",
+        "effects": [effect_text(effect) for effect in found.effects],
+    }
+
+
+def transaction_lines(found: TransactionInfo) -> Iterator[str]:
+    """Yields a line for each thing that the transaction did."""
+    yield f"transaction {found.sequence}  {_time(found.committed_at_us)}  vhost {found.vhost}"
+    by = _by(found.door, found.user, found.client, found.address)
+    if by:
+        yield f"  by {by}"
+    if found.xid:
+        yield f"  named {found.xid}"
+    if found.app_id:
+        yield (
+            f"  app {found.app_id}, batch {found.batch_id} of query {found.query_id}, "
+            f"{found.ledger_sequence} in its ledger"
+        )
+    for effect in found.effects:
+        yield f"  {effect_text(effect)}"
+    for table in found.tables:
+        state = (
+            f"refused: {table.refused}"
+            if table.refused
+            else "applied"
+            if table.applied
+            else "not applied yet"
+        )
+        yield f"  {table.operation} of {table.rows} rows to {table.table}, {state}"
+    if found.left_out:
+        yield f"  {found.left_out} messages of further queues are not listed"
+
+
+def message_lines(found: MessageLife) -> Iterator[str]:
+    """Yields what happened to a message, oldest first."""
+    yield f"message {found.offset} of queue {found.queue}: {found.state}"
+    if not found.steps:
+        since = f" since {_time(found.since_us)}" if found.since_us else ""
+        yield f"  the history has nothing about it{since}"
+    for step in found.steps:
+        yield f"  {_step(step)}"
+        for effect in step.to:
+            yield f"    to {effect.queue} {_ranges(effect)}"
+
+
+def effect_text(effect: EffectInfo) -> str:
+    """Returns an effect as text: what, how many, and which offsets."""
+    source = f" from {effect.source}" if effect.source else ""
+    return f"{effect.effect.replace('_', '-')} {effect.entries} {effect.queue} {_ranges(effect)}{source}"
+
+
+def _ranges(effect: EffectInfo) -> str:
+    shown = ", ".join(
+        str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in effect.ranges[:_RANGES]
+    )
+    if not effect.exact:
+        return f"within {shown}"
+    return f"at {shown}{', ...' if len(effect.ranges) > _RANGES else ''}"
+
+
+def _step(step: MessageStep) -> str:
+    words = [step.effect.replace("_", "-"), f"by transaction {step.sequence}", _time(step.committed_at_us)]
+    if not step.certain:
+        words[0] = f"perhaps {words[0]}"
+    if step.app_id:
+        words.append(f"app {step.app_id} batch {step.batch_id}")
+    by = _by(step.door, step.user, step.client, "")
+    return "  ".join([*words, *([by] if by else [])])
+
+
+def _by(door: str, user: str, client: str, address: str) -> str:
+    given: Iterable[tuple[str, str]] = (("", door), ("user ", user), ("client ", client), ("at ", address))
+    return ", ".join(f"{name}{value}" for name, value in given if value)
+
+
+def _time(time_us: int) -> str:
+    moment = datetime.fromtimestamp(time_us / 1e6, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
