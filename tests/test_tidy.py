@@ -73,7 +73,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
-    "broker_core.broker.channel.Channel": (16, "what a channel of AMQP holds between commands"),
+    "broker_core.broker.channel.Channel": (17, "what a channel of AMQP holds between commands"),
     "broker_core.broker.routing.exchange.Exchange": (
         18,
         "what exchange.declare asks for, and who depends on it",

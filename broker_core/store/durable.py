@@ -50,16 +50,8 @@ class Plan:
     """
 
     __slots__ = (
-        "carried",
-        "forgotten",
-        "inbox",
-        "only_messages",
-        "put",
-        "rows",
-        "sealed",
-        "sequence",
-        "told",
-    )
+        "carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence", "told",
+    )  # fmt: skip
 
     def __init__(
         self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
@@ -79,14 +71,8 @@ class Plan:
                 self.rows += change.rows
             if change.told:
                 self.told = change.told
-            if (
-                change.journal
-                or change.names
-                or change.seals
-                or change.moves
-                or change.forgets
-                or change.tidy
-            ):
+            found = change.journal or change.names or change.seals or change.moves
+            if found or change.forgets or change.tidy:
                 self._add(change, staged, written)
         if self.rows:
             self._check_rows(inbox, named)
@@ -381,10 +367,7 @@ class DurableStore:
         with self._lock:
             before = self._written.get(block_id)
             self._written[block_id] = place
-            kept = {
-                place.segment,
-                self._places[block_id].segment if block_id in self._places else place.segment,
-            }
+            kept = {place.segment, self._places.get(block_id, place).segment}
         if before is not None and before.segment not in kept:
             self._segments.release(before.segment, block_id)
 

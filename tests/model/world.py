@@ -629,14 +629,17 @@ class _Gate:
 
 
 def _is_connect(session: object) -> bool:
-    """Of the model's sessions; a background thread of another test may ask for a real one."""
-    return _current[-1].sink == "connect" if isinstance(session, Session) else is_connect(session)
+    """Of what the model has made; a background thread of another test may ask for a real session."""
+    if type(session).__module__.startswith("pyspark."):
+        return is_connect(session)
+    return _current[-1].sink == "connect"
 
 
 @contextmanager
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
     import broker_core.client.broker
+    import connector.batch.call
     import connector.batch.foreach_batch
     import connector.delta.after.make_change
     import connector.delta.after.same_table
@@ -659,7 +662,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.stream.reader_lock, "PATIENCE_S", 0.0)
         admitted = not options.get("unadmitted")
         patch.setattr(connector.stream.spark_version, "has_admission_control", lambda: admitted)
-        for module in (connector.ledger.delta_ledger, connector.batch.foreach_batch):
+        for module in (connector.ledger.delta_ledger, connector.batch.foreach_batch, connector.batch.call):
             patch.setattr(module, "is_connect", _is_connect)
         patch.setattr(
             DeltaFormat,

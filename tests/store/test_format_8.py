@@ -4,6 +4,7 @@ then, and a batch write its user's.
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,8 @@ def taken_back(directory: Path) -> None:
         catalog.put_records([encode_change(change)])
         catalog.set_meta(format=8)
         catalog.commit()
+    with closing(sqlite3.connect(directory / "catalog.db")) as connection:
+        connection.execute("DROP TABLE history")  # of format 10
 
 
 def staged(engine: Engine, token: str, branch: str, **batch: object) -> StagedBranch:

@@ -87,6 +87,7 @@ def _findings(options: Options) -> Iterator[Finding]:
 def _broker(options: Options) -> Iterator[Finding]:
     from txmq.doctor.finding import ok, problem
 
+    options.vhost, options.timeout = None, 0.0
     try:
         identity = engine_at(options).identity()
     except OptionError:
