@@ -255,7 +255,7 @@ def _skip(options: Options) -> int:
     *BROKER,
     argument("APP", shell_complete=app_names),
     argument("QUEUE", shell_complete=queue_names),
-    option("--force", text="also if the pipeline has not finished: see docs/claims.md"),
+    option("--force", text="also if the pipeline has not finished: see docs/transactions.md"),
     YES,
 )
 def _release(options: Options) -> int:
