@@ -98,7 +98,7 @@ def _usual(told: str, vhost: str, side: str) -> str:
     told = re.sub(rf"\b({vhost}|{side})\b", "HOST", told)
     told = re.sub(r"\b[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}\b", "ID", told)
     told = re.sub(r"datetime\.datetime\([^()]*(\([^()]*\))?\)", "TIME", told)
-    return re.sub(r"(committed_at_us|commit_sequence|age_s|idle_s)=[\d.]+", r"\1=N", told)
+    return re.sub(r"(committed_at(?:_us)?|commit_sequence|age_s|idle_s)=[\d.]+", r"\1=N", told)
 
 
 class Heard:
