@@ -1,32 +1,37 @@
 """The history of commits for callers: the broker's rows, the ledgers of its apps, and what a queue has now.
 
 Not here: what a caller may see (``broker/history/lookup.py``), the doors.
-Invariant: what is told is durable: the rows are taken by a work, which comes after the commits before it.
-Reading them is not under the lock.
+Invariant: reading the rows is not under the lock. What is told is durable if the reader ``waits``: its rows
+are taken by a work, which comes after the commits before it. Otherwise the last ones may be about to be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from broker_core.admin import MessageLife, MessageStep, TableInfo, TransactionInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Sees, find, latest, steps
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import Change
+from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.records import HistoryRecord, LedgerRecord
 from broker_core.errors import NotAllowed, QueueNotFound, StoreError, UnknownTransaction
 from broker_core.node.node import Node
 from broker_core.node.vhost_engines import VhostEngines
 
+T = TypeVar("T")
 LISTED = 1_000  # transactions of one list
 
 
 class HistoryReader:
-    def __init__(self, node: Node, engines: VhostEngines) -> None:
+    """``waits``: for the commits that are under way, as long as the disk takes."""
+
+    def __init__(self, node: Node, engines: VhostEngines, *, waits: bool = True) -> None:
         self._node = node
         self._engines = engines
+        self._waits = waits
 
     def transaction(self, sequence: int, sees: Sees) -> TransactionInfo:
         """Returns what a commit did. Raises UnknownTransaction."""
@@ -47,7 +52,7 @@ class HistoryReader:
         """Returns the life of a message. Raises QueueNotFound: also if the caller may not see the queue."""
         if not (sees.looks or sees.queue(queue)):
             raise _unknown(queue, sees)
-        rows, found = self._node.run(lambda state, _change, _now: _seen(state, queue, sees.vhost))
+        rows, found = self._taken(lambda state: _seen(state, queue, sees.vhost))
         told = steps(rows, queue, 0 if found is None else found.queue_id, offset, sees)
         if found is None and not told:
             raise _unknown(queue, sees)
@@ -60,19 +65,30 @@ class HistoryReader:
         return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0)
 
     def _rows(self) -> list[HistoryRecord]:
-        return self._node.run(lambda state, _change, _now: state.transactions.history.rows())
+        return self._taken(lambda state: state.transactions.history.rows())
+
+    def _taken(self, take: Callable[[BrokerState], T]) -> T:
+        if self._waits:
+            return self._node.run(lambda state, _change, _now: take(state))
+        with self._node.look as state:
+            return take(state)
 
     def _published(self, queue: Queue, offset: int) -> list[MessageStep]:
         """Returns what the message itself says about its commit, if it is still stored."""
 
-        def work(state: BrokerState, _change: Change, _now: int) -> list[MessageStep]:
+        def work(state: BrokerState) -> list[MessageStep]:
             if queue.deleted or offset >= queue.log.visible_end:
                 return []
             row = state.messages.fetch(queue, offset)
             return [MessageStep(row.sequence, row.committed_at, "published", True)]
 
         try:
-            return self._node.run(work)
+            with self._node.look as state:
+                return work(state)
+        except NotLoaded:
+            pass
+        try:
+            return self._node.run(lambda state, _change, _now: work(state))
         except StoreError:
             return []
 

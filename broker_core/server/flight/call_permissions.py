@@ -105,12 +105,6 @@ def _administer(what: str) -> Check:
     return lambda _call_permissions, caller, _given: caller.administer(what)
 
 
-def _open(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    command_permissions.use_app(caller, given["app_id"])
-    if given.get("token"):
-        command_permissions.clients.staged(caller, given["token"])
-
-
 def _note(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
     if given["name"] == REFUSED:
         command_permissions.use_app(caller, given["app_id"])
@@ -150,7 +144,7 @@ ENGINE: dict[str, Check] = {
     "count": _app_and_queues("ranges"),
     "dead_letter_route": lambda _, caller, given: caller.read([given["queue"]]),
     "ack": _app_and_queues("end"),
-    "open_batch": _open,
+    "open_batch": _app,
     "commit_batch": _app,
     "commit_branches": _attempt,
     "rollback_batch": _discard,

@@ -149,6 +149,8 @@ class FlightServer:
             self._call_permissions.check(call_permissions.ENGINE, word, caller, arguments)
             if word == "release" and caller.identity.user:
                 arguments["by"] = caller.identity.user  # whatever the caller says
+            if word == "open_batch" and arguments.get("token"):  # also of whom nothing is asked
+                self._call_permissions.clients.staged(caller, arguments["token"])
             answer = self._engine_word(caller, word)(**arguments)
             self._call_permissions.carried_out(caller, f"engine.{word}", arguments)
             return [contract.encode(answer)]

@@ -87,7 +87,7 @@ def _transactions(call: HttpCall) -> list[Row]:
 def _committed(call: HttpCall) -> Row:
     """Of the virtual hosts that the caller may see, the one of this transaction."""
     sequence = _number(call, "sequence")
-    history = HistoryReader(call.served.broker, call.served.engines)
+    history = HistoryReader(call.served.broker, call.served.engines, waits=False)
     for vhost in _vhosts(call):
         with contextlib.suppress(UnknownTransaction):
             return asdict(history.transaction(sequence, within(call.served, call.caller, vhost).sees))
@@ -95,7 +95,7 @@ def _committed(call: HttpCall) -> Row:
 
 
 def _message(call: HttpCall) -> Row:
-    history = HistoryReader(call.served.broker, call.served.engines)
+    history = HistoryReader(call.served.broker, call.served.engines, waits=False)
     try:
         return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees))
     except QueueNotFound:

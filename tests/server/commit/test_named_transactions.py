@@ -116,7 +116,7 @@ def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from
     broker.restart()
     listed = json.loads(txmq(broker, "transactions", "--json"))
     assert [(found["xid"], found["publishes"]) for found in listed] == [("xa-1", 1)]
-    txmq(broker, decision, "xa-1")
+    txmq(broker, decision, "xa-1", "--yes")
     with closing(connect(broker)) as connection:
         channel = connection.channel()
         committed = decision == "commit"
