@@ -29,7 +29,6 @@ from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.dead_letter import DeadLetters
 from broker_core.broker.message.removals import messages_of
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import spill
@@ -210,14 +209,7 @@ class ChannelCommits:
         write()
 
     def _rows(self, queue: Queue, offsets: list[int]) -> list[InboxRow]:
-        def read(_state: BrokerState, _change: Change, _now: int) -> list[InboxRow]:
-            return [] if queue.deleted else messages_of(queue, offsets)
-
-        try:
-            with self._committer.look as state:
-                return read(state, Change(), 0)
-        except NotLoaded:
-            return self._committer.run(read)
+        return self._committer.read(lambda _state: [] if queue.deleted else messages_of(queue, offsets))
 
     def discard(self, block_ids: list[BlockId]) -> None:
         """Forgets the bytes of a transaction that ended without them."""

@@ -258,6 +258,14 @@ class Committer:
         answer: T = mine.answer
         return answer
 
+    def read(self, look: Callable[[BrokerState], T]) -> T:
+        """Looks without a commit, or in a work if blocks must be loaded from the disk. Raises as ``run``."""
+        try:
+            with self.look as state:
+                return look(state)
+        except NotLoaded:
+            return self.run(lambda state, _change, _now: look(state))
+
     def _wait(self, mine: Waiting) -> None:
         """Commits, until ``mine`` is done or must load blocks."""
         mine.gate = None

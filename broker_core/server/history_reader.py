@@ -15,7 +15,6 @@ from broker_core.admin import MessageLife, MessageStep, TableInfo, TransactionIn
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Sees, find, latest, steps
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.records import HistoryRecord, LedgerRecord
 from broker_core.errors import NotAllowed, QueueNotFound, StoreError, UnknownTransaction
 from broker_core.node.node import Node
@@ -76,19 +75,14 @@ class HistoryReader:
     def _published(self, queue: Queue, offset: int) -> list[MessageStep]:
         """Returns what the message itself says about its commit, if it is still stored."""
 
-        def work(state: BrokerState) -> list[MessageStep]:
+        def found(state: BrokerState) -> list[MessageStep]:
             if queue.deleted or offset >= queue.log.visible_end:
                 return []
             row = state.messages.fetch(queue, offset)
             return [MessageStep(row.sequence, row.committed_at, "published", True)]
 
         try:
-            with self._node.look as state:
-                return work(state)
-        except NotLoaded:
-            pass
-        try:
-            return self._node.run(lambda state, _change, _now: work(state))
+            return self._node.committer.read(found)
         except StoreError:
             return []
 

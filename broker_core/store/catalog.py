@@ -41,15 +41,7 @@ from broker_core.store.codec import (
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
-from broker_core.store.inbox import (
-    MAX_ROWS,
-    ROW_BITS,
-    Packed,
-    guarded,
-    message_of_format_3,
-    pack,
-    unpack,
-)
+from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message_of_format_3, pack, unpack
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 

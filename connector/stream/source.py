@@ -121,10 +121,8 @@ class StreamReader(DataSourceStreamReader):
         self._idle: tuple[Vector, dict[str, int]] | None = None
         self._acked: Vector | None = None  # everything below it, by the last claim
         self._claimed: tuple[Vector, Vector] | None = None  # start and end of the last claim
-        self._latest: tuple[float, dict[str, int]] = (
-            -ENDS_S,
-            {},
-        )  # when the ends of the logs were asked, and they
+        # when the ends of the logs were asked, and they
+        self._latest: tuple[float, dict[str, int]] = (-ENDS_S, {})
 
     @property
     def _engine(self) -> Engine:

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from broker_core.launcher import Broker
+from tests.amqp_server import serving
 from tests.progress import wait_for_end, wait_until
 from txmq import cli
 from txmq.command.declare import ROOT, CommandOption
@@ -161,20 +162,15 @@ def test_a_reader_that_has_ended_is_no_error(hostile: str) -> None:
 
 @pytest.mark.parametrize("words", [["queues"], ["status"], ["purge", "q", "--yes"], ["apps"], ["top"]])
 def test_a_broker_that_hangs_is_an_error_within_seconds(words: list[str], tmp_path: Path) -> None:
-    command = ["serve", "--data", str(tmp_path / "d"), "--listen", "127.0.0.1:0", "--amqp", "none"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "txmq", *command], stdout=subprocess.PIPE, text=True
-    ) as hung:
-        assert hung.stdout is not None
-        url = hung.stdout.readline().split()[1]
-        hung.send_signal(signal.SIGSTOP)
+    with serving(tmp_path / "d") as hung:
+        os.kill(hung.pid, signal.SIGSTOP)
         done = subprocess.run(
-            [sys.executable, "-m", "txmq", *words, "--url", url], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "txmq", *words, "--url", hung.url],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode in (1, 4) and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
-        hung.send_signal(signal.SIGCONT)
-        hung.terminate()
-        wait_for_end(hung, "the broker ends")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker_core.launcher import Broker
-from tests.progress import wait_for_end
+from tests.amqp_server import serving
 from txmq import cli
 
 SHELLS = ("bash", "zsh", "fish")
@@ -72,17 +73,9 @@ def test_names_come_from_the_broker_but_none_that_a_shell_would_expand(
 
 def test_a_broker_that_is_gone_or_hangs_completes_nothing(tmp_path: Path) -> None:
     assert completed(tmp_path, "txmq", "peek", "--url", "txmq://127.0.0.1:1", "o") == []
-    command = ["serve", "--data", str(tmp_path / "d"), "--listen", "127.0.0.1:0", "--amqp", "none"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "txmq", *command], stdout=subprocess.PIPE, text=True
-    ) as hung:
-        assert hung.stdout is not None
-        url = hung.stdout.readline().split()[1]
-        hung.send_signal(signal.SIGSTOP)
-        assert completed(tmp_path, "txmq", "peek", "--url", url, "o") == []
-        hung.send_signal(signal.SIGCONT)
-        hung.terminate()
-        wait_for_end(hung, "the broker ends")
+    with serving(tmp_path / "d") as hung:
+        os.kill(hung.pid, signal.SIGSTOP)
+        assert completed(tmp_path, "txmq", "peek", "--url", hung.url, "o") == []
 
 
 @pytest.mark.parametrize("shell", SHELLS)

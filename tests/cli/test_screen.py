@@ -22,6 +22,7 @@ import pytest
 from broker_core.admin import QueueInfo
 from broker_core.engine import AppInfo
 from broker_core.launcher import Broker
+from tests.amqp_server import serving
 from tests.progress import Meter, wait_for_end
 from txmq import cli
 from txmq.admin.top import LiveRates
@@ -161,21 +162,13 @@ def test_no_name_has_an_escape_sequence_and_each_line_fits(
 
 
 def test_a_broker_that_hangs_is_said_and_q_ends(tmp_path: Path) -> None:
-    command = ["serve", "--data", str(tmp_path / "d"), "--listen", "127.0.0.1:0", "--amqp", "none"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "txmq", *command], stdout=subprocess.PIPE, text=True
-    ) as hung:
-        assert hung.stdout is not None
-        url = hung.stdout.readline().split()[1]
-        with terminal("top", "--interval", "0.1", "--url", url) as shown:
+    with serving(tmp_path / "d") as hung:
+        with terminal("top", "--interval", "0.1", "--url", hung.url) as shown:
             shown.until(lambda lines: any("0 queues" in line for line in lines), "it is drawn")
-            hung.send_signal(signal.SIGSTOP)
+            os.kill(hung.pid, signal.SIGSTOP)
             shown.until(lambda lines: "no answer for" in lines[0], "the broker is silent")
             shown.press("q")
             assert shown.ended() == 0
-        hung.send_signal(signal.SIGCONT)
-        hung.terminate()
-        wait_for_end(hung, "the broker ends")
 
 
 def test_without_a_terminal_top_is_one_error_and_watch_prints_on(
