@@ -11,12 +11,13 @@ A commit, in this order:
    its caller loads the block without the lock, and the work runs again in a later group
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
-4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader
+4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader. A
+   thread that is woken wakes the next one: fewer compete for the interpreter than if the leader woke all
 
 A waiting thread is the leader from the moment that ``leads`` is set until its group is done. If it leaves
-before, because of an exception from outside, it passes the lead to another thread. In the main thread signal
-handlers wait until :meth:`Committer.run` is over (``deferred_signals.py``), so Ctrl-C does not interrupt a
-commit or stop the broker.
+because of an exception from outside, another thread gets the lead, and the next one is woken. In the main
+thread signal handlers wait until :meth:`Committer.run` is over (``deferred_signals.py``), so Ctrl-C does not
+interrupt a commit or stop the broker.
 
 Invariant: no caller is answered and no change is visible before it is durable. When a work is ``done``, the
 earlier works of its origin are. While callers wait, one of them is the leader. Nothing is read from the disk
@@ -32,7 +33,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -42,7 +42,7 @@ from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import Change
 from broker_core.errors import InternalFault, StoreFailed, TxmqError
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.loaded_blocks import NOTHING, Loaded, LoadedBlocks
+from broker_core.node.loaded_blocks import NOTHING, HeldUp, Loaded, LoadedBlocks
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
@@ -72,11 +72,12 @@ class Waiting:
     """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when the wait is
     over; None: it does not wait.
 
-    ``leads``: it became the leader, and has not begun to commit. ``missing``: it must :meth:`Committer.load`
-    these blocks, and commit again. Works of the same ``origin`` stay in order; None: its caller has no other.
+    ``leads``: it became the leader, and has not begun to commit. ``wakes``: the thread that it wakes when it
+    is woken; itself: it has left. ``missing``: it must :meth:`Committer.load` these blocks, and commit again.
+    Works of the same ``origin`` stay in order; None: its caller has no other.
     """
 
-    __slots__ = ("answer", "done", "error", "gate", "leads", "loaded", "missing", "origin", "work")
+    __slots__ = ("answer", "done", "error", "gate", "leads", "loaded", "missing", "origin", "wakes", "work")
 
     def __init__(self, work: Work[object], origin: object = None) -> None:
         self.work = work
@@ -87,43 +88,8 @@ class Waiting:
         self.error: BaseException | None = None
         self.done = False
         self.leads = False
+        self.wakes: Waiting | None = None
         self.gate: Waiter | None = None
-
-
-class HeldUp(dict[object, deque[Waiting]]):
-    """Per origin: the work that waits for blocks, then the works behind it."""
-
-    def begin(self, waiting: Waiting) -> None:
-        """Begins a line behind a work that must load blocks, unless there is one."""
-        if waiting.origin is not None and waiting.origin not in self:
-            self[waiting.origin] = deque([waiting])
-
-    def take(self, waiting: Waiting) -> bool:
-        """Puts a work behind an earlier one of its origin, and returns whether there is one."""
-        line = self.get(waiting.origin)
-        if line is None or line[0] is waiting:
-            return False
-        line.append(waiting)
-        return True
-
-    def next_after(self, waiting: Waiting) -> Waiting | None:
-        """Returns the work that ``waiting``, which is done, has held up."""
-        line = self.get(waiting.origin)
-        if line is None:
-            return None
-        line.popleft()
-        if not line:
-            del self[waiting.origin]
-            return None
-        return line[0]
-
-    def fail(self, group: list[Waiting]) -> list[Waiting]:
-        """Returns the callers of a group that fails, and those that their works have held up."""
-        found = dict.fromkeys(group)
-        for waiting in group:
-            found.update(dict.fromkeys(self.pop(waiting.origin, ())))
-            waiting.missing = None
-        return list(found)
 
 
 class Look:
@@ -235,7 +201,7 @@ class Committer:
         self._mutex = _thread.allocate_lock()  # guards the two below
         self._waiting: list[Waiting] = []
         self._led = False
-        self._held_up = HeldUp()  # the leader's
+        self._held_up: HeldUp[Waiting] = HeldUp()  # the leader's
         self._last_us = state.loaded.latest_us
         self.failure: StoreFailed | None = None
         self.counts = CommitCounts()
@@ -281,6 +247,7 @@ class Committer:
                 self._lead(mine, [mine])
             else:
                 gate.acquire()
+                _wake_next(mine)
                 if mine.leads:
                     self.lead(mine)
         except BaseException:  # raised in this thread from outside
@@ -359,15 +326,15 @@ class Committer:
         finally:
             for waiting in done:  # before the next leader, who may finish later works of the same origin
                 waiting.done = True
-            if last:
-                with self._mutex:
+            with self._mutex:
+                if last:
                     if self._waiting:
                         self._hand_on()
                     else:
                         self._led = False
-            for waiting in (*done, *load):
-                if waiting is not mine and waiting.gate is not None:
-                    _open(waiting.gate)
+                gates = _gates([*done, *load], mine)
+            for gate in gates:
+                _open(gate)
 
     def _hand_on(self) -> None:
         """Under the mutex: makes one of the waiting callers the leader, if there is any."""
@@ -389,6 +356,8 @@ class Committer:
             elif mine.leads:
                 mine.leads = False
                 self._hand_on()
+            _wake_next(mine)
+            mine.wakes = mine
 
     def _commit(self, group: list[Waiting], done: list[Waiting], load: list[Waiting]) -> None:
         """Adds the callers that have an answer to ``done``, and those that must load blocks to ``load``."""
@@ -478,6 +447,31 @@ def _defect(error: Exception) -> TxmqError:
 
 def _nothing(_state: BrokerState, _change: Change, _now: int) -> None:
     """A work without effect, to wait for its turn."""
+
+
+def _gates(answered: list[Waiting], mine: Waiting) -> list[Waiter]:
+    """Under the mutex: returns the gates to open now. Each thread among the callers wakes the next one."""
+    gates: list[Waiter] = []
+    thread: Waiting | None = None
+    for waiting in answered:
+        gate = waiting.gate
+        if waiting is mine or gate is None or waiting.wakes is waiting:
+            continue
+        if type(gate) is not _thread.LockType:
+            gates.append(gate)
+            continue
+        if thread is None:
+            gates.append(gate)
+        else:
+            thread.wakes = waiting
+        thread = waiting
+    return gates
+
+
+def _wake_next(mine: Waiting) -> None:
+    if mine.wakes is not None and mine.wakes.gate is not None:
+        _open(mine.wakes.gate)
+        mine.wakes = None
 
 
 def _open(gate: Waiter) -> bool:

@@ -13,8 +13,10 @@ needs. A block that cannot be read gives its error to the code that reads it, in
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -111,3 +113,49 @@ COLUMNS: dict[Part, list[str]] = {
     addresses: ["exchange", "routing_key", "properties"],
     stamps: ["commit_sequence", "committed_at"],
 }
+
+
+class Held(Protocol):
+    """A caller with its work, as far as works of one ``origin`` stay in order."""
+
+    origin: object
+    missing: NotLoaded | None
+
+
+H = TypeVar("H", bound=Held)
+
+
+class HeldUp(dict[object, deque[H]]):
+    """Per origin: the work that waits for blocks, then the works behind it."""
+
+    def begin(self, waiting: H) -> None:
+        """Begins a line behind a work that must load blocks, unless there is one."""
+        if waiting.origin is not None and waiting.origin not in self:
+            self[waiting.origin] = deque([waiting])
+
+    def take(self, waiting: H) -> bool:
+        """Puts a work behind an earlier one of its origin, and returns whether there is one."""
+        line = self.get(waiting.origin)
+        if line is None or line[0] is waiting:
+            return False
+        line.append(waiting)
+        return True
+
+    def next_after(self, waiting: H) -> H | None:
+        """Returns the work that ``waiting``, which is done, has held up."""
+        line = self.get(waiting.origin)
+        if line is None:
+            return None
+        line.popleft()
+        if not line:
+            del self[waiting.origin]
+            return None
+        return line[0]
+
+    def fail(self, group: list[H]) -> list[H]:
+        """Returns the callers of a group that fails, and those that their works have held up."""
+        found = dict.fromkeys(group)
+        for waiting in group:
+            found.update(dict.fromkeys(self.pop(waiting.origin, ())))
+            waiting.missing = None
+        return list(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -100,6 +101,45 @@ def test_a_thread_that_is_killed_when_it_gets_the_lead_hands_it_on() -> None:
     assert len(failed) == 1
     assert broker.run(remember("third")) == "third"
     assert "second" not in broker.state.names.outcomes
+    broker.close()
+
+
+@pytest.mark.parametrize("killed", [(2,), (1, 3), (2, 3, 4), (5,), (1, 2, 3, 4, 5)], ids=str)
+def test_a_thread_that_is_killed_when_it_is_woken_wakes_the_next_one(killed: tuple[int, ...]) -> None:
+    """Thread 0 commits while the others wait; 1 commits for all of them then."""
+
+    class Killed(BaseException):
+        pass
+
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    store.gate.clear()
+    ended: list[int] = []
+
+    def run(number: int) -> None:
+        try:
+            broker.run(remember(str(number)))
+        except Killed:
+            ended.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    waiting = threading.Event()
+    for number, thread in enumerate(threads):
+        thread.start()
+        if not number:
+            assert store.entered.wait(600)
+        while len(broker.committer._waiting) < number:
+            waiting.wait(0.001)
+    for number in killed:  # raised when its gate opens, before the first step behind it
+        ident = ctypes.c_ulong(threads[number].ident or 0)
+        assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Killed)) == 1
+    store.gate.set()
+    for thread in threads:
+        thread.join(600)
+        assert not thread.is_alive()
+    assert sorted(ended) == list(killed)
+    assert broker.run(remember("later")) == "later"
+    assert {str(number) for number in range(6) if number not in killed} <= set(broker.state.names.outcomes)
     broker.close()
 
 
