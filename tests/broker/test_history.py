@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_core import failpoint
 from broker_core.admin import TransactionInfo
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.history.lookup import Sees, find, latest, steps
-from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES
-from broker_core.broker.state.effects import PUBLISHED, QUEUES, RANGES, Effects
+from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
+from broker_core.broker.state.effects import PUBLISHED, QUEUES, RANGES, REJECTED, Effects, Who
+from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import OptionError
+from broker_core.ids import CommitSequence, QueueId
 from broker_core.node.compaction import compact_history
 from tests.broker.conftest import Node
 
 ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What the history asks of a queue."""
+
+    queue_id: QueueId
+    name: str
+    vhost: str = "/"
+    replies: bool = False
 
 
 def told(node: Node, sees: Sees = ALL) -> list[TransactionInfo]:
@@ -235,6 +251,46 @@ class One:
 
 
 ONE = One()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans()), min_size=1, max_size=40))
+def test_the_commits_of_a_group_keep_their_order_whatever_they_did(
+    given_works: list[tuple[int, int, bool]],
+) -> None:
+    queues = [Queued(QueueId(number), f"q{number}") for number in (1, 2)]
+    group, expected = [], []
+    for number, (user, count, rejects) in enumerate(given_works):
+        effects = Effects()
+        effects.who = Who("amqp", "/", f"user {user}")
+        effects.note(PUBLISHED, queues[user % 2], number, number + count)
+        ranges = [("published", number, number + count)]
+        if rejects:
+            effects.note(REJECTED, queues[0], number, number + 1)
+            ranges.append(("rejected", number, number + 1))
+        group.append((CommitSequence(10 + 2 * number), 1_000 + number, effects))
+        expected.append((10 + 2 * number, 1_000 + number, effects.who, ranges))
+    names = Names()
+    parts = [written(part, names) for part in (group[:3], group[3:]) if part]
+    record = HistoryRecord(1, 0, 0, 0, 0, names.text(filter(None, parts)).encode())
+    for row in (record, compressed(record)):
+        assert [
+            (each.sequence, each.committed_at, each.who, [(e.kind, *e.ranges[0]) for e in each.effects])
+            for each in commits(row)
+        ] == expected
+
+
+def test_a_row_of_format_10_says_the_same() -> None:
+    """It had each commit as text."""
+    row = (
+        b'{"who":[["amqp","/","ann","",""]],"queues":{"7":["/","in"]},'
+        b'"commits":[[3,1000,0,[[0,7,0,1,4,5]]],[5,1001,0,[[2,7,0,1,4,5]]]]}'
+    )
+    first, second = commits(HistoryRecord(1, 3, 5, 1001, 0, row))
+    assert (first.sequence, first.who.user) == (3, "ann") and first.queues == {7: ("/", "in")}
+    assert [(each.kind, each.ranges) for each in (*first.effects, *second.effects)] == [
+        ("published", ((4, 5),)),
+        ("acknowledged", ((4, 5),)),
+    ]
 
 
 def test_expired_and_overflowed_messages_are_told(node: Node) -> None:

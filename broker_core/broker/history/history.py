@@ -22,7 +22,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from broker_core.broker.history.rows import LINES, NAMES_BYTES, Names, entry
+from broker_core.broker.history.rows import LINES, NAMES_BYTES, Entries, Names, written
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.effects import Effects
 from broker_core.broker.state.numbers import Numbers
@@ -63,10 +63,7 @@ class Single(NamedTuple):
     """
 
     number: int
-    first: int
-    last: int
-    ended_at: int
-    entries: str
+    entries: Entries
     names: Names
     size_bytes: int  # with the names that it was the first to have
     block_id: BlockId = NO_BLOCK
@@ -108,9 +105,9 @@ class CommitHistory:
             if block_id not in self._beside or "fresh" in found:
                 self._beside[block_id] = Names()
             row = _restored(0, found, self._beside[block_id], block_id)
-            if row.last > covered:
+            if row.entries.last > covered:
                 single.append(row)
-        self._single.extend(sorted(single, key=attrgetter("first")))
+        self._single.extend(sorted(single, key=attrgetter("entries.first")))
         self.size_bytes = sum(map(_size, self._packed)) + sum(each.size_bytes for each in self._single)
         self.hidden.update(
             (record.kind.removeprefix(_HIDDEN), record.decided_at)
@@ -122,7 +119,7 @@ class CommitHistory:
     def latest_us(self) -> int:
         """Returns the time of the last commit that is known."""
         last = self._single or self._packed
-        return last[-1].ended_at if last else 0
+        return _ended_at(last[-1]) if last else 0
 
     def rows(self) -> list[HistoryRecord]:
         """Returns all rows, oldest first, each with its names."""
@@ -162,25 +159,22 @@ class CommitHistory:
         if names is None or names.size_bytes > NAMES_BYTES:
             names = Names()
         known_bytes = names.size_bytes
-        if len(group) == 1:
-            entries = entry(*group[0], names)
-        else:
-            entries = ",".join(filter(None, [entry(*each, names) for each in group]))
-        if not entries:
+        entries = written(group, names)
+        if entries is None:
             return change
         number = 0
         if block_id:
             assert beside is not None
             self._beside[block_id] = names
-            beside.told = names.text_of_new(entries).encode()
+            beside.told = names.text_of_new(entries)
         else:
             number, self._next = self._next, self._next + 1
-        size_bytes = len(entries) + names.size_bytes - known_bytes + _ROW_BYTES
-        row = _new(Single, (number, group[0][0], group[-1][0], now_us, entries, names, size_bytes, block_id))
+        size_bytes = entries.size_bytes + names.size_bytes - known_bytes + _ROW_BYTES
+        row = _new(Single, (number, entries, names, size_bytes, block_id))
         if number:
             change = change or Change()
             text = names.text((entries,)).encode()
-            change.put(HistoryRecord(number, row.first, row.last, row.ended_at, 0, text))
+            change.put(HistoryRecord(number, entries.first, entries.last, entries.ended_at, 0, text))
         self._single.append(row)
         self.size_bytes += size_bytes
         if self.size_bytes > self.limits.size_bytes:  # what is too old leaves with the upkeep
@@ -226,7 +220,7 @@ class CommitHistory:
         if self.size_bytes > self.limits.size_bytes:
             return True
         oldest = self._packed or self._single
-        return bool(oldest) and oldest[0].ended_at < now_us - int(self.limits.age_s * 1_000_000)
+        return bool(oldest) and _ended_at(oldest[0]) < now_us - int(self.limits.age_s * 1_000_000)
 
     def trim(self, change: Change, now_us: int) -> None:
         """Drops rows that are too old or too many, in a work of their own."""
@@ -234,7 +228,7 @@ class CommitHistory:
         self._trim(change, now_us)
         oldest = self._packed or self._single
         for vhost, until in list(self.hidden.items()):
-            if not oldest or oldest[0].ended_at > until:
+            if not oldest or _ended_at(oldest[0]) > until:
                 self._undo.item(self.hidden, vhost)
                 del self.hidden[vhost]
                 change.drop(ForgottenRecord, (f"{_HIDDEN}{vhost}",))
@@ -243,7 +237,9 @@ class CommitHistory:
         limits, old_us = self.limits, now_us - int(self.limits.age_s * 1_000_000)
         dropped = 0
         while oldest := self._packed or self._single:
-            if self.size_bytes <= limits.size_bytes and (dropped >= TRIMMED or oldest[0].ended_at >= old_us):
+            if self.size_bytes <= limits.size_bytes and (
+                dropped >= TRIMMED or _ended_at(oldest[0]) >= old_us
+            ):
                 break
             row = oldest.popleft()
             self.size_bytes -= row.size_bytes if isinstance(row, Single) else _size(row)
@@ -259,12 +255,12 @@ class CommitHistory:
         return self._single[0], _together(islice(self._single, TOGETHER))
 
     def _single_bytes(self) -> int:
-        return sum(len(each.entries) for each in self._single)
+        return sum(each.entries.size_bytes for each in self._single)
 
     def pack(self, change: Change, first: Single, into: HistoryRecord) -> None:
         """Puts one record in the place of the rows from ``first`` on, unless some left meanwhile."""
         if self._single and self._single[0] is first:
-            rows = [each for each in islice(self._single, TOGETHER) if each.last <= into.last]
+            rows = [each for each in islice(self._single, TOGETHER) if each.entries.last <= into.last]
             self._keep_for_undo()
             self._replace(change, rows, into)
 
@@ -277,11 +273,13 @@ class CommitHistory:
 
 def _restored(number: int, row: dict[str, Any], names: Names, block_id: BlockId = NO_BLOCK) -> Single:
     known_bytes = names.size_bytes
-    commits = names.learn(row)
-    entries = ",".join([json.dumps(each, separators=(",", ":")) for each in commits])
-    size_bytes = len(entries) + names.size_bytes - known_bytes + _ROW_BYTES
-    first, last = commits[0], commits[-1]
-    return Single(number, first[0], last[0], last[1], entries, names, size_bytes, block_id)
+    entries = names.learn(row)
+    size_bytes = entries.size_bytes + names.size_bytes - known_bytes + _ROW_BYTES
+    return Single(number, entries, names, size_bytes, block_id)
+
+
+def _ended_at(row: Single | HistoryRecord) -> int:
+    return row.entries.ended_at if isinstance(row, Single) else row.ended_at
 
 
 def _together(rows: Iterable[Single]) -> HistoryRecord:
@@ -291,9 +289,8 @@ def _together(rows: Iterable[Single]) -> HistoryRecord:
         next_names.text([each.entries for each in group])
         for next_names, group in groupby(given, attrgetter("names"))
     ]
-    return HistoryRecord(
-        0, given[0].first, given[-1].last, given[-1].ended_at, LINES, "\n".join(lines).encode()
-    )
+    first, last = given[0].entries, given[-1].entries
+    return HistoryRecord(0, first.first, last.last, last.ended_at, LINES, "\n".join(lines).encode())
 
 
 def _size(record: HistoryRecord) -> int:
