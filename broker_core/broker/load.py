@@ -67,7 +67,7 @@ class Image(Protocol):
     inbox: list[InboxRow]
     sequence: CommitSequence
     clean: bool
-    told: list[tuple[BlockId, bytes]]
+    history: list[tuple[BlockId, bytes]]
 
     @property
     def blocks(self) -> Sequence[Info]: ...
@@ -122,7 +122,7 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
         )
     )
     state.transactions.history.restore(
-        by_class.get(HistoryRecord, ()), image.told, by_class.get(ForgottenRecord, ())
+        by_class.get(HistoryRecord, ()), image.history, by_class.get(ForgottenRecord, ())
     )
     state.loaded.latest_us = max(state.loaded.latest_us, state.transactions.history.latest_us)
     state.blocks.forget_unpinned()

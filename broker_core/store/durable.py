@@ -50,7 +50,7 @@ class Plan:
     """
 
     __slots__ = (
-        "carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence", "told",
+        "carried", "forgotten", "history", "inbox", "only_messages", "put", "rows", "sealed", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -63,20 +63,20 @@ class Plan:
         self.forgotten: list[BlockId] = []
         self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
         self.only_messages = True
-        self.told = b""
+        self.history = b""
         for change in changes:
             if change.sequence > self.sequence:
                 self.sequence = change.sequence
             if change.rows:
                 self.rows += change.rows
-            if change.told:
-                self.told = change.told
+            if change.history:
+                self.history = change.history
             found = change.journal or change.names or change.seals or change.moves
             if found or change.forgets or change.tidy:
                 self._add(change, staged, written)
         if self.rows:
             self._check_rows(inbox, named)
-        if self.told and not self.rows:
+        if self.history and not self.rows:
             raise ValueError("a group has a history to keep beside its rows, and no rows")
         for block_id in self.sealed:
             rows = len(inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
@@ -156,7 +156,7 @@ class DurableStore:
         """Returns the durable data, without bodies in segments. Raises CorruptCatalog."""
         try:
             records = list(self._catalog.records())
-            inbox, told = unpack_all(self._catalog.packed_inbox())
+            inbox, history = unpack_all(self._catalog.packed_inbox())
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise unread_catalog(error, self._path) from error
         for row in inbox:
@@ -168,7 +168,7 @@ class DurableStore:
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
         self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._inbox)])
         blocks = [_info(block_id, place) for block_id, place in self._places.items()]
-        return StoreImage(records, inbox, blocks, self._sequence, self._clean, told)
+        return StoreImage(records, inbox, blocks, self._sequence, self._clean, history)
 
     # Writing
 
@@ -259,7 +259,7 @@ class DurableStore:
     def _write(self, encoded: Sequence[Encoded], plan: Plan) -> list[int]:
         """Writes the transaction of one commit. Returns the segments that nothing needs after it."""
         catalog, segments = self._catalog, self._segments
-        rows = pack_group(plan.rows, plan.told)
+        rows = pack_group(plan.rows, plan.history)
         known = self._sequence if self._sequence > plan.carried else plan.carried
         if (
             plan.only_messages

@@ -39,7 +39,7 @@ Packed = tuple[int, int, bytes]  # id, count, messages
 
 _ONE = struct.Struct("<I2q5I")
 _STAMPS = struct.Struct("<I")
-_TOLD = 1 << 31
+_HISTORY = 1 << 31
 _STAMP_BYTES, _LENGTHS_BYTES = 16, 20  # of a message
 _ROW_MASK = MAX_ROWS - 1
 
@@ -61,20 +61,20 @@ def pack(rows: Sequence[InboxRow]) -> list[Packed]:
     return list(chain.from_iterable(map(_pack, _consecutive(rows))))
 
 
-def pack_group(rows: Sequence[InboxRow], told: bytes) -> list[Packed]:
+def pack_group(rows: Sequence[InboxRow], history: bytes) -> list[Packed]:
     """Packs the rows of a group commit, the last one with its history, if there is any."""
     packed = pack(rows)
-    if told:
-        packed[-1] = with_history(packed[-1], told)
+    if history:
+        packed[-1] = with_history(packed[-1], history)
     return packed
 
 
-def with_history(row: Packed, told: bytes) -> Packed:
+def with_history(row: Packed, history: bytes) -> Packed:
     """Returns ``row`` with the history of a group commit."""
     key, count, messages = row
     (stamps,) = _STAMPS.unpack_from(messages)
-    head = _STAMPS.pack(stamps | _TOLD)
-    return key, count, b"".join((head, messages[_STAMPS.size :], told, _STAMPS.pack(len(told))))
+    head = _STAMPS.pack(stamps | _HISTORY)
+    return key, count, b"".join((head, messages[_STAMPS.size :], history, _STAMPS.pack(len(history))))
 
 
 def history_of(messages: bytes) -> bytes:
@@ -140,12 +140,12 @@ def message_of_format_3(row: Sequence[Any]) -> InboxRow:
 def unpack_all(rows: Iterable[tuple[Any, ...]]) -> tuple[list[InboxRow], list[tuple[BlockId, bytes]]]:
     """Returns the messages of all rows, and the histories beside them with their blocks."""
     inbox: list[InboxRow] = []
-    told: list[tuple[BlockId, bytes]] = []
+    history: list[tuple[BlockId, bytes]] = []
     for key, count, messages in rows:
         inbox += unpack(key, count, messages)
         if found := history_of(messages):
-            told.append((BlockId(key >> ROW_BITS), found))
-    return inbox, told
+            history.append((BlockId(key >> ROW_BITS), found))
+    return inbox, history
 
 
 def unpack(key: object, count: object, messages: object, *, errors: str = "strict") -> list[InboxRow]:
@@ -158,8 +158,8 @@ def unpack(key: object, count: object, messages: object, *, errors: str = "stric
     if not 0 < count <= MAX_ROWS - first or size < _STAMPS.size:
         raise ValueError(f"a row of table inbox has {count} messages from row {first} on in {size} bytes")
     (stamps,) = _STAMPS.unpack_from(messages)
-    if stamps & _TOLD:
-        stamps &= ~_TOLD
+    if stamps & _HISTORY:
+        stamps &= ~_HISTORY
         size -= len(history_of(messages)) + _STAMPS.size
     start = _STAMPS.size + _STAMP_BYTES * stamps + _LENGTHS_BYTES * count
     if stamps not in (1, count) or start > size:

@@ -44,7 +44,7 @@ class _Kept:
     records: dict[type[Record], Rows] = field(default_factory=dict)
     inbox: dict[BlockId, list[InboxRow]] = field(default_factory=dict)
     blocks: dict[BlockId, pa.RecordBatch] = field(default_factory=dict)
-    told: list[tuple[BlockId, bytes]] = field(default_factory=list)
+    history: list[tuple[BlockId, bytes]] = field(default_factory=list)
     sequence: CommitSequence = NO_SEQUENCE
     last_block_id: int = 0
     clean: bool = True
@@ -54,7 +54,7 @@ class _Kept:
             {cls: dict(rows) for cls, rows in self.records.items()},
             {block_id: list(rows) for block_id, rows in self.inbox.items()},
             dict(self.blocks),
-            list(self.told),
+            list(self.history),
             self.sequence,
             self.last_block_id,
             self.clean,
@@ -87,7 +87,7 @@ class MemoryStore:
         records = [decode(cls, row) for cls, rows in kept.records.items() for row in rows.values()]
         inbox = [row for block_id in sorted(kept.inbox) for row in kept.inbox[block_id]]
         blocks = [_info(block_id, block) for block_id, block in sorted(kept.blocks.items())]
-        image = StoreImage(records, inbox, blocks, kept.sequence, kept.clean, list(kept.told))
+        image = StoreImage(records, inbox, blocks, kept.sequence, kept.clean, list(kept.history))
         kept.clean = False
         return image
 
@@ -120,11 +120,11 @@ class MemoryStore:
             records = merged(encoded)
             failpoint.here("store.commit.executed")  # 3. everything that can fail is done
             with self._lock:
-                told_beside = next((change.rows[-1][0] for change in reversed(changes) if change.rows), None)
+                beside = next((change.rows[-1][0] for change in reversed(changes) if change.rows), None)
                 for change in changes:
                     self._apply(change)
-                    if change.told and told_beside is not None:
-                        self._kept.told.append((told_beside, change.told))
+                    if change.history and beside is not None:
+                        self._kept.history.append((beside, change.history))
                 for cls, rows in records.items():
                     table = self._kept.records.setdefault(cls, {})
                     for key, values in rows.items():
@@ -180,8 +180,8 @@ class MemoryStore:
             for block_id in block_ids:
                 kept.blocks[block_id] = self._written.pop(block_id)
                 kept.inbox.pop(block_id, None)
-        if kept.told and (gone := {*change.seals, *change.forgets}):
-            kept.told = [(block_id, told) for block_id, told in kept.told if block_id not in gone]
+        if kept.history and (gone := {*change.seals, *change.forgets}):
+            kept.history = [(block_id, history) for block_id, history in kept.history if block_id not in gone]
         for block_id in change.forgets:
             for place in (kept.blocks, kept.inbox, self._staged, self._written):
                 place.pop(block_id, None)

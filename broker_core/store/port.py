@@ -59,7 +59,7 @@ class StoreImage:
     blocks: list[BlockInfo] = field(default_factory=list)
     sequence: CommitSequence = NO_SEQUENCE  # last commit sequence number used
     clean: bool = True  # the last owner closed the store
-    told: list[tuple[BlockId, bytes]] = field(
+    history: list[tuple[BlockId, bytes]] = field(
         default_factory=list
     )  # history beside inbox rows, in their order
 

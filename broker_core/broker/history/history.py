@@ -1,9 +1,9 @@
 """The history of commits, as the broker keeps it: rows, oldest first.
 
 The works of one group commit share a row. The group itself makes it durable, so the history is neither behind
-the commits nor ahead of them: beside the messages of the group in the inbox (``Change.told``), where it costs
-nothing; or, without messages, as a record. Rows beside messages become a record before these leave the inbox.
-Many rows become one (``upkeep.py``).
+the commits nor ahead of them: beside the messages of the group in the inbox (``Change.history``), where it
+costs nothing; or, without messages, as a record. Rows beside messages become a record before these leave the
+inbox. Many rows become one (``upkeep.py``).
 
 Not here: what a row says (``rows.py``), who may see it (``lookup.py``). A commit that makes nothing durable,
 as of transient messages, has no row.
@@ -88,7 +88,7 @@ class CommitHistory:
     def restore(
         self,
         records: Iterable[HistoryRecord],
-        told: Iterable[tuple[BlockId, bytes]],
+        history: Iterable[tuple[BlockId, bytes]],
         horizons: Iterable[ForgottenRecord],
     ) -> None:
         """Restores the rows while loading. Raises ValueError for one that this class did not write."""
@@ -100,7 +100,7 @@ class CommitHistory:
                 single.append(_restored(record.number, json.loads(record.commits), Names()))
             self._next = max(self._next, record.number + 1)
         covered = self._packed[-1].last if self._packed else 0
-        for block_id, text in told:
+        for block_id, text in history:
             found = json.loads(text)
             if block_id not in self._beside or "fresh" in found:
                 self._beside[block_id] = Names()
@@ -166,7 +166,7 @@ class CommitHistory:
         if block_id:
             assert beside is not None
             self._beside[block_id] = names
-            beside.told = names.text_of_new(entries)
+            beside.history = names.new_text(entries)
         else:
             number, self._next = self._next, self._next + 1
         size_bytes = entries.size_bytes + names.size_bytes - known_bytes + _ROW_BYTES

@@ -103,7 +103,7 @@ class Names:
         self.who: dict[Who, int] = {}
         self.queues: dict[int, str] = {}
         self.size_bytes = 0
-        self._told = 0, 0  # how many of each a row has said
+        self._written = 0, 0  # how many of each a row has said
 
     def place(self, who: Who) -> int:
         place = self.who.get(who)
@@ -126,14 +126,14 @@ class Names:
         """Returns a row of these entries that says all."""
         return self._row(0, 0, entries)
 
-    def text_of_new(self, entries: Entries) -> bytes:
+    def new_text(self, entries: Entries) -> bytes:
         """Returns a row of these entries that says what no row before has said."""
-        who, queues = self._told
+        who, queues = self._written
         if who == len(self.who) and queues == len(self.queues):
             if not entries.texts:  # like _commits_text, in a third of the time
                 return b'{"plain":"%b"}' % b2a_base64(entries.plain, newline=False)
             return f"{{{_commits_text((entries,))}}}".encode()
-        self._told = len(self.who), len(self.queues)
+        self._written = len(self.who), len(self.queues)
         row = self._row(who, queues, (entries,))
         return (row if who else f'{{"fresh":1,{row[1:]}').encode()
 
@@ -157,7 +157,7 @@ class Names:
             texts = [json.dumps(each, separators=(",", ":")) for each in row.get("commits", ())]
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, struct.error) as error:
             raise ValueError(f"a row of the history cannot be read: {error}") from error
-        self._told = len(self.who), len(self.queues)
+        self._written = len(self.who), len(self.queues)
         first, last = found[0], found[-1]
         return Entries(first[0], last[0], last[1], a2b_base64(row.get("plain", "")), ",".join(texts))
 

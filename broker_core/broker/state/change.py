@@ -56,8 +56,7 @@ class Change:
 
     ``journal``: records that are put, and drops, in order. An appended block that nothing will name goes to
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``). ``effects``: what the history keeps of
-    it (``history/``). ``told``: the history of the group, to be kept beside its last row for as long as that
-    is in the inbox.
+    it (``history/``). ``history``: of the group, to be kept beside its last row while that is in the inbox.
     """
 
     sequence: CommitSequence
@@ -70,7 +69,7 @@ class Change:
     tidy: bool  # unneeded segments are removed even if there is nothing to write
     encoded: object
     effects: Effects
-    told: bytes
+    history: bytes
 
     def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
@@ -93,7 +92,7 @@ class Change:
         self.tidy = tidy
         self.encoded = None
         self.effects = Effects()
-        self.told = b""
+        self.history = b""
 
     def __bool__(self) -> bool:
         """Returns whether there is anything to write."""
