@@ -13,7 +13,7 @@ from broker_core.server.history_reader import HistoryReader
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read
+from broker_core.server.http.route import Route, read, read_all
 
 Row = dict[str, Any]
 ENTRIES = 1_000  # of a ledger, the last ones
@@ -145,7 +145,7 @@ _LEDGER = "/api/txmq/ledger/{vhost}/{app}"
 ROUTES = (
     Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch", works=True),
     Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app", works=True),
-    read("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
+    read_all("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
     Route(
         "POST",
         "/api/txmq/prepared/{vhost}/{xid}/commit",
@@ -163,7 +163,9 @@ ROUTES = (
         works=True,
     ),
     Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided", works=True),
-    read("/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"),
+    read_all(
+        "/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"
+    ),
     Route(
         "GET",
         "/api/txmq/transactions/{sequence}",
