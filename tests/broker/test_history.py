@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from broker_core import failpoint
 from broker_core.admin import TransactionInfo
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.history.lookup import Sees, find, latest, steps
+from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES
 from broker_core.broker.state.effects import PUBLISHED, QUEUES, RANGES, Effects
+from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import OptionError
 from broker_core.node.compaction import compact_history
 from tests.broker.conftest import Node
@@ -20,9 +23,17 @@ DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 def told(node: Node, sees: Sees = ALL) -> list[TransactionInfo]:
     """The history, oldest first."""
-    return list(
-        latest(node.broker.run(lambda state, _c, _n: state.transactions.history.rows()), sees, 10_000)
-    )[::-1]
+    rows = node.broker.run(lambda state, _c, _n: state.transactions.history.rows())
+    found, more = latest(rows, sees, 10_000, 0, Looked())
+    assert not more
+    return found[::-1]
+
+
+def life(rows: Sequence[HistoryRecord], queue_id: int, offset: int) -> list[str]:
+    """What happened to a message of queue "in"."""
+    found, more = steps(rows, "in", offset, ALL, Place(queue_id), Looked())
+    assert more is None
+    return [each.effect for each in found]
 
 
 def effects(found: TransactionInfo) -> list[tuple[object, ...]]:
@@ -280,9 +291,9 @@ def test_the_life_of_a_message_ends_with_what_settled_it(node: Node) -> None:
         channel.ack(delivery.tag)
     rows = node.broker.state.transactions.history.rows()
     queue_id = node.broker.state.topology.queues["in"].queue_id
-    assert [each.effect for each in steps(rows, "in", queue_id, 0, ALL)] == ["published", "acknowledged"]
-    assert [each.effect for each in steps(rows, "in", queue_id, 2, ALL)] == ["published"]
-    assert steps(rows, "in", queue_id, 3, ALL) == []
+    assert life(rows, queue_id, 0) == ["published", "acknowledged"]
+    assert life(rows, queue_id, 2) == ["published"]
+    assert life(rows, queue_id, 3) == []
 
 
 def test_a_queue_made_again_is_another_one(node: Node) -> None:
@@ -292,7 +303,7 @@ def test_a_queue_made_again_is_another_one(node: Node) -> None:
     publish(node, 1)
     rows = node.broker.state.transactions.history.rows()
     queue_id = node.broker.state.topology.queues["in"].queue_id
-    assert len(steps(rows, "in", queue_id, 0, ALL)) == 1 and not steps(rows, "in", queue_id, 1, ALL)
+    assert life(rows, queue_id, 0) == ["published"] and not life(rows, queue_id, 1)
     assert effects(told(node)[1]) == [("deleted", "in", 2, ((0, 2),))]
 
 

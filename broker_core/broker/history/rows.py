@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -179,13 +179,16 @@ def compressed(row: HistoryRecord) -> HistoryRecord:
     return replace(row, packed=COMPRESSED, commits=zlib.compress(row.commits, 6))
 
 
-def commits(row: HistoryRecord, mark: bytes = b"") -> Iterator[PastCommit]:
-    """Yields the commits of a row, in their order. ``mark``: only those of texts that contain it. Raises
-    ValueError for a row that this module did not write.
+def commits(
+    row: HistoryRecord, mark: bytes = b"", spend: Callable[[int], None] = lambda size_bytes: None
+) -> Iterator[PastCommit]:
+    """Yields the commits of a row, in their order. ``mark``: only those of texts that contain it. ``spend``
+    is told what is read. Raises ValueError for a row that this module did not write.
     """
     try:
         for text in _texts(row):
             if mark in text:
+                spend(len(text))
                 yield from _commits(json.loads(text))
     except (KeyError, IndexError, TypeError, AttributeError, zlib.error) as error:
         raise ValueError(f"row {row.number} of the history cannot be read: {error}") from error

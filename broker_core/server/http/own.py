@@ -97,7 +97,8 @@ def _committed(call: HttpCall) -> Row:
 def _message(call: HttpCall) -> Row:
     history = HistoryReader(call.served.broker, call.served.engines, waits=False)
     try:
-        return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees))
+        at = call.query.get("at", "")
+        return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees, at))
     except QueueNotFound:
         raise not_found() from None
 
