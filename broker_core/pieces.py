@@ -68,10 +68,10 @@ def _slow(parse_constant: Callable[[str], object] | None) -> json.JSONDecoder:
     return found  # type: ignore[no-any-return]
 
 
-def in_order(rows: Iterable[T], key: Callable[[T], Any]) -> list[T]:
+def in_order(rows: Iterable[T], key: Callable[[T], Any], *, reverse: bool = False) -> list[T]:
     """``sorted``."""
     remaining = iter(rows)
     runs: list[Sequence[T]] = []
     while some := list(islice(remaining, SORTED)):
-        runs.append(sorted(some, key=key))
-    return list(runs[0]) if len(runs) == 1 else list(heapq.merge(*runs, key=key))
+        runs.append(sorted(some, key=key, reverse=reverse))
+    return list(runs[0]) if len(runs) == 1 else list(heapq.merge(*runs, key=key, reverse=reverse))

@@ -83,7 +83,9 @@ def test_a_text_of_too_many_values_is_refused_before_it_is_read(item: bytes) -> 
 def test_the_order_is_that_of_sorted(rows: list[tuple[int, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "SORTED", 2)
-        assert pieces.in_order(rows, lambda row: row[0]) == sorted(rows, key=lambda row: row[0])
+        for reverse in (False, True):
+            found = pieces.in_order(rows, lambda row: row[0], reverse=reverse)
+            assert found == sorted(rows, key=lambda row: row[0], reverse=reverse)
 
 
 # -- other threads -------------------------------------------------------------------------------------------
