@@ -387,6 +387,14 @@ class TransactionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """Transactions, the newest first. ``before``: the next call goes on below this number; 0: that is all."""
+
+    transactions: tuple[TransactionInfo, ...]
+    before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MessageStep:
     """Something that a transaction did to a message. ``certain`` False: it is one of those that the
     transaction may have concerned. ``to``: where its dead letters went, as far as the caller may see it.
@@ -408,6 +416,7 @@ class MessageStep:
 class MessageLife:
     """What happened to a message. ``state``: ready, held (by a channel or a prepared transaction), claimed
     (by an app), settled, unknown (of a queue that is gone). ``since_us``: the history goes back to then.
+    ``more``: where the next call goes on, which has later steps; "": there are none.
     """
 
     queue: str
@@ -415,3 +424,4 @@ class MessageLife:
     state: str
     steps: tuple[MessageStep, ...]
     since_us: int = 0
+    more: str = ""

@@ -4,7 +4,8 @@ first.
 Not here: how a message becomes a dead letter (``broker_core/broker/message/dead_letter.py``).
 
 Invariant: a message leaves its queue in the transaction that publishes it, so it is in one of both, whoever
-dies when. Messages that stay are not touched, so they are neither redelivered nor counted as delivered.
+dies when, and whatever is deleted meanwhile. Messages that stay are not touched, so they are neither
+redelivered nor counted as delivered.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def move(
 ) -> Counter[str]:
     """Moves what is chosen below offset ``end``, and returns how many went to each queue.
 
-    Raises QueueNotFound before anything is moved if one of ``targets`` does not exist.
+    Raises QueueNotFound before anything is moved if one of ``targets`` does not exist, and Unroutable if one
+    is deleted meanwhile: messages that were for it stay.
     """
     moved: Counter[str] = Counter()
     with client.channel() as channel:
@@ -117,11 +119,12 @@ def move(
                         message.body,
                         routing_key=waiting[delivery.offset],
                         properties=without_deaths(message.properties),
+                        mandatory=True,
                     )
                 channel.ack(taken[-1].tag, multiple=True)
                 failpoint.here("move.published")
                 # 3. there, and gone here
-                channel.tx_commit()
+                channel.tx_commit(routed=True)
                 failpoint.here("move.committed")
                 moved.update(waiting[delivery.offset] for delivery in taken)
                 last = taken[-1].offset

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import islice
 from math import isfinite
 from typing import Any
 
 from broker_core.errors import AccessRefused, OptionError, PreconditionFailed
-from broker_core.message.field_table import Timestamp
+from broker_core.message.field_table import MAX_NESTING, Timestamp
 
 MAX_TEXT_BYTES = 255
+ARGUMENT_BYTES = 128 * 1024  # of all arguments together
 MAX_TIME_MS = 315_360_000_000  # ten years, RabbitMQ's limit
 MAX_PRIORITY = 255
 
@@ -114,13 +116,39 @@ def same(one: object, other: object) -> bool:
 
 
 def _check_kept(what: str, arguments: Mapping[str, object]) -> None:
-    """Raises PreconditionFailed for a value that cannot be stored as it is."""
+    """Raises PreconditionFailed for a value that cannot be stored as it is, or for more than a frame of AMQP
+    has: other doors take larger requests.
+    """
+    if _size(arguments, ARGUMENT_BYTES, 0) > ARGUMENT_BYTES:
+        raise PreconditionFailed(
+            f"the arguments of {what} are larger than {ARGUMENT_BYTES} bytes, or nested deeper than "
+            f"{MAX_NESTING}",
+            "give smaller ones",
+        )
     for name, value in arguments.items():
         if not _is_kept(value):
             raise PreconditionFailed(
                 f"invalid arg '{name}' for {what}: {{unacceptable_type,{type_name(value)}}}",
                 "give text, bytes, a number, true or false, nothing, or a table or an array of these",
             )
+
+
+def _size(value: object, most: int, depth: int) -> int:
+    """Returns about how many bytes a value has in AMQP; more than ``most`` if it has more, or is nested too
+    deep.
+    """
+    if isinstance(value, Mapping):
+        items = [item for pair in islice(value.items(), most + 1) for item in pair]
+        return _size(items, most, depth)
+    if isinstance(value, (str, bytes, bytearray)):
+        return 1 + len(value)
+    size = 1
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            if size > most or depth > MAX_NESTING:
+                return most + 1
+            size += _size(item, most - size, depth + 1)
+    return size
 
 
 def _is_kept(value: object) -> bool:

@@ -1,8 +1,9 @@
 """Definitions, in the form of RabbitMQ 3.10: users, permissions, virtual hosts, exchanges, queues, bindings;
 no messages.
 
-``read`` checks a document and says what has no counterpart; ``apply`` makes the rest true, in one work;
-``write`` is the document of a broker.
+``read`` checks a document and says what has no counterpart; ``apply`` makes the rest true, in one work.
+
+Not here: the document of a broker (``export.py``).
 
 Invariant: what a document has is applied, or listed as skipped, or the whole document is refused and nothing
 is changed. What is applied twice is as if it were applied once. Nothing is deleted.
@@ -17,12 +18,12 @@ from typing import Any
 
 from broker_core import password as passwords
 from broker_core.address import VHOST, check_vhost
-from broker_core.admin import Exported, Imported, Skipped
+from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.access.users import DEFAULT_USER, TAGS
 from broker_core.broker.arguments import ALLOWED, EXCHANGE_ARGUMENTS
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES, Exchange
+from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import UserRecord
 from broker_core.broker.topology.topology import PREDECLARED, Topology
@@ -255,7 +256,7 @@ def _read_binding(found: Definitions, row: Row, gone: Names) -> None:
         raise OptionError(f"a binding of {row['source']!r} leads to a {row['destination_type']!r}")
     for kind, name in ends:
         if (kind, row["vhost"], name) in gone:
-            return found.skip("binding", row, f"{kind} {name!r} was skipped", name=_shown(row))
+            return found.skip("binding", row, f"{kind} {name!r} was skipped", name=binding_name(row))
     if row["source"]:  # the default exchange reaches every queue by its name
         found.bindings.append(row)
     return None
@@ -289,7 +290,7 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
         if _has_ends(state, row):
             bound.append(row)
         else:
-            skipped.append(Skipped("binding", _shown(row), row["vhost"], _NO_END))
+            skipped.append(Skipped("binding", binding_name(row), row["vhost"], _NO_END))
     _each(bound, state, lambda topology, row: _bind(topology, row, change))
     kinds = ("vhosts", "users", "permissions", "topic_permissions", "exchanges", "queues", "bindings")
     counts = {kind: len(getattr(definitions, kind)) for kind in kinds}
@@ -303,7 +304,7 @@ def _has_ends(state: BrokerState, row: Row) -> bool:
     return row["source"] in topology.exchanges and row["destination"] in names
 
 
-def _shown(row: Row) -> str:
+def binding_name(row: Row) -> str:
     return f"{row['source']} -> {row['destination']}"
 
 
@@ -341,118 +342,3 @@ def _bind(topology: Topology, row: Row, change: Change) -> None:
         topology.bind(change, row["destination"], row["source"], row["routing_key"], arguments)
     else:
         topology.bind_exchange(change, row["destination"], row["source"], row["routing_key"], arguments)
-
-
-# -- writing -------------------------------------------------------------------------------------------------
-def write(state: BrokerState, version: str) -> Exported:
-    """The document of a broker; exclusive queues are of their connection. Under the lock."""
-    skipped: list[Skipped] = []
-    users = state.users
-    for name in sorted(users.given - users.by_name.keys()):
-        skipped.append(Skipped("user", name, "", "it is in the file of serve --users"))
-    document: dict[str, Any] = {"product_name": "txmq", "product_version": version}
-    document["users"] = [_user(record) for _, record in sorted(users.by_name.items())]
-    document["vhosts"] = [
-        {"name": name, **_messages(state, name)} for name in sorted(state.virtual_hosts.by_name)
-    ]
-    document["permissions"] = [
-        {"user": user, "vhost": vhost, "configure": each.configure, "write": each.write, "read": each.read}
-        for (user, vhost), each in sorted(users.permissions.items())
-    ]
-    document["topic_permissions"] = [
-        {"user": user, "vhost": vhost, "exchange": exchange, "write": each.write, "read": each.read}
-        for (user, vhost), topics in sorted(users.topics.items())
-        for exchange, each in sorted(topics.items())
-    ]
-    document["parameters"] = [_vhost_limits(state, name) for name in sorted(state.virtual_hosts.records)]
-    document["parameters"] = [each for each in document["parameters"] if each["value"]]
-    document["global_parameters"], document["policies"] = [], []
-    for kind, rows in (("queue", _queues), ("exchange", _exchanges), ("binding", _bindings)):
-        document[f"{kind}s"] = []
-        for vhost, topology in sorted(state.virtual_hosts.by_name.items()):
-            for row in rows(topology):
-                if _is_json(row["arguments"]):
-                    document[f"{kind}s"].append({"vhost": vhost, **row})
-                    continue
-                name = row.get("name") or _shown(row)
-                skipped.append(Skipped(kind, name, vhost, "JSON has no form for a value of its arguments"))
-    return Exported(document, tuple(skipped))
-
-
-def _user(record: UserRecord) -> Row:
-    algorithm, text = passwords.to_rabbitmq(record.password_hash)
-    return {
-        "name": record.name,
-        "password_hash": text,
-        "hashing_algorithm": algorithm,
-        "tags": list(record.tags),
-        "limits": {},
-    }
-
-
-def _messages(state: BrokerState, vhost: str) -> dict[str, int]:
-    """RabbitMQ has no such limit, and ignores the name."""
-    limit = state.virtual_hosts.limits(vhost).max_messages
-    return {"max_messages": limit} if limit != NO_LIMIT else {}
-
-
-def _vhost_limits(state: BrokerState, vhost: str) -> Row:
-    found = state.virtual_hosts.limits(vhost)
-    limits = {"max-queues": found.max_queues, "max-connections": found.max_connections}
-    value = {name: limit for name, limit in limits.items() if limit != NO_LIMIT}
-    return {"component": "vhost-limits", "name": "limits", "vhost": vhost, "value": value}
-
-
-def _queues(topology: Topology) -> list[Row]:
-    return [
-        {
-            "name": name,
-            "durable": queue.durable,
-            "auto_delete": queue.auto_delete,
-            "arguments": dict(queue.arguments.declared),
-        }
-        for name, queue in sorted(topology.queues.items())
-        if not queue.replies and not queue.exclusive
-    ]
-
-
-def _exchanges(topology: Topology) -> list[Row]:
-    return [
-        {
-            "name": name,
-            "type": exchange.type,
-            "durable": exchange.durable,
-            "auto_delete": exchange.auto_delete,
-            "internal": exchange.internal,
-            "arguments": dict(exchange.arguments),
-        }
-        for name, exchange in sorted(topology.exchanges.items())
-        if name and name not in PREDECLARED
-    ]
-
-
-def _bindings(topology: Topology) -> list[Row]:
-    found = [
-        {
-            "source": name,
-            "destination": each.destination.name,
-            "destination_type": "exchange" if isinstance(each.destination, Exchange) else "queue",
-            "routing_key": each.routing_key,
-            "arguments": dict(each.arguments),
-        }
-        for name, exchange in topology.exchanges.items()
-        if name
-        for each in exchange.bindings
-        if isinstance(each.destination, Exchange) or not each.destination.exclusive
-    ]
-    names = ("source", "destination_type", "destination", "routing_key")
-    return sorted(found, key=lambda row: [str(row[name]) for name in names])
-
-
-def _is_json(value: object) -> bool:
-    """Whether it comes back as it is: JSON has no bytes, decimals and times."""
-    if isinstance(value, Mapping):
-        return all(_is_json(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_json, value))
-    return value is None or type(value) in (str, int, float, bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from broker_core.admin import (
     BindingInfo,
@@ -10,6 +11,7 @@ from broker_core.admin import (
     ClientInfo,
     ConsumerInfo,
     ExchangeInfo,
+    HistoryPage,
     MessageLife,
     Preparation,
     QueueInfo,
@@ -121,10 +123,24 @@ def transaction(client: BrokerClient, sequence: int) -> TransactionInfo:
 
 
 def history(client: BrokerClient, limit: int = 100) -> list[TransactionInfo]:
-    """The last commits, the newest first; at most 1,000."""
-    return client.administer(list[TransactionInfo], "history", limit=limit)
+    """The last commits, the newest first; at most 1,000. A call reads a part of the history."""
+    found: list[TransactionInfo] = []
+    before, limit = 0, min(limit, 1_000)
+    while len(found) < limit:
+        page: HistoryPage = client.administer(HistoryPage, "history", limit=limit - len(found), before=before)
+        found += page.transactions
+        before = page.before
+        if not before:
+            break
+    return found
 
 
 def message(client: BrokerClient, queue: str, offset: int) -> MessageLife:
-    """What happened to a message. Raises QueueNotFound."""
-    return client.administer(MessageLife, "message", queue=queue, offset=offset)
+    """What happened to a message. Raises QueueNotFound. A call reads a part of the history."""
+    found: MessageLife = client.administer(MessageLife, "message", queue=queue, offset=offset)
+    while found.more:
+        page: MessageLife = client.administer(
+            MessageLife, "message", queue=queue, offset=offset, at=found.more
+        )
+        found = replace(page, steps=found.steps + page.steps)
+    return found

@@ -206,15 +206,15 @@ class RemoteChannel:
         self._call("tx_select", None)
         self._transactional = True
 
-    def tx_commit(self, token: str = "") -> None:
+    def tx_commit(self, token: str = "", *, routed: bool = False) -> None:
         """Commit all of it, or nothing; ``token`` names the commit for :meth:`BrokerClient.committed`.
+        ``routed``: only if every mandatory message reaches a queue. Otherwise it raises Unroutable.
 
-        If its answer is lost, it is found by the number of the call, and the next call raises
-        ConnectionFailed. This one raises it if nothing was committed, or no broker is there to ask;
-        UnknownOutcome if the broker has forgotten the outcomes of that time.
+        If its answer is lost, the call's number finds it, and the next call raises ConnectionFailed. This one
+        does if nothing was committed or nobody can be asked, or UnknownOutcome if the broker forgot it.
         """
         try:
-            self.returned += self._call("tx_commit", list[Message], token=token)
+            self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise

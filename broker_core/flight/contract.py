@@ -36,7 +36,6 @@ import base64
 import collections.abc
 import dataclasses
 import inspect
-import json
 import struct
 import types
 from collections.abc import Callable
@@ -45,7 +44,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from broker_core import checks, errors
+from broker_core import checks, errors, pieces
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import PART_BYTES
 from broker_core.arrow.stated_size import stated_bytes
@@ -57,6 +56,7 @@ VERSION = 6  # of this contract; a client refuses a broker of another one
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
 SMALL_PART_BYTES = 1024 * 1024  # a branch of one part up to this size is staged by one action
+MAX_CALL_BYTES = 32 * 1024 * 1024  # of an action that brings no messages
 MAX_PART_BYTES = PART_BYTES + MAX_BODY_BYTES  # of rows that come compressed
 WAIT_S = 10.0  # the longest time that the server keeps a waiting call
 
@@ -141,13 +141,13 @@ _UNREADABLE = (
 
 
 def encode(value: object) -> bytes:
-    return json.dumps(_plain(value), separators=(",", ":")).encode()
+    return pieces.dumps(_plain(value)).encode()
 
 
 def decode(kind: Any, data: bytes | pa.Buffer) -> Any:
     """The value of annotation ``kind`` that ``encode`` wrote. Raises RemoteProtocolError."""
     try:
-        return _typed(kind, json.loads(bytes(data)) if len(data) else None)
+        return _typed(kind, pieces.loads(bytes(data)) if len(data) else None)
     except _UNREADABLE as error:
         raise _unreadable(f"a {getattr(kind, '__name__', kind)}", error) from error
 
@@ -288,7 +288,7 @@ def decode_arguments(call: str, function: Callable[..., object], data: bytes | p
 
 def _object(call: str, data: bytes | pa.Buffer) -> dict[str, object]:
     try:
-        given = json.loads(bytes(data)) if len(data) else {}
+        given = pieces.loads(bytes(data)) if len(data) else {}
     except _UNREADABLE as error:
         raise _unreadable(f"the arguments of {call}", error) from error
     if not isinstance(given, dict):

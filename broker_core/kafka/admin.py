@@ -16,7 +16,7 @@ import pyarrow as pa
 from broker_core import errors
 from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
 from broker_core.broker.state.change import Change
-from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
+from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
@@ -82,7 +82,8 @@ class KafkaAdmin:
         ]
 
     def exchanges(self) -> list[ExchangeInfo]:
-        return exchange_rows(self._engine.topology.rules())
+        exchanges = self._engine.topology.rules().exchanges
+        return [exchange_row(each) for _, each in sorted(exchanges.items())]
 
     def bindings(self) -> list[BindingInfo]:
         return binding_rows(bindings(self._engine.topology.rules()))

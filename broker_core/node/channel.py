@@ -338,15 +338,16 @@ class LocalChannel:
         self._channel.confirm_select()
 
     @uninterrupted
-    def tx_commit(self, token: str = "") -> None:
+    def tx_commit(self, token: str = "", *, routed: bool = False) -> None:
         """Commits all publishes and acks of the transaction, or nothing. ``token``: a name for
-        ``LocalBroker.outcome``.
+        ``LocalBroker.outcome``. ``routed``: only if every mandatory message reaches a queue, also one whose
+        queues were deleted since its publish.
 
         Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState
-        (token used before). After a failure the transaction is rolled back and the channel is closed.
+        (token used before), Unroutable. It is rolled back then, and the channel is closed.
         """
-        if type(token) is not str:
-            check_call("tx_commit", LocalChannel.tx_commit, {"token": token})
+        if type(token) is not str or type(routed) is not bool:
+            check_call("tx_commit", LocalChannel.tx_commit, {"token": token, "routed": routed})
         channel = self._channel
         channel.check_transactional()
         transaction = channel.transaction
@@ -356,7 +357,7 @@ class LocalChannel:
         try:
             if self._timed:
                 transaction.check_open_time(self._clock())
-            self._commit(transaction, self.call)
+            self._commit(transaction, self.call, routed)
             channel.finish(0)
         except TxmqError as error:
             self._end(f"its commit failed ({error.message})")
@@ -448,8 +449,8 @@ class LocalChannel:
                     self._committer.published.tell_consumers()
                 raise
 
-    def _commit(self, transaction: Transaction, call: Call | None = None) -> None:
-        self.returned += self._commits.run(self._channel, transaction, self._rights, call).returned
+    def _commit(self, transaction: Transaction, call: Call | None = None, routed: bool = False) -> None:
+        self.returned += self._commits.run(self._channel, transaction, self._rights, call, routed).returned
 
     def _run(self, work: Work[T]) -> T:
         channel, seen = self._channel, self._state

@@ -33,7 +33,7 @@ from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import spill
 from broker_core.broker.transaction.transaction import DeadLetterBlock, Settle, Transaction, to_rows
-from broker_core.errors import CorruptSegment, DataLoss
+from broker_core.errors import CorruptSegment, DataLoss, Unroutable
 from broker_core.ids import BlockId
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
@@ -95,16 +95,28 @@ class ChannelCommits:
         self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
 
     def run(
-        self, channel: Channel, transaction: Transaction, rights: Rights | None, call: Call | None = None
+        self,
+        channel: Channel,
+        transaction: Transaction,
+        rights: Rights | None,
+        call: Call | None = None,
+        routed: bool = False,
     ) -> CommitResult:
-        """Steps 1 to 3, for a caller that may wait. Raises what ``commit`` raises, and StoreFailed."""
+        """Steps 1 to 3, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
+        Raises what ``commit`` raises, StoreFailed, and Unroutable.
+        """
         if transaction.transactional:  # a single publish or ack is no more than a row
             self.spill_large(transaction)
         if transaction.rejects_many:
             self.write_ahead(transaction).apply(transaction)
-        return self._committer.run(
-            lambda _state, change, now: self.commit(channel, transaction, rights, call, change, now)
-        )
+
+        def work(_state: BrokerState, change: Change, now: int) -> CommitResult:
+            committed = self.commit(channel, transaction, rights, call, change, now)
+            if routed and committed.returned:
+                raise _unroutable(committed.returned)
+            return committed
+
+        return self._committer.run(work)
 
     # -- 1. spill --------------------------------------------------------------------------------------------
     @uninterrupted
@@ -254,6 +266,14 @@ class ChannelCommits:
         if call is not None:
             self._state.names.outcomes.remember_call(change, *call, now)
         return prepared
+
+
+def _unroutable(returned: list[Message]) -> Unroutable:
+    first = returned[0]
+    return Unroutable(
+        f"{len(returned)} messages of the transaction reach no queue, the first one from exchange "
+        f"'{first.exchange}' with the key '{first.routing_key}'; nothing is committed"
+    )
 
 
 def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None) -> None:

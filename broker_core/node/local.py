@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from broker_core import failpoint
 from broker_core.address import VHOST
@@ -28,8 +29,9 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, decide
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
+from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
-from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
+from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.checks import checked
@@ -38,10 +40,14 @@ from broker_core.ids import BlockId
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
+from broker_core.pieces import in_order
 from broker_core.store.salvage.doubtful import Doubtful
 from broker_core.store.salvage.live import DamagedBlock, damaged, write_doubtful
 
 logger = logging.getLogger("txmq.broker")
+T = TypeVar("T")
+R = TypeVar("R")
+LOCKED = 10  # queues or exchanges that are read under the lock at once
 _leaves_out = threading.Lock()  # what is damaged: one at a time
 
 
@@ -68,26 +74,25 @@ class LocalBroker(Node):
         return LocalChannel(self, connection, limits or self.limits, vhost, user, rights, holder)
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
+        """Returns the queues of a virtual host, by name."""
         with self.look as state:
-            topology = state.virtual_hosts.get(vhost)
-            return [
-                QueueInfo(
-                    queue.name,
-                    queue.messages,
-                    queue.unacknowledged,
-                    queue.log.visible_end,
-                    len(queue.consumers),
-                    queue.owner,
-                    queue.durable,
-                    dict(queue.arguments.declared),
-                )
-                for queue in sorted(topology.queues.values(), key=lambda queue: queue.name)
-                if not queue.replies
-            ]
+            queues = list(state.virtual_hosts.get(vhost).queues.values())
+        chosen = in_order((queue for queue in queues if not queue.replies), lambda queue: queue.name)
+        return self.shown(chosen, _queue_row)
 
     def exchanges(self, vhost: str = VHOST) -> list[ExchangeInfo]:
+        """Returns the exchanges of a virtual host, by name."""
         with self.look as state:
-            return exchange_rows(state.virtual_hosts.get(vhost))
+            exchanges = list(state.virtual_hosts.get(vhost).exchanges.values())
+        return self.shown(in_order(exchanges, lambda exchange: exchange.name), exchange_row)
+
+    def shown(self, things: Sequence[T], show: Callable[[T], R]) -> list[R]:
+        """Returns the things as ``show`` shows them, some at a time under the lock."""
+        found: list[R] = []
+        for start in range(0, len(things), LOCKED):
+            with self.look:
+                found += map(show, things[start : start + LOCKED])
+        return found
 
     def bindings(self, vhost: str = VHOST) -> list[BindingInfo]:
         with self.look as state:
@@ -240,6 +245,20 @@ class LocalBroker(Node):
             return self.outcome(token, since, vhost, of) == "committed"
         except UnknownTransaction:
             return False
+
+
+def _queue_row(queue: Queue) -> QueueInfo:
+    """Called under the lock."""
+    return QueueInfo(
+        queue.name,
+        queue.messages,
+        queue.unacknowledged,
+        queue.log.visible_end,
+        len(queue.consumers),
+        queue.owner,
+        queue.durable,
+        dict(queue.arguments.declared),
+    )
 
 
 def log_dropped(xid: str, dropped: int) -> None:

@@ -2,26 +2,29 @@
 
 Not here: what a caller may see (``broker/history/lookup.py``), the doors.
 Invariant: reading the rows is not under the lock. What is told is durable if the reader ``waits``: its rows
-are taken by a work, which comes after the commits before it. Otherwise the last ones may be about to be.
+are taken by a work, which comes after the commits before it. Otherwise the last ones may be about to be. A
+call reads a bounded part of the history, and says where the next one goes on.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from broker_core.admin import MessageLife, MessageStep, TableInfo, TransactionInfo
+from broker_core.admin import HistoryPage, MessageLife, MessageStep, TableInfo, TransactionInfo
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.history.lookup import Sees, find, latest, steps
+from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.records import HistoryRecord, LedgerRecord
-from broker_core.errors import NotAllowed, QueueNotFound, StoreError, UnknownTransaction
+from broker_core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
 from broker_core.node.node import Node
 from broker_core.node.vhost_engines import VhostEngines
 
 T = TypeVar("T")
 LISTED = 1_000  # transactions of one list
+_PLACE = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.[01]", re.ASCII)
 
 
 class HistoryReader:
@@ -44,24 +47,34 @@ class HistoryReader:
         return self._with_tables(found)
 
     def latest(self, sees: Sees, limit: int = LISTED) -> list[TransactionInfo]:
-        """Returns the last transactions, the newest first."""
-        return list(latest(self._rows(), sees, min(limit, LISTED)))
+        """Returns the last transactions, the newest first, as far as one call looks."""
+        return list(self.page(sees, limit).transactions)
 
-    def message(self, queue: str, offset: int, sees: Sees) -> MessageLife:
-        """Returns the life of a message. Raises QueueNotFound: also if the caller may not see the queue."""
+    def page(self, sees: Sees, limit: int = LISTED, before: int = 0) -> HistoryPage:
+        """Returns the last transactions below a number, the newest first; 0: of all."""
+        found, more = latest(self._rows(), sees, min(limit, LISTED), before, Looked())
+        return HistoryPage(tuple(found), more)
+
+    def message(self, queue: str, offset: int, sees: Sees, at: str = "") -> MessageLife:
+        """Returns the life of a message, as far as one call looks. ``at``: where the call before has ended.
+        Raises QueueNotFound: also if the caller may not see the queue.
+        """
         if not (sees.looks or sees.queue(queue)):
             raise _unknown(queue, sees)
         rows, found = self._taken(lambda state: _seen(state, queue, sees.vhost))
-        told = steps(rows, queue, 0 if found is None else found.queue_id, offset, sees)
-        if found is None and not told:
-            raise _unknown(queue, sees)
-        if found is not None and not (told and told[0].effect in ("published", "dead_lettered")):
-            told = [*self._published(found, offset), *told]
+        place, known = _place(at)
+        published = self._published(found, offset) if found is not None and not at else []
+        if found is not None and not at:
+            place = Place(found.queue_id, published[0].sequence - 1 if published else 0)
+        told, more = steps(rows, queue, offset, sees, place, Looked())
+        if published and not (told and told[0].effect in ("published", "dead_lettered")):
+            told = [*published, *told]
         with self._node.look:
             state = "unknown" if found is None or found.deleted else _state(found, offset)
-        if state == "unknown" and not told:
+        if state == "unknown" and more is None and not (told or known):
             raise _unknown(queue, sees)
-        return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0)
+        goes_on = "" if more is None else f"{more.queue_id}.{more.sequence}.{int(known or bool(told))}"
+        return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0, goes_on)
 
     def _rows(self) -> list[HistoryRecord]:
         return self._taken(lambda state: state.transactions.history.rows())
@@ -99,6 +112,16 @@ class HistoryReader:
         if entry is None or entry.commit_sequence != found.sequence:
             return found
         return replace(found, tables=tuple(_tables(entry)))
+
+
+def _place(at: str) -> tuple[Place, bool]:
+    """Returns where a search goes on, and whether it has found something. Raises OptionError."""
+    if not at:
+        return Place(), False
+    if not _PLACE.fullmatch(at):
+        raise OptionError(f"{at[:40]!r} is no place in the history", "give what the call before has said")
+    queue_id, sequence, known = map(int, at.split("."))
+    return Place(queue_id, sequence), bool(known)
 
 
 def _seen(state: BrokerState, queue: str, vhost: str) -> tuple[list[HistoryRecord], Queue | None]:

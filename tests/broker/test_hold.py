@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
+from broker_core import password
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.launcher import Broker
+from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
+from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.status import StatusReader
 from tests.broker.conftest import Node
 
 HELD_MS = 50.0
+LISTED_MS = 8.0  # to copy what is there; to show it takes ten times as long
+HASH = password.unmatched(password.Cost(2, 1, 1))
 TTL_MS = 600_000
 
 
@@ -150,3 +156,34 @@ def test_a_broker_in_the_process_of_others_leaves_its_collector_alone(tmp_path: 
         channel.queue_declare("q")
         assert settings() == before
     assert settings() == before
+
+
+def test_no_list_holds_the_lock_for_long_beside_very_many_queues_and_bindings(node: Node) -> None:
+    held = declared(node, 4_000)
+    users, hosts = Accounts(node.broker), Vhosts(node.broker, VhostEngines(node.broker))
+    in_pieces(node, 3_000, lambda state, change, number: state.users.add(change, f"u{number}", HASH))
+    in_pieces(
+        node, 3_000, lambda state, change, number: state.users.permit(change, f"u{number}", "", "", ".*")
+    )
+    status = StatusReader(node.broker, VhostEngines(node.broker), None, "", list, hosts)
+    lists: dict[str, tuple[Callable[[], Sized], int]] = {
+        "queues": (node.broker.queues, 4_001),
+        "exchanges": (node.broker.exchanges, 9),
+        "bindings": (node.broker.bindings, 20_000),
+        "users": (users.users, 3_000),
+        "permissions": (users.permissions, 3_000),
+        "virtual hosts": (hosts.vhosts, 1),
+        "definitions": (lambda: users.export_definitions().definitions["bindings"], 20_000),
+        "status": (lambda: range(status.now().queues), 4_001),
+    }
+    found = {}
+    gc.collect()
+    gc.disable()
+    try:
+        for name, (rows, count) in lists.items():
+            held.longest_ms = 0.0
+            assert len(rows()) == count, name
+            found[name] = round(held.longest_ms, 1)
+    finally:
+        gc.enable()
+    assert max(found.values()) < LISTED_MS, found

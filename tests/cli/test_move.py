@@ -196,3 +196,24 @@ def test_nothing_moves_where_a_queue_is_missing_or_nobody_agreed(
     assert "no queue 'x'" in _refused(capsys, url, "x", "--to", "a", "--yes")
     assert "the queue itself" in _refused(capsys, url, "a", "--to", "a", "--yes")
     assert (_bodies(broker, "dead"), _bodies(broker, "a")) == ([b"1", b"2"], [])
+
+
+@pytest.mark.parametrize("step", ["move.held", "move.published"])
+def test_what_was_for_a_queue_that_is_deleted_meanwhile_stays(
+    step: str, broker: Broker, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _declare(broker, "dead")
+    _declare(broker, "to")
+    with broker.channel() as channel:
+        for number in range(3):
+            channel.publish(b"%d" % number, routing_key="dead")
+
+    def deleted(name: str) -> None:
+        if name == step:
+            with broker.channel() as channel:
+                channel.queue_delete("to")
+
+    monkeypatch.setattr(move.failpoint, "here", deleted)
+    refused = _refused(capsys, url, "dead", "--to", "to", "--yes")
+    assert refused.startswith("txmq: [TXMQ_UNROUTABLE] 3 messages of the transaction reach no queue")
+    assert _bodies(broker, "dead") == [b"0", b"1", b"2"]

@@ -4,13 +4,15 @@ Pure: it reads rows, which do not change, so nothing is locked meanwhile.
 Not here: the rows (``rows.py``), tables of a micro-batch (its ledger has them).
 Invariant: a caller learns of a queue only what ``Sees.queue`` permits, and about others' connections, apps
 and names of transactions only if it looks at all. What it may not see is left out, and a transaction of which
-nothing is left is not there.
+nothing is left is not there. A call reads LOOKED_BYTES and one row more, whatever it finds, and says where
+the next one goes on.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -21,6 +23,22 @@ from broker_core.broker.state.records import HistoryRecord
 
 _BEGINS = (KINDS[PUBLISHED], "dead_lettered")
 _STAYS = KINDS[RETURNED]
+LOOKED_BYTES = 1024 * 1024  # of rows, that one call reads
+ROW_BYTES = 4 * 1024  # for a row, whatever is read of it
+
+
+class Looked:
+    """How much of the history one call has read, and whether that is enough for one."""
+
+    def __init__(self, most_bytes: int = LOOKED_BYTES) -> None:
+        self._left = most_bytes
+
+    def spend(self, size_bytes: int) -> None:
+        self._left -= size_bytes
+
+    @property
+    def enough(self) -> bool:
+        return self._left <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,58 +106,102 @@ def find(rows: Sequence[HistoryRecord], sequence: int, sees: Sees) -> Transactio
     return None
 
 
-def latest(rows: Sequence[HistoryRecord], sees: Sees, limit: int) -> Iterator[TransactionInfo]:
-    """Yields the last transactions, the newest first."""
-    for row in reversed(rows):
-        for commit in reversed(list(commits(row))):
-            if limit <= 0:
-                return
+def latest(
+    rows: Sequence[HistoryRecord], sees: Sees, limit: int, before: int, looked: Looked
+) -> tuple[list[TransactionInfo], int]:
+    """Returns the last transactions, the newest first, and the number below which there may be more; 0: there
+    are none. ``before``: only those below this number; 0: all.
+    """
+    found: list[TransactionInfo] = []
+    end = bisect_left(rows, before, key=attrgetter("first")) if before else len(rows)
+    for row in reversed(rows[:end]):
+        if looked.enough:
+            return found, row.last + 1
+        looked.spend(ROW_BYTES)
+        for commit in reversed(list(commits(row, spend=looked.spend))):
+            if before and commit.sequence >= before:
+                continue
+            if len(found) >= limit:
+                return found, commit.sequence + 1
             shown = sees.shown(commit)
             if shown is not None:
-                limit -= 1
-                yield shown
+                found.append(shown)
+    return found, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the search for the steps of a message goes on: behind commit ``sequence``. ``queue_id`` 0: the
+    queue is not found yet, and the search for it goes on before that commit; 0: at the newest one.
+    """
+
+    queue_id: int = 0
+    sequence: int = 0
 
 
 def steps(
-    rows: Sequence[HistoryRecord], queue: str, queue_id: int, offset: int, sees: Sees
-) -> list[MessageStep]:
-    """Returns what happened to a message, oldest first, up to what settled it. ``queue_id`` 0: of the last
-    queue of this name that the history has.
+    rows: Sequence[HistoryRecord], queue: str, offset: int, sees: Sees, place: Place, looked: Looked
+) -> tuple[list[MessageStep], Place | None]:
+    """Returns what happened to a message, oldest first, up to what settled it, and where the search goes on;
+    None: it has ended. Without a queue id, it is one of the last queue of this name that the history has.
     """
-    if not queue_id:
-        queue_id = _last_of(rows, queue, sees)
+    if not place.queue_id:
+        found_place = _last_of(rows, queue, sees, place, looked)
+        if found_place is None or not found_place.queue_id:
+            return [], found_place
+        place = found_place
     found: list[MessageStep] = []
-    settled = not queue_id
-    for row in rows:
-        if settled:
-            break
-        for commit in commits(row, b'"%d":' % queue_id):
-            for effect in commit.effects:
-                if effect.queue == queue_id and effect.may_concern(offset):
-                    shown = sees.shown(commit)
-                    if shown is None or sees.effect(commit, effect) is None:
-                        continue
-                    found.append(_step(shown, commit, effect, sees))
-                    settled = settled or (
-                        effect.exact and effect.kind != _STAYS and effect.kind not in _BEGINS
-                    )
-            if settled:
-                break
-    return found
+    queue_id, last = place.queue_id, place.sequence
+    for row in rows[bisect_right(rows, last, key=attrgetter("last")) :]:
+        if looked.enough:
+            return found, Place(queue_id, last)
+        looked.spend(ROW_BYTES)
+        for commit in commits(row, b'"%d":' % queue_id, looked.spend):
+            if commit.sequence <= place.sequence or commit.queues.get(queue_id) != (sees.vhost, queue):
+                continue
+            told, settles = _steps_of(commit, queue_id, offset, sees)
+            found += told
+            if settles:
+                return found, None
+        last = row.last
+    return found, None
 
 
-def _last_of(rows: Sequence[HistoryRecord], queue: str, sees: Sees) -> int:
-    for row in reversed(rows):
+def _steps_of(commit: PastCommit, queue_id: int, offset: int, sees: Sees) -> tuple[list[MessageStep], bool]:
+    """Returns the steps of one commit, and whether it settled the message."""
+    found, settles = [], False
+    for effect in commit.effects:
+        if effect.queue == queue_id and effect.may_concern(offset):
+            shown = sees.shown(commit)
+            if shown is None or sees.effect(commit, effect) is None:
+                continue
+            found.append(_step(shown, commit, effect, sees))
+            settles = settles or (effect.exact and effect.kind != _STAYS and effect.kind not in _BEGINS)
+    return found, settles
+
+
+def _last_of(
+    rows: Sequence[HistoryRecord], queue: str, sees: Sees, place: Place, looked: Looked
+) -> Place | None:
+    """Returns the place at the beginning of the history of the last queue of this name, or where the search
+    for it goes on; None: there is none.
+    """
+    end = bisect_left(rows, place.sequence, key=attrgetter("last")) if place.sequence else len(rows)
+    mark = json.dumps(queue).encode()
+    for row in reversed(rows[:end]):
+        if looked.enough:
+            return Place(0, row.last + 1)
+        looked.spend(ROW_BYTES)
         ids = [
             queue_id
-            for commit in commits(row)
+            for commit in commits(row, mark, looked.spend)
             if commit.committed_at > sees.hidden.get(sees.vhost, 0)
             for queue_id, (vhost, name) in commit.queues.items()
             if (vhost, name) == (sees.vhost, queue)
         ]
         if ids:
-            return max(ids)
-    return 0
+            return Place(max(ids))
+    return None
 
 
 def _step(shown: TransactionInfo, commit: PastCommit, effect: Effect, sees: Sees) -> MessageStep:

@@ -27,7 +27,7 @@ import json
 import struct
 import zlib
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
@@ -225,13 +225,16 @@ def compressed(row: HistoryRecord) -> HistoryRecord:
     return replace(row, packed=COMPRESSED, commits=zlib.compress(row.commits, 1))
 
 
-def commits(row: HistoryRecord, mark: bytes = b"") -> Iterator[PastCommit]:
-    """Yields the commits of a row, in their order. ``mark``: only those of texts that contain it. Raises
-    ValueError for a row that this module did not write.
+def commits(
+    row: HistoryRecord, mark: bytes = b"", spend: Callable[[int], None] = lambda size_bytes: None
+) -> Iterator[PastCommit]:
+    """Yields the commits of a row, in their order. ``mark``: only those of texts that contain it. ``spend``
+    is told what is read. Raises ValueError for a row that this module did not write.
     """
     try:
         for text in _texts(row):
             if mark in text:
+                spend(len(text))
                 yield from _commits(json.loads(text))
     except (KeyError, IndexError, TypeError, AttributeError, struct.error, zlib.error) as error:
         raise ValueError(f"row {row.number} of the history cannot be read: {error}") from error

@@ -32,6 +32,7 @@ from broker_core.message.properties import Properties, check, delivery_mode, exp
 USER_ID = 0x10  # in the second byte of the property flags
 _DELIVERY_MODES = (2, 1, None)
 _TIME_TO_LIVE = re.compile(r"[+-]?[0-9]+", re.ASCII)
+PROPERTIES_BYTES = 128 * 1024 - 20  # no client of AMQP could send or receive more
 _REMEMBERED_BYTES = 256  # longer properties are seldom repeated
 
 
@@ -78,8 +79,8 @@ def check_expiration(properties: bytes) -> None:
 
 
 def check_properties(properties: bytes) -> None:
-    """Raises RemoteProtocolError (damaged), PreconditionFailed (delivery mode, expiration, CC, BCC), as for
-    basic.publish.
+    """Raises RemoteProtocolError (damaged), PreconditionFailed (delivery mode, expiration, CC, BCC, size), as
+    for basic.publish.
     """
     if len(properties) <= _REMEMBERED_BYTES:
         _known_properties(properties)
@@ -113,6 +114,12 @@ def check_user_ids(rows: pa.RecordBatch, rights: Rights) -> None:
 
 
 def _check_properties(properties: bytes) -> None:
+    if len(properties) > PROPERTIES_BYTES:
+        raise PreconditionFailed(
+            f"the properties of a message have {len(properties)} bytes; at most {PROPERTIES_BYTES} may be, "
+            "which a frame of AMQP can have",
+            "put it into the body",
+        )
     check(properties)
     mode = delivery_mode(properties)
     if mode not in _DELIVERY_MODES:

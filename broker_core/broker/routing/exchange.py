@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 
 from broker_core.broker.arguments import type_name
@@ -126,7 +127,10 @@ class Exchange(Generic[Q]):
 
     @property
     def bindings(self) -> list[Binding]:
-        return [binding for found in self._by_destination.values() for binding in found.values()]
+        return list(chain.from_iterable([found.values() for found in self._by_destination.values()]))
+
+    def bindings_to(self, destination: Q | Exchange[Q]) -> list[Binding]:
+        return list(self._by_destination.get(destination, {}).values())
 
     def check(self, destination: Q | Exchange[Q], arguments: Mapping[str, object]) -> None:
         """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
@@ -268,9 +272,7 @@ class Exchange(Generic[Q]):
         return found
 
     def known(self, routing_key: str) -> tuple[Q, ...] | None:
-        """Returns a cached result of ``route``, without using the bindings. It is safe during changes of the
-        bindings.
-        """
+        """Returns a cached result of ``route``. It is safe during changes of the bindings."""
         return self.cache.get(routing_key)
 
     @property
@@ -297,9 +299,7 @@ class Exchange(Generic[Q]):
         return self._downstream if self.alternate is None else self._downstream | {self.alternate}
 
     def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> tuple[Q, ...]:
-        """Like ``route``, for a message with several keys: at each exchange a binding may match any of
-        them.
-        """
+        """Like ``route``, for several keys: at each exchange a binding may match any of them."""
         return self._reached(routing_keys, properties)[0]
 
     def route_copies(self, routing_key: str, properties: bytes) -> tuple[tuple[Q, ...], bytes]:

@@ -308,6 +308,7 @@ class Exchanges(Generic[Q]):
             raise refusals.default_exchange()
         found, target = self.exchanges.get(source), self.exchanges.get(destination)
         if found is not None and target is not None:
+            check_binding(f"exchange '{destination}' in vhost '{self.vhost}'", arguments or {})
             self._unbind(change, found, target, routing_key, arguments or {})
 
     def _bind(

@@ -10,22 +10,19 @@ from collections.abc import Iterable
 from broker_core.admin import BindingInfo, ExchangeInfo
 from broker_core.broker.routing.exchange import Binding, Exchange, Q
 from broker_core.broker.topology.exchanges import Exchanges
+from broker_core.pieces import in_order
 
 
-def exchange_rows(topology: Exchanges[Q]) -> list[ExchangeInfo]:
-    """Returns every exchange, by name."""
-    return [
-        ExchangeInfo(
-            exchange.name,
-            exchange.type,
-            exchange.durable,
-            exchange.auto_delete,
-            exchange.internal,
-            exchange.size,
-            dict(exchange.arguments),
-        )
-        for _, exchange in sorted(topology.exchanges.items())
-    ]
+def exchange_row(exchange: Exchange[Q]) -> ExchangeInfo:
+    return ExchangeInfo(
+        exchange.name,
+        exchange.type,
+        exchange.durable,
+        exchange.auto_delete,
+        exchange.internal,
+        exchange.size,
+        dict(exchange.arguments),
+    )
 
 
 def bindings(topology: Exchanges[Q]) -> list[tuple[str, list[Binding]]]:
@@ -46,4 +43,4 @@ def binding_rows(found: Iterable[tuple[str, list[Binding]]]) -> list[BindingInfo
         for name, listed in found
         for each in listed
     ]
-    return sorted(rows, key=lambda row: (row.exchange, row.kind, row.destination, row.routing_key))
+    return in_order(rows, lambda row: (row.exchange, row.kind, row.destination, row.routing_key))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from broker_core.address import VHOST
 from broker_core.broker.arguments import (
     check_arguments,
+    check_binding,
     check_known,
     check_text,
     inequivalent,
@@ -290,14 +291,11 @@ class Topology(Exchanges[Queue]):
         connection: object = None,
     ) -> None:
         """Removes a binding, if it exists. Raises AccessRefused (default exchange), ResourceLocked."""
-        source = self.exchanges.get(exchange) if exchange else None
-        target = self.queues.get(queue)
-        if (
-            source is not None
-            and target is not None
-            and source.is_bound(target, routing_key, arguments or {})
-        ):
-            refusals.check_exclusive(target, connection)
+        source, target = self.exchanges.get(exchange) if exchange else None, self.queues.get(queue)
+        if source is not None and target is not None:
+            check_binding(f"queue '{queue}' in vhost '{self.vhost}'", arguments or {})
+            if source.is_bound(target, routing_key, arguments or {}):
+                refusals.check_exclusive(target, connection)
         super().unbind(change, queue, exchange, routing_key, arguments)
 
     # -- the virtual host ------------------------------------------------------------------------------------

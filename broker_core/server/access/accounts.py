@@ -17,13 +17,14 @@ from broker_core import password as passwords
 from broker_core.address import VHOST
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.broker import definitions as definitions_module
-from broker_core.broker import import_pieces
-from broker_core.broker.access.users import DEFAULT_USER
+from broker_core.broker import export, import_pieces
+from broker_core.broker.access.users import ADMINISTRATOR, DEFAULT_USER
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.errors import TxmqError
 from broker_core.failpoint import here
 from broker_core.node.local import LocalBroker
+from broker_core.pieces import in_order
 from broker_core.server.access.audit import Audit
 
 Changes = Callable[[BrokerState, Change], None]
@@ -54,22 +55,17 @@ class Accounts:
 
     def users(self) -> list[UserInfo]:
         with self._broker.look as state:
-            users = state.users
-            names = sorted({*users.by_name, *users.given}) or [DEFAULT_USER]
-            return [
-                UserInfo(
-                    name,
-                    tuple(sorted(users.tags(name))),
-                    "default"
-                    if users.default
-                    else "+".join(
-                        source
-                        for source, known in (("catalog", users.by_name), ("file", users.given))
-                        if name in known
-                    ),
-                )
-                for name in names
-            ]
+            known, given = dict(state.users.by_name), set(state.users.given)
+        if not known and not given:
+            return [UserInfo(DEFAULT_USER, (ADMINISTRATOR,), "default")]
+        return [
+            UserInfo(
+                name,
+                tuple(known[name].tags) if name in known else (ADMINISTRATOR,),
+                "+".join(source for source, names in (("catalog", known), ("file", given)) if name in names),
+            )
+            for name in in_order({*known, *given}, str)
+        ]
 
     def add_user(self, name: str, password_hash: str, tags: Sequence[str] = ()) -> None:
         """Raises OptionError."""
@@ -132,21 +128,22 @@ class Accounts:
     def permissions(self) -> list[PermissionInfo]:
         with self._broker.look as state:
             users = state.users
-            listed = [
-                PermissionInfo(user, vhost, "", each.configure, each.write, each.read)
-                for (user, vhost), each in users.permissions.items()
-            ]
-            listed += [
-                PermissionInfo(user, vhost, exchange, "", each.write, each.read)
-                for (user, vhost), topics in users.topics.items()
-                for exchange, each in topics.items()
-            ]
+            permissions = list(users.permissions.values())
+            topics = [each for found in users.topics.values() for each in found.values()]
             trusted = [name for name in {*users.given, DEFAULT_USER} if users.trusts(name)]
             vhosts = list(state.virtual_hosts.by_name)
-            listed += [
-                PermissionInfo(name, vhost, "", ".*", ".*", ".*") for name in trusted for vhost in vhosts
-            ]
-        return sorted(listed, key=lambda each: (each.user, each.vhost, each.exchange))
+        listed = [
+            *(
+                PermissionInfo(each.user, each.vhost, "", each.configure, each.write, each.read)
+                for each in permissions
+            ),
+            *(
+                PermissionInfo(each.user, each.vhost, each.exchange, "", each.write, each.read)
+                for each in topics
+            ),
+            *(PermissionInfo(name, vhost, "", ".*", ".*", ".*") for name in trusted for vhost in vhosts),
+        ]
+        return in_order(listed, lambda each: (each.user, each.vhost, each.exchange))
 
     def set_permissions(self, user: str, configure: str, write: str, read: str, vhost: str = VHOST) -> None:
         """Raises OptionError."""
@@ -204,12 +201,13 @@ class Accounts:
         )
 
     def export_definitions(self) -> Exported:
-        """Returns users with their hashes, permissions, virtual hosts and topology (``definitions.py``)."""
+        """Returns users with their hashes, permissions, virtual hosts and topology (``export.py``)."""
         with self._broker.look as state:
-            found = definitions_module.write(state, __version__)
+            found = export.definable(state)
+        exported = export.document(found, __version__)
         if self._audit is not None:
             self._audit.record("admin.export_definitions", "", "", door="process")
-        return found
+        return exported
 
     def import_definitions(
         self, definitions: dict[str, object], vhost: str = VHOST, check: bool = False

@@ -7,9 +7,11 @@ Invariant: when the call returns, a change is durable and in force at every door
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 
 from broker_core.admin import VhostInfo
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.virtual_hosts import LIMITS, NO_LIMIT
 from broker_core.node.committer import changes
@@ -43,16 +45,19 @@ class Vhosts:
     def vhosts(self) -> list[VhostInfo]:
         with self._broker.look as state:
             found = [
-                VhostInfo(
-                    name,
-                    sum(not queue.replies for queue in topology.queues.values()),
-                    self.connections(name),
-                    sum(queue.messages for queue in topology.queues.values()),
-                    *(_shown(getattr(state.virtual_hosts.limits(name), limit)) for limit in LIMITS),
-                )
+                (name, list(topology.queues.values()), state.virtual_hosts.limits(name))
                 for name, topology in state.virtual_hosts.by_name.items()
             ]
-        return sorted(found, key=lambda each: each.name)
+        return [
+            VhostInfo(
+                name,
+                sum(not queue.replies for queue in queues),
+                self.connections(name),
+                sum(self._broker.shown(queues, _messages)),
+                *(_shown(getattr(limits, limit)) for limit in LIMITS),
+            )
+            for name, queues, limits in sorted(found, key=itemgetter(0))
+        ]
 
     def add_vhost(
         self,
@@ -105,6 +110,10 @@ class Vhosts:
     def _record(self, word: str, **what: object) -> None:
         if self._audit is not None:
             self._audit.record(f"admin.{word}", "", "", door="process", **what)
+
+
+def _messages(queue: Queue) -> int:
+    return queue.messages
 
 
 def _shown(limit: int) -> int | None:

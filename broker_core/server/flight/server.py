@@ -31,7 +31,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.flight import audited, backup, call_permissions, streams, transactions
 from broker_core.server.flight.call_permissions import CallPermissions
-from broker_core.server.flight.calls import Calls
+from broker_core.server.flight.calls import PUBLISHES, Calls
 from broker_core.server.flight.channels import FlightChannels
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.listener import FlightListener, close_all
@@ -125,6 +125,9 @@ class FlightServer:
             return [self._logins.prove(action.body)]
         with self._call(action.type, context) as caller:
             kind, _, word = action.type.rpartition(".")
+            if action.type not in PUBLISHES and action.body.size > contract.MAX_CALL_BYTES:
+                size, limit = action.body.size, contract.MAX_CALL_BYTES
+                raise errors.RemoteProtocolError(f"{action.type} of {size} bytes; the limit is {limit}")
             answer = self._answer(caller, kind, word, action.body)
             failpoint.here(f"server.reply.{word}")
             return answer

@@ -6,7 +6,7 @@ log (``audited.py``).
 
 from __future__ import annotations
 
-from broker_core.admin import MessageLife, PreparedInfo, TransactionInfo
+from broker_core.admin import HistoryPage, MessageLife, PreparedInfo, TransactionInfo
 from broker_core.broker.decision import Decision
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
@@ -53,11 +53,11 @@ class Transactions:
     def transaction(self, sequence: int) -> TransactionInfo:
         return self._history.transaction(sequence, self._caller.sees)
 
-    def history(self, limit: int) -> list[TransactionInfo]:
-        return self._history.latest(self._caller.sees, limit)
+    def history(self, limit: int, before: int = 0) -> HistoryPage:
+        return self._history.page(self._caller.sees, limit, before)
 
-    def message(self, queue: str, offset: int) -> MessageLife:
-        return self._history.message(queue, offset, self._caller.sees)
+    def message(self, queue: str, offset: int, at: str = "") -> MessageLife:
+        return self._history.message(queue, offset, self._caller.sees, at)
 
     def _user(self, of: str | None) -> str:
         return self._caller.identity.user if of is None else of

@@ -15,7 +15,6 @@ Tools come with a name and a password, and get JSON; browsers come with a sessio
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from broker_core import pieces
 from broker_core.errors import TxmqError
 from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
@@ -128,11 +128,11 @@ class Application:
             most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
             with self._room(caller):
                 found = await self._body(request, most)
-                body = _object(found) if visit is None else entrance.form(request, found, visit)
+                body = await self._read(found) if visit is None else entrance.form(request, found, visit)
                 reason = request.headers.get("x-reason", "")
                 query = dict(request.query_params)
                 call = HttpCall(self._served, caller, params, query, body, reason, visit)
-                return _response(await self._found(route, call))
+                return await self._found(route, call)
         except HttpRefusal as refusal:
             return self._refused(request, caller, asked, refusal)
         except TxmqError as error:
@@ -163,12 +163,19 @@ class Application:
         header, host = request.headers.get("authorization", ""), request.headers.get("host", "")
         return await gate.log_in(self._served, connection, header, host)
 
-    async def _found(self, route: Route, call: HttpCall) -> Any:
+    async def _read(self, body: bytes) -> Mapping[str, Any]:
+        """Raises Refusal."""
+        if len(body) <= pieces.SMALL_BYTES:
+            return _object(body)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, _object, body)
+
+    async def _found(self, route: Route, call: HttpCall) -> Response:
         if not route.works:
             found = route.answer(call)
-            return await found if isinstance(found, Awaitable) else found
+            return _response(await found if isinstance(found, Awaitable) else found)
         threads = self._waiting if route.waits else self._beside
-        return await asyncio.get_running_loop().run_in_executor(threads, route.answer, call)
+        work = partial(_answered, route, call)
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
@@ -216,11 +223,13 @@ def _object(found: bytes) -> Mapping[str, Any]:
     if not found:
         return {}
     try:
-        body = json.loads(found, parse_constant=_no_number)
+        body = pieces.loads(found, _no_number)
         if b"\\ud" in found.lower():  # an escape may stand for half of a character
-            json.dumps(body, ensure_ascii=False).encode()
+            pieces.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise bad_request("not_json: a text has a lone surrogate, which UTF-8 does not have") from None
+    except pieces.TooManyValues as error:
+        raise HttpRefusal(413, "body_too_large", str(error)) from None
     except (ValueError, RecursionError):
         raise bad_request("not_json") from None
     if not isinstance(body, dict):
@@ -294,6 +303,10 @@ def _told(status: int, error: str, reason: str) -> Response:
     return _response(HttpAnswer(status, {"error": error, "reason": reason}))
 
 
+def _answered(route: Route, call: HttpCall) -> Response:
+    return _response(route.answer(call))
+
+
 def _response(found: object) -> Response:
     if isinstance(found, Response):
         for name, value in HEADERS.items():
@@ -311,7 +324,7 @@ def _response(found: object) -> Response:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, default=_shown, separators=(",", ":"), allow_nan=False)
+    return pieces.dumps(value, default=_shown, allow_nan=False)
 
 
 def _finite(value: object) -> object:

@@ -213,7 +213,7 @@ def _per_object(call: HttpCall) -> Response:
         for queue in list(topology.queues.values())
         if not queue.replies
     ]
-    rows = call.served.shown(
+    rows = call.served.broker.shown(
         queues, lambda queue: ((queue.vhost, queue.name), [value(queue) for _, _, value in _OF_QUEUE])
     )
     chosen = nlargest(min(int(text), OBJECTS), rows, key=lambda row: row[1][0])

@@ -13,7 +13,7 @@ from broker_core.server.history_reader import HistoryReader
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read
+from broker_core.server.http.route import Route, read, read_all
 
 Row = dict[str, Any]
 ENTRIES = 1_000  # of a ledger, the last ones
@@ -97,7 +97,8 @@ def _committed(call: HttpCall) -> Row:
 def _message(call: HttpCall) -> Row:
     history = HistoryReader(call.served.broker, call.served.engines, waits=False)
     try:
-        return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees))
+        at = call.query.get("at", "")
+        return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees, at))
     except QueueNotFound:
         raise not_found() from None
 
@@ -145,7 +146,7 @@ _LEDGER = "/api/txmq/ledger/{vhost}/{app}"
 ROUTES = (
     Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch", works=True),
     Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app", works=True),
-    read("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
+    read_all("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
     Route(
         "POST",
         "/api/txmq/prepared/{vhost}/{xid}/commit",
@@ -163,7 +164,9 @@ ROUTES = (
         works=True,
     ),
     Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided", works=True),
-    read("/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"),
+    read_all(
+        "/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"
+    ),
     Route(
         "GET",
         "/api/txmq/transactions/{sequence}",

@@ -34,6 +34,11 @@ def read(path: str, need: Need, answer: Callable[[HttpCall], object], text: str)
     return Route("GET", path, need, answer, text)
 
 
+def read_all(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
+    """A list that may be long."""
+    return Route("GET", path, need, answer, text, works=True)
+
+
 def page(method: str, path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """For browsers, and of what the API answers."""
     return Route(method, path, need, answer, f"The page: {text}", works=True, page=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from broker_core.admin import ConnectionInfo
-from broker_core.broker.queue import Queue
 from broker_core.engine import AttemptInfo
 from broker_core.errors import NotAllowed
 from broker_core.micro_batch import overview
@@ -27,10 +26,7 @@ from broker_core.server.http.rates import Rates
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 
-T = TypeVar("T")
-
 NODE = f"txmq@{platform.node() or 'localhost'}"
-LOCKED = 10  # queues that are read under the lock at once: a commit waits no longer than for them
 
 
 _PROTOCOLS = {"txmq": "flight", "txmqs": "flight/ssl", "amqps": "amqp/ssl"}  # by scheme, if not the same
@@ -66,14 +62,6 @@ class Served:
     rates: Rates = field(default_factory=Rates)
     history: PlotHistory = field(default_factory=PlotHistory)
     sessions: PageSessions = field(default_factory=PageSessions)
-
-    def shown(self, queues: Sequence[Queue], show: Callable[[Queue], T]) -> list[T]:
-        """The queues as ``show`` shows them: some at a time under the lock."""
-        found: list[T] = []
-        for start in range(0, len(queues), LOCKED):
-            with self.broker.look:
-                found += map(show, queues[start : start + LOCKED])
-        return found
 
     # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
     # about to be durable may be among it.

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
-from broker_core.broker.message.content import check_rows
+from broker_core.broker.message.content import PROPERTIES_BYTES, check_rows
 from broker_core.broker.message.dead_letter import DAMAGED
 from broker_core.broker.transaction.publish import Publish
 from broker_core.message.field_table import Long, Timestamp
@@ -299,3 +299,21 @@ def test_a_queue_is_refused_whose_dead_letters_could_not_be_delivered(
 ) -> None:
     with pytest.raises((errors.PreconditionFailed, errors.OptionError), match=argument):
         declared(node, "q", **{"x-dead-letter-exchange": "", argument: value})
+
+
+def test_properties_are_no_larger_than_a_frame_at_any_door(node: Node) -> None:
+    """A consumer of AMQP would lose its connection with each message that is delivered."""
+    node.channel().queue_declare("q")
+    fits = Properties(headers={"x": "x" * (PROPERTIES_BYTES - 13)}).encode()
+    assert len(fits) == PROPERTIES_BYTES
+    larger = Properties(headers={"x": "x" * (PROPERTIES_BYTES - 12)}).encode()
+    channel = node.channel()
+    assert channel.publish(b"x", routing_key="q", properties=fits)
+    with pytest.raises(errors.PreconditionFailed, match="at most 131052 may be"):
+        channel.publish(b"x", routing_key="q", properties=larger)
+    rows = pa.record_batch([[""], ["q"], [b"x"], [larger]], schema=MESSAGE_SCHEMA)
+    with pytest.raises(
+        errors.PreconditionFailed, match="row 0: the properties of a message have 131053 bytes"
+    ):
+        check_rows(rows)
+    assert node.queue("q").messages == 1

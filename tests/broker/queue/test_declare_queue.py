@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from broker_core import errors
-from broker_core.broker.arguments import ALLOWED
+from broker_core.broker.arguments import ALLOWED, ARGUMENT_BYTES, check_binding
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import DeliveryRecord, QueueRecord
 from broker_core.broker.topology.ownership import own, release
 from broker_core.broker.topology.topology import Topology
-from broker_core.message.field_table import Timestamp
+from broker_core.message.field_table import MAX_NESTING, Timestamp
 from broker_core.message.properties import Properties
 from tests.broker.conftest import Node, declared, publish
 from tests.broker.routing.test_exchange import topology
@@ -458,3 +458,46 @@ def test_the_mark_of_a_federation_is_kept_and_must_be_text() -> None:
             names.declare_queue(Change(), "p", arguments={"x-internal-purpose": wrong})
         with pytest.raises(errors.PreconditionFailed, match="x-internal-purpose"):
             names.declare_exchange(Change(), "y", "fanout", arguments={"x-internal-purpose": wrong})
+
+
+LARGE: dict[str, object] = {
+    "text": "x" * ARGUMENT_BYTES,
+    "bytes": b"x" * ARGUMENT_BYTES,
+    "numbers": [1] * ARGUMENT_BYTES,
+    "tables": [{}] * ARGUMENT_BYTES,
+    "names": {f"n{number}": None for number in range(ARGUMENT_BYTES // 4)},
+    "texts": ["x" * 1_000] * (ARGUMENT_BYTES // 1_000),
+}
+
+
+@pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
+def test_arguments_are_no_larger_than_a_frame_at_any_door(node: Node, value: object) -> None:
+    channel = node.channel()
+    channel.queue_declare("q")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: channel.queue_declare("new", arguments={"mine": value}),
+        lambda: channel.exchange_declare("new", "direct", arguments={"mine": value}),
+        lambda: channel.queue_bind("q", "amq.topic", "k", {"mine": value}),
+        lambda: channel.queue_unbind("q", "amq.topic", "k", {"mine": value}),
+    )
+    for call in calls:
+        with pytest.raises(
+            errors.PreconditionFailed, match="are larger than 131072 bytes, or nested deeper than 64"
+        ):
+            call()
+    assert [queue.name for queue in node.broker.queues()] == ["q"]
+
+
+def test_arguments_are_nested_no_deeper_than_in_a_frame() -> None:
+    value: object = 1
+    for _ in range(MAX_NESTING):
+        value = [value]
+    check_binding("queue 'q'", {"mine": value})
+    with pytest.raises(errors.PreconditionFailed, match="nested deeper than 64"):
+        check_binding("queue 'q'", {"mine": [value]})
+
+
+def test_arguments_that_a_frame_can_have_are_kept(node: Node) -> None:
+    arguments: dict[str, object] = {"text": "x" * 60_000, "numbers": [1] * 60_000, "table": {"a": [[[b"1"]]]}}
+    node.channel().queue_declare("q", arguments=arguments)
+    assert node.broker.queues()[0].arguments == arguments

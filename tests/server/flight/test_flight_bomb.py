@@ -127,3 +127,31 @@ def test_rows_are_not_looked_at_before_the_permission(tmp_path: Path) -> None:
         ]
         assert isinstance(answers[0], errors.RemoteProtocolError)
         assert isinstance(answers[1], errors.AccessRefused)
+
+
+@pytest.mark.parametrize("item", ["[],", "{},", "1,"])
+def test_a_call_of_very_many_values_is_refused_before_it_is_read(tmp_path: Path, item: str) -> None:
+    """In Python, a value takes twenty times the bytes of its text."""
+    served = Served(tmp_path / "data").start()
+    try:
+        raw = Raw(served.url)
+        raw.action("hello", b"")  # what comes before a login has another limit
+        body = f'{{"queues": [{item * (20 * MEGABYTE // len(item))}1]}}'.encode()
+        before = peak_mb(served.pid)
+        for name in ("engine.logs", "admin.import_definitions", "channel.publish"):
+            answer = raw.action(name, body)
+            assert isinstance(answer, errors.RemoteProtocolError), answer
+            assert "more than 1000000 values" in str(answer)
+        assert peak_mb(served.pid) - before < 8 * 20
+    finally:
+        served.end()
+
+
+def test_a_call_that_brings_no_messages_has_a_limit_of_bytes(tmp_path: Path) -> None:
+    with Broker.open(tmp_path / "data") as broker:
+        raw = Raw(broker.url)
+        raw.action("hello", b"")
+        body = b'{"queues": ["' + b"x" * contract.MAX_CALL_BYTES + b'"]}'
+        answer = raw.action("engine.logs", body)
+        assert isinstance(answer, errors.RemoteProtocolError), answer
+        assert "the limit is 33554432" in str(answer)

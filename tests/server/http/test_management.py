@@ -263,6 +263,22 @@ def test_to_look_at_messages_changes_nothing(world: World) -> None:
     assert world.api.get("/api/queues/%2F/orders")["messages"] == 5
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "columns=" + ",".join(f"c{number}" for number in range(101)),
+        "columns=a.b.c.d.e.f.g",
+        "sort=a.b.c.d.e.f.g",
+        "page=1&sort=" + "a." * 4_000,
+    ],
+    ids=["columns", "levels", "order", "long"],
+)
+def test_a_query_costs_no_more_than_a_hundred_columns_of_six_levels(world: World, query: str) -> None:
+    answer = world.api.ask("GET", f"/api/queues?{query}")
+    assert (answer.status, answer.body["error"]) == (400, "bad_request")
+    assert world.api.ask("GET", "/api/queues?columns=" + ",".join(["name"] * 1_000)).status == 200
+
+
 def test_lists_have_pages_order_patterns_and_columns(world: World) -> None:
     with world.broker.channel() as channel:
         for number in range(7):

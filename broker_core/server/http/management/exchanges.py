@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import quote
 
 from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.queue import Queue
 from broker_core.broker.routing.exchange import Binding, Exchange
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.topology import Topology
@@ -17,7 +18,7 @@ from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
 from broker_core.server.http.management.queues import there
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read
+from broker_core.server.http.route import Route, read, read_all
 
 Row = dict[str, Any]
 DEFAULT = "amq.default"  # the default exchange in a path
@@ -78,23 +79,37 @@ def _delete(call: HttpCall) -> HttpAnswer:
 
 
 # -- bindings ------------------------------------------------------------------------------------------------
-def _bindings(call: HttpCall, topology: Topology) -> Iterator[tuple[str, Binding]]:
-    """With their sources; copied under the lock, exchange by exchange."""
+def _defaults(topology: Topology) -> list[Row]:
+    queues = sorted(name for name, queue in topology.queues.items() if not queue.replies)
+    return [shown.default_binding(name, topology.vhost) for name in queues]
+
+
+def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange], list[Binding]]) -> list[Row]:
+    """What ``take`` takes of each exchange but the default one, by name: under the lock, one at a time."""
+    rows: list[Row] = []
     for name, each in sorted(topology.exchanges.items()):
         if name:
             with call.served.broker.look:
-                found = each.bindings
-            yield from ((name, binding) for binding in found)
+                found = take(each)
+            rows += [shown.binding_row(name, binding, topology.vhost) for binding in found]
+    return rows
 
 
 def binding_rows(call: HttpCall, topology: Topology) -> list[Row]:
-    vhost = topology.vhost
-    rows = [
-        shown.default_binding(name, vhost)
-        for name, queue in sorted(topology.queues.items())
-        if not queue.replies
-    ]
-    return rows + [shown.binding_row(source, each, vhost) for source, each in _bindings(call, topology)]
+    return _defaults(topology) + _taken(call, topology, lambda each: each.bindings)
+
+
+def _bindings_to(call: HttpCall, target: Queue | Exchange) -> list[Row]:
+    rows = _taken(call, call.topology, lambda each: each.bindings_to(target))
+    return [shown.default_binding(target.name, call.vhost), *rows] if isinstance(target, Queue) else rows
+
+
+def _bindings_from(call: HttpCall, source: Exchange) -> list[Row]:
+    if not source.name:
+        return _defaults(call.topology)
+    with call.served.broker.look:
+        found = source.bindings
+    return [shown.binding_row(source.name, each, call.vhost) for each in found]
 
 
 def _all_bindings(call: HttpCall) -> object:
@@ -104,15 +119,12 @@ def _all_bindings(call: HttpCall) -> object:
 
 
 def _of_queue(call: HttpCall) -> object:
-    name = there(call).name
-    found = [row for row in binding_rows(call, call.topology) if row["destination_type"] == "queue"]
-    return listed(call, [row for row in found if row["destination"] == name])
+    return listed(call, _bindings_to(call, there(call)))
 
 
 def _of_exchange(call: HttpCall, side: str) -> object:
-    name = exchange(call, call.params["name"]).name
-    rows = [row for row in binding_rows(call, call.topology) if row[side] == name]
-    return listed(call, [row for row in rows if side == "source" or row["destination_type"] == "exchange"])
+    found = exchange(call, call.params["name"])
+    return listed(call, _bindings_from(call, found) if side == "source" else _bindings_to(call, found))
 
 
 def _ends(call: HttpCall) -> tuple[str, Literal["queue", "exchange"], str]:
@@ -126,13 +138,10 @@ def _ends(call: HttpCall) -> tuple[str, Literal["queue", "exchange"], str]:
 def _between(call: HttpCall) -> list[Row]:
     source, kind, name = _ends(call)
     exchange(call, source)
-    if name not in (call.topology.queues if kind == "queue" else call.topology.exchanges):
+    target = call.topology.queues.get(name) if kind == "queue" else call.topology.exchanges.get(name)
+    if target is None:
         raise not_found()
-    return [
-        row
-        for row in binding_rows(call, call.topology)
-        if (row["source"], row["destination_type"], row["destination"]) == (source, kind, name)
-    ]
+    return [row for row in _bindings_to(call, target) if row["source"] == source]
 
 
 def _one_binding(call: HttpCall) -> Row:
@@ -183,8 +192,8 @@ def _unbind(call: HttpCall) -> HttpAnswer:
 
 _BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
 ROUTES = (
-    read("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
-    read(
+    read_all("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
+    read_all(
         "/api/exchanges/{vhost}",
         "vhost",
         lambda call: listed(call, exchange_rows(call.topology)),
@@ -198,28 +207,28 @@ ROUTES = (
     ),
     Route("PUT", "/api/exchanges/{vhost}/{name}", "vhost", _declare, "Declare an exchange", works=True),
     Route("DELETE", "/api/exchanges/{vhost}/{name}", "vhost", _delete, "Delete an exchange", works=True),
-    read(
+    read_all(
         "/api/exchanges/{vhost}/{name}/bindings/source",
         "vhost",
         lambda call: _of_exchange(call, "source"),
         "Bindings from an exchange",
     ),
-    read(
+    read_all(
         "/api/exchanges/{vhost}/{name}/bindings/destination",
         "vhost",
         lambda call: _of_exchange(call, "destination"),
         "Bindings to an exchange",
     ),
-    read("/api/queues/{vhost}/{name}/bindings", "vhost", _of_queue, "Bindings to a queue"),
-    read("/api/bindings", "management", _all_bindings, "Bindings of all that the caller may see"),
-    read(
+    read_all("/api/queues/{vhost}/{name}/bindings", "vhost", _of_queue, "Bindings to a queue"),
+    read_all("/api/bindings", "management", _all_bindings, "Bindings of all that the caller may see"),
+    read_all(
         "/api/bindings/{vhost}",
         "vhost",
         lambda call: listed(call, binding_rows(call, call.topology)),
         "Bindings",
     ),
-    read(_BETWEEN, "vhost", _between, "Bindings between two; kind: q or e"),
+    read_all(_BETWEEN, "vhost", _between, "Bindings between two; kind: q or e"),
     Route("POST", _BETWEEN, "vhost", _bind, "Bind a queue (q) or an exchange (e)", works=True),
-    read(f"{_BETWEEN}/{{key}}", "vhost", _one_binding, "One binding"),
+    read_all(f"{_BETWEEN}/{{key}}", "vhost", _one_binding, "One binding"),
     Route("DELETE", f"{_BETWEEN}/{{key}}", "vhost", _unbind, "Unbind", works=True),
 )

@@ -13,7 +13,7 @@ from broker_core.server.http.gate import Need, visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read
+from broker_core.server.http.route import Route, read, read_all
 from broker_core.server.http.served import NODE
 
 Row = dict[str, Any]
@@ -249,8 +249,8 @@ def _delete_topic(call: HttpCall) -> HttpAnswer:
 ADMIN: Need = "administrator"
 _OF_HOST, _TOPIC = "/api/permissions/{vhost}/{user}", "/api/topic-permissions/{vhost}/{user}"
 ROUTES = (
-    read("/api/vhosts", "management", _vhosts, "Virtual hosts that the caller may see"),
-    read(
+    read_all("/api/vhosts", "management", _vhosts, "Virtual hosts that the caller may see"),
+    read_all(
         "/api/vhosts/{vhost}",
         "vhost",
         lambda call: only(call, _vhost_row(call, call.topology)),
@@ -258,15 +258,15 @@ ROUTES = (
     ),
     Route("PUT", "/api/vhosts/{vhost}", ADMIN, _put_vhost, "Add a virtual host", works=True),
     Route("DELETE", "/api/vhosts/{vhost}", ADMIN, _delete_vhost, "Delete a virtual host", works=True),
-    read("/api/vhosts/{vhost}/permissions", ADMIN, permission_rows, "Permissions in a virtual host"),
-    read(
+    read_all("/api/vhosts/{vhost}/permissions", ADMIN, permission_rows, "Permissions in a virtual host"),
+    read_all(
         "/api/vhosts/{vhost}/topic-permissions",
         ADMIN,
         _topic_permissions,
         "Topic permissions in a virtual host",
     ),
-    read("/api/vhost-limits", "management", _limit_rows, "Limits of virtual hosts"),
-    read(
+    read_all("/api/vhost-limits", "management", _limit_rows, "Limits of virtual hosts"),
+    read_all(
         "/api/vhost-limits/{vhost}",
         "vhost",
         lambda call: [row for row in _limit_rows(call) if row["vhost"] == _named(call)],
@@ -275,18 +275,20 @@ ROUTES = (
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit", works=True),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Take a limit", works=True),
     read("/api/user-limits", ADMIN, lambda _call: [], "There are no limits of users: an empty list"),
-    read("/api/users", ADMIN, lambda call: listed(call, user_rows(call)), "Users, without their passwords"),
-    read("/api/users/{user}", ADMIN, lambda call: _user_row(_user(call)), "One user"),
+    read_all(
+        "/api/users", ADMIN, lambda call: listed(call, user_rows(call)), "Users, without their passwords"
+    ),
+    read_all("/api/users/{user}", ADMIN, lambda call: _user_row(_user(call)), "One user"),
     Route("PUT", "/api/users/{user}", ADMIN, _put_user, "Add a user, or set password and tags", works=True),
     Route("DELETE", "/api/users/{user}", ADMIN, _delete_user, "Delete a user", works=True),
-    read("/api/users/{user}/permissions", ADMIN, _of_user(False), "Permissions of a user"),
-    read("/api/users/{user}/topic-permissions", ADMIN, _of_user(True), "Topic permissions of a user"),
-    read("/api/permissions", ADMIN, permission_rows, "All permissions"),
-    read(_OF_HOST, ADMIN, _one_permission, "Permissions of a user in a virtual host"),
+    read_all("/api/users/{user}/permissions", ADMIN, _of_user(False), "Permissions of a user"),
+    read_all("/api/users/{user}/topic-permissions", ADMIN, _of_user(True), "Topic permissions of a user"),
+    read_all("/api/permissions", ADMIN, permission_rows, "All permissions"),
+    read_all(_OF_HOST, ADMIN, _one_permission, "Permissions of a user in a virtual host"),
     Route("PUT", _OF_HOST, ADMIN, _put_permission, "Set permissions", works=True),
     Route("DELETE", _OF_HOST, ADMIN, _delete_permission, "Take permissions", works=True),
-    read("/api/topic-permissions", ADMIN, _topic_permissions, "All topic permissions"),
-    read(
+    read_all("/api/topic-permissions", ADMIN, _topic_permissions, "All topic permissions"),
+    read_all(
         _TOPIC,
         ADMIN,
         _topic_permissions,

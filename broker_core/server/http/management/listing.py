@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker_core.pieces import in_order
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.refusal import HttpRefusal, bad_request
 
 T = TypeVar("T")
 Row = dict[str, Any]
 PAGE, MOST = 100, 500  # rows of a page
+COLUMNS, LEVELS = 100, 5  # of a query, whose cost grows with the rows too
 
 
 def listed(call: HttpCall, rows: Sequence[Row]) -> object:
@@ -94,19 +96,24 @@ def _at(row: Row, column: str) -> object:
 
 
 def _sorted(column: str, reverse: bool, rows: list[Row]) -> list[Row]:
+    if column.count(".") > LEVELS:
+        raise bad_request(f"at most {LEVELS + 1} levels of a column")
+
     def key(row: Row) -> tuple[int, object]:
         value = _at(row, column)
         if isinstance(value, (bool, int, float)):
             return 1, value
         return (2, value) if isinstance(value, str) else (0, 0)
 
-    return sorted(rows, key=key, reverse=reverse)
+    return in_order(rows, key, reverse=reverse)
 
 
 def _columns(query: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
-    asked = [each for each in query.get("columns", "").split(",") if each]
+    asked = list(dict.fromkeys(each for each in query.get("columns", "").split(",") if each))
     if not asked:
         return list(rows)
+    if len(asked) > COLUMNS or any(each.count(".") > LEVELS for each in asked):
+        raise bad_request(f"at most {COLUMNS} columns, of {LEVELS + 1} levels")
     return [_only(row, asked) for row in rows]
 
 

@@ -17,14 +17,14 @@ from broker_core.server.http.management import shown
 from broker_core.server.http.management.channels import consumers_of
 from broker_core.server.http.management.listing import only, paged
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read
+from broker_core.server.http.route import Route, read, read_all
 
 Row = dict[str, Any]
 
 
 def _listed(call: HttpCall, queues: Sequence[Queue]) -> object:
     show = partial(shown.queue_row, rates=call.served.rates)
-    return paged(call, queues, partial(call.served.shown, show=show))
+    return paged(call, queues, partial(call.served.broker.shown, show=show))
 
 
 def _all(call: HttpCall) -> object:
@@ -46,7 +46,7 @@ def there(call: HttpCall) -> Queue:
 
 def _one(call: HttpCall) -> Row:
     queue = there(call)
-    (row,) = call.served.shown([queue], partial(shown.queue_row, rates=call.served.rates))
+    (row,) = call.served.broker.shown([queue], partial(shown.queue_row, rates=call.served.rates))
     row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
     return only(call, row)
 
@@ -113,8 +113,8 @@ def _act(call: HttpCall) -> HttpAnswer:
 
 
 ROUTES = (
-    read("/api/queues", "management", _all, "Queues of all virtual hosts that the caller may see"),
-    read("/api/queues/{vhost}", "vhost", lambda call: _listed(call, _of(call.topology.queues)), "Queues"),
+    read_all("/api/queues", "management", _all, "Queues of all virtual hosts that the caller may see"),
+    read_all("/api/queues/{vhost}", "vhost", lambda call: _listed(call, _of(call.topology.queues)), "Queues"),
     read("/api/queues/{vhost}/{name}", "vhost", _one, "One queue, with its consumers"),
     Route("PUT", "/api/queues/{vhost}/{name}", "vhost", _declare, "Declare a queue", works=True),
     Route("DELETE", "/api/queues/{vhost}/{name}", "vhost", _delete, "Delete a queue", works=True),
