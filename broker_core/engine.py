@@ -16,7 +16,7 @@ instead, under the queue's name. Offsets are end-exclusive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -32,6 +32,9 @@ Note = Literal["refused", "rows_to"]
 REFUSED: Note = "refused"  # since when it is not applied, and the last error
 ROWS_TO: Note = "rows_to"  # an operator wants the rows that the table refuses there, see TO_QUEUE
 TO_QUEUE = "queue:"  # before the name of a queue in such a note; else it is a directory
+FILES = "files"  # data files that hold the rows, and how many rows: the branch has their names
+EMPTY = "empty"  # a change without rows, whose branch has one all the same
+VERSION = "version"  # of the table that has the rows of the branch
 REFUSED_ROWS = "refused_rows"  # the numbers of rows that were published, because the table refuses them
 
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
@@ -229,6 +232,8 @@ class AppInfo:
     lag: int  # messages not consumed in its queues, at most
     unapplied: int
     unmirrored: int
+    # since the oldest of these was committed; None: there is none, or not known
+    lag_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +410,11 @@ class Sink(Protocol):
         applied and freed.
         """
 
-    def mark_applied(self, app_id: str, sequence: int) -> None:
-        """Frees the rows of this batch, which have reached their tables. Idempotent."""
+    def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
+        """Frees the rows of this batch, which have reached their tables. Idempotent: the first call counts.
+        ``versions``: of the table that has the rows of a branch, and of others with the same target; as far
+        as they are known, for an operator.
+        """
 
     def publish_refused(
         self,

@@ -16,18 +16,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from broker_core.address import check_vhost, parse_address, without_login, without_password
+from broker_core.admin import Admin
 from broker_core.credentials import Credentials
 from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
-from broker_core.engines import KAFKA, SETTING, check_credentials, check_settings, check_vhost_option, connect
+from broker_core.engines import (
+    KAFKA,
+    SETTING,
+    check_credentials,
+    check_settings,
+    check_vhost_option,
+    connect,
+    connect_admin,
+)
 from broker_core.errors import OptionError
 from connector import parsers
 from connector.ledger_start import LedgerStart
 
-Mode = Literal["stream read", "batch read", "stream write", "batch write"]
-ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch write")
+Mode = Literal["stream read", "batch read", "stream write", "batch write", "table read"]
+ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch write", "table read")
 READ: tuple[Mode, ...] = ("stream read", "batch read")
 WRITE: tuple[Mode, ...] = ("stream write", "batch write")
+MESSAGES: tuple[Mode, ...] = READ + WRITE
 STREAM: tuple[Mode, ...] = ("stream read", "stream write")
+TABLE: tuple[Mode, ...] = ("table read",)
 
 # Spark adds these to the options of a sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
@@ -56,9 +67,12 @@ OPTIONS: tuple[Option, ...] = (
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
     Option("vhost", None, parsers.text, ALL,
            "the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales`"),
-    Option("queue", None, parsers.names, ALL,
+    Option("queue", None, parsers.names, MESSAGES,
            "read: one queue, or several separated by commas; write: default exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
+    Option("table", None, parsers.choice("transactions", "ledger", "queues", "apps", "consumers"), TABLE,
+           "the state of the broker in place of messages: `transactions`, `ledger`, `queues`, `apps` or "
+           "`consumers`"),
     Option("appId", None, parsers.name, STREAM,
            "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
     Option("startingOffsets", "earliest", parsers.starting_offsets, READ,
@@ -123,9 +137,13 @@ def table() -> str:
     """The options as the rows of a Markdown table."""
     rows = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
-        where = {ALL: "all", READ: "reads", WRITE: "writes", STREAM: "streams"}.get(
-            option.modes, ", ".join(option.modes) + "s"
-        )
+        where = {
+            ALL: "all",
+            MESSAGES: "reads, writes",
+            READ: "reads",
+            WRITE: "writes",
+            STREAM: "streams",
+        }.get(option.modes, ", ".join(option.modes) + "s")
         required = {(): "", READ: "reads", STREAM: "streams"}[option.required]
         default = (
             f"`{option.default}`"
@@ -262,6 +280,10 @@ class AddressOptions:
             self.url, self.data, self.settings, self.credentials, vhost=self.vhost, reached=reached
         )
 
+    def admin(self) -> Admin:
+        """The operator's port of the same broker."""
+        return connect_admin(self.url, self.data, self.settings, self.credentials, vhost=self.vhost)
+
 
 def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOptions:
     """Raises OptionError."""
@@ -278,6 +300,12 @@ def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOption
     # here, in the driver: a task has neither its environment nor its files
     found = parse_address(values["url"], None, credentials, values["vhost"])
     return AddressOptions(without_login(values["url"]), None, settings, found.credentials)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    address: AddressOptions
+    table: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +368,12 @@ def _check_names(name: str, offsets: Mapping[str, int], queues: tuple[str, ...])
             f"{', '.join(sorted(queues))}; "
             "give an offset for every queue and for no other"
         )
+
+
+def table_options(raw: Mapping[str, str]) -> TableOptions:
+    """Raises OptionError."""
+    values = parse(raw, "table read")
+    return TableOptions(_address(raw, values), values["table"])
 
 
 def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch read"]) -> ReadOptions:

@@ -468,8 +468,8 @@ class EmbeddedEngine:
                     with pa.ipc.open_stream(part.inline) as stream:
                         yield stream.read_next_batch()
 
-    def mark_applied(self, app_id: str, sequence: int) -> None:
-        self._do(self.batches.mark_applied, app_id, sequence)
+    def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
+        self._do(self.batches.mark_applied, app_id, sequence, versions or {})
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         self._do(self.batches.skip, app_id, sequence, branches, to)
@@ -524,7 +524,9 @@ class EmbeddedEngine:
         return next((app for app in self.apps() if app.app_id == app_id), None)
 
     def apps(self) -> list[AppInfo]:
-        return self._look(overview.apps, self._state, self.batches)
+        return self._run(
+            lambda state, _change, now_us: overview.apps(state, self.batches, now_us, self._stamps)
+        )
 
     def attempts(self) -> list[AttemptInfo]:
         return self._run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))

@@ -28,12 +28,14 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, decide
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
+from broker_core.broker.queue import Queue
+from broker_core.broker.queue.log import committed_at
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_rows
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.checks import checked
-from broker_core.errors import UnknownTransaction
+from broker_core.errors import StoreError, UnknownTransaction
 from broker_core.ids import BlockId
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
@@ -68,6 +70,7 @@ class LocalBroker(Node):
         return LocalChannel(self, connection, limits or self.limits, vhost, user, rights, holder)
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
+        now_us = self.clock()
         with self.look as state:
             topology = state.virtual_hosts.get(vhost)
             return [
@@ -80,6 +83,7 @@ class LocalBroker(Node):
                     queue.owner,
                     queue.durable,
                     dict(queue.arguments.declared),
+                    oldest_s=_age(queue, now_us),
                 )
                 for queue in sorted(topology.queues.values(), key=lambda queue: queue.name)
                 if not queue.replies
@@ -240,6 +244,16 @@ class LocalBroker(Node):
             return self.outcome(token, since, vhost, of) == "committed"
         except UnknownTransaction:
             return False
+
+
+def _age(queue: Queue, now_us: int) -> float | None:
+    """Returns how long ago its oldest unsettled message was committed, at least; reads no block."""
+    if queue.progress.floor >= queue.log.visible_end:
+        return None
+    try:
+        return max(0, now_us - committed_at(queue.log, queue.progress.floor)[0]) / 1e6
+    except StoreError:
+        return None
 
 
 def log_dropped(xid: str, dropped: int) -> None:

@@ -7,21 +7,22 @@ are taken by a work, which comes after the commits before it. Otherwise the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
-from broker_core.admin import MessageLife, MessageStep, TableInfo, TransactionInfo
+from broker_core.admin import PAGE, LedgerInfo, MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Sees, find, latest, steps
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.records import HistoryRecord, LedgerRecord
+from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import NotAllowed, QueueNotFound, StoreError, UnknownTransaction
+from broker_core.micro_batch.decision import ledger_info, tables
 from broker_core.node.node import Node
 from broker_core.node.vhost_engines import VhostEngines
 
 T = TypeVar("T")
-LISTED = 1_000  # transactions of one list
 
 
 class HistoryReader:
@@ -41,11 +42,28 @@ class HistoryReader:
                 "it may be older than the history (--history-bytes, --history-hours), have written nothing, "
                 "or concern no queue that you may see",
             )
-        return self._with_tables(found)
+        return self._with_tables([found])[0]
 
-    def latest(self, sees: Sees, limit: int = LISTED) -> list[TransactionInfo]:
-        """Returns the last transactions, the newest first."""
-        return list(latest(self._rows(), sees, min(limit, LISTED)))
+    def latest(self, sees: Sees, limit: int = PAGE, before: int = 0) -> list[TransactionInfo]:
+        """Returns the last transactions, the newest first; those ``before`` this one, if it is not 0."""
+        return self._with_tables(latest(self._rows(), sees, min(limit, PAGE), before))
+
+    def ledger(self, sees: Sees, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
+        """Returns decided batches that are kept and that come after this one, by app and sequence. Raises
+        NotAllowed: there is no such virtual host.
+        """
+        ledger = self._engines.of(sees.vhost).batches.ledger
+        with self._node.look:
+            apps = [app for app in sorted(ledger.apps()) if app >= app_id and (sees.looks or sees.app(app))]
+            after = (
+                entry
+                for app in apps
+                for entry in ledger.kept(app)
+                if (entry.app_id, entry.sequence) > (app_id, sequence)
+            )
+            return [
+                ledger_info(entry, entry.commit_sequence) for entry in islice(after, max(0, min(limit, PAGE)))
+            ]
 
     def message(self, queue: str, offset: int, sees: Sees) -> MessageLife:
         """Returns the life of a message. Raises QueueNotFound: also if the caller may not see the queue."""
@@ -86,19 +104,27 @@ class HistoryReader:
         except StoreError:
             return []
 
-    def _with_tables(self, found: TransactionInfo) -> TransactionInfo:
-        """Adds the tables of a micro-batch, while its ledger has the entry."""
-        if not found.app_id:
-            return found
+    def _with_tables(self, found: Iterable[TransactionInfo]) -> list[TransactionInfo]:
+        """Adds the tables of micro-batches, while their ledger has the entry."""
+        shown = list(found)
         try:
-            engine = self._engines.of(found.vhost)
+            ledgers = {
+                vhost: self._engines.of(vhost).batches.ledger
+                for vhost in {each.vhost for each in shown if each.app_id}
+            }
         except NotAllowed:
-            return found
-        with self._node.look:
-            entry = engine.batches.ledger.entry(found.app_id, found.query_id, found.batch_id)
-        if entry is None or entry.commit_sequence != found.sequence:
-            return found
-        return replace(found, tables=tuple(_tables(entry)))
+            return shown
+        with self._node.look:  # an entry does not change, another one takes its place
+            entries = [
+                ledgers[each.vhost].entry(each.app_id, each.query_id, each.batch_id) if each.app_id else None
+                for each in shown
+            ]
+        return [
+            each
+            if entry is None or entry.commit_sequence != each.sequence
+            else replace(each, tables=tuple(tables(entry)))
+            for each, entry in zip(shown, entries, strict=True)
+        ]
 
 
 def _seen(state: BrokerState, queue: str, vhost: str) -> tuple[list[HistoryRecord], Queue | None]:
@@ -115,23 +141,6 @@ def _state(queue: Queue, offset: int) -> str:
     if offset in queue.ready.held:
         return "held"
     return "claimed" if queue.owner and queue.progress.claimed.contains(offset) else "ready"
-
-
-def _tables(entry: LedgerRecord) -> Iterable[TableInfo]:
-    rows: dict[tuple[str, str, str], int] = {}
-    for kind, target, _branch, count in entry.branches:
-        refused = target.get("refused")
-        text = str(refused[1]) if isinstance(refused, list) and len(refused) > 1 else ""
-        key = (_table(target), kind, "skipped" if "skipped" in target else text)
-        rows[key] = rows.get(key, 0) + count
-    return (
-        TableInfo(table, kind, count, entry.applied, refused)
-        for (table, kind, refused), count in rows.items()
-    )
-
-
-def _table(target: Mapping[str, object]) -> str:
-    return str(next((target[name] for name in ("path", "table", "name") if target.get(name)), ""))
 
 
 def _unknown(queue: str, sees: Sees) -> QueueNotFound:

@@ -88,12 +88,18 @@ def find(rows: Sequence[HistoryRecord], sequence: int, sees: Sees) -> Transactio
     return None
 
 
-def latest(rows: Sequence[HistoryRecord], sees: Sees, limit: int) -> Iterator[TransactionInfo]:
-    """Yields the last transactions, the newest first."""
+def latest(
+    rows: Sequence[HistoryRecord], sees: Sees, limit: int, before: int = 0
+) -> Iterator[TransactionInfo]:
+    """Yields the last transactions, the newest first; those ``before`` this one, if it is not 0."""
+    if before:
+        rows = rows[: bisect_left(rows, before, key=attrgetter("last")) + 1]
     for row in reversed(rows):
         for commit in reversed(list(commits(row))):
             if limit <= 0:
                 return
+            if before and commit.sequence >= before:
+                continue
             shown = sees.shown(commit)
             if shown is not None:
                 limit -= 1

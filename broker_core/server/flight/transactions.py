@@ -6,7 +6,7 @@ log (``audited.py``).
 
 from __future__ import annotations
 
-from broker_core.admin import MessageLife, PreparedInfo, TransactionInfo
+from broker_core.admin import LedgerInfo, MessageLife, PreparedInfo, TransactionInfo
 from broker_core.broker.decision import Decision
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
@@ -53,8 +53,11 @@ class Transactions:
     def transaction(self, sequence: int) -> TransactionInfo:
         return self._history.transaction(sequence, self._caller.sees)
 
-    def history(self, limit: int) -> list[TransactionInfo]:
-        return self._history.latest(self._caller.sees, limit)
+    def history(self, limit: int, before: int = 0) -> list[TransactionInfo]:
+        return self._history.latest(self._caller.sees, limit, before)
+
+    def ledger(self, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
+        return self._history.ledger(self._caller.sees, app_id, sequence, limit)
 
     def message(self, queue: str, offset: int) -> MessageLife:
         return self._history.message(queue, offset, self._caller.sees)

@@ -87,7 +87,10 @@ ROWS = (
     *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # access/test_transaction_owners.py
     *(
         Row(f"admin.{word}")
-        for word in ("committed", "outcome", "call_took_place", "transaction", "history", "message")
+        for word in (
+            *("committed", "outcome", "call_took_place", "transaction", "history", "message"),
+            "ledger",
+        )
     ),
     Row("admin.give_up", (ADMINISTER,)),
     Row("admin.skip_damaged", (ADMINISTER,)),
