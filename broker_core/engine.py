@@ -132,6 +132,7 @@ class ReadTicket:
     ranges: Ranges
     slices: tuple[tuple[Name, int, int], ...]  # (log, start, end) in reading order
     fail_on_data_loss: bool = True
+    transaction: bool = False  # rows as READ_WITH_TRANSACTION, where commits have numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,7 @@ class AppInfo:
     lag: int  # messages not consumed in its queues, at most
     unapplied: int
     unmirrored: int
-    # since the oldest of these was committed; None: there is none, or not known
-    lag_s: float | None = field(default=None, compare=False)
+    lag_s: float | None = field(default=None, compare=False)  # age of the oldest; None: none, or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +328,12 @@ class Source(Protocol):
         than the batch has read, raise LineageConflict: here, or in ``commit_batch``.
         """
 
-    def browse(self, slices: Sequence[tuple[Name, int, int]]) -> Iterator[pa.RecordBatch]:
-        """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads)."""
+    def browse(
+        self, slices: Sequence[tuple[Name, int, int]], *, transaction: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads).
+        ``transaction``: as in a ticket.
+        """
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
         """Returns where ``queue`` sends its dead letters; None if it was declared without. Raises
@@ -412,8 +416,7 @@ class Sink(Protocol):
 
     def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
         """Frees the rows of this batch, which have reached their tables. Idempotent: the first call counts.
-        ``versions``: of the table that has the rows of a branch, and of others with the same target; as far
-        as they are known, for an operator.
+        ``versions``: of the tables, by a branch of each target, as far as they are known.
         """
 
     def publish_refused(

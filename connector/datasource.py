@@ -21,6 +21,7 @@ from broker_core.errors import OptionError
 from connector import state
 from connector.options import (
     READ,
+    Included,
     absolute_data,
     check_known,
     read_options,
@@ -63,6 +64,8 @@ class TxmqDataSource(DataSource):
     |     0|first|
     +------+-----+
 
+    ``includeTransaction`` adds the column ``transaction``, a long: the number of the commit that published
+    the message, as ``txmq transaction`` and the table ``transactions`` know it. On Kafka it is null.
     ``includeProperties`` adds the column ``properties``: a struct of content_type, content_encoding, headers,
     delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
     app_id. It is null for a message without properties.
@@ -102,6 +105,7 @@ class TxmqDataSource(DataSource):
     | `minPartitions` |  | reads | minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host or the partitions |
     | `maxRecordsPerPartition` |  | reads | maximum messages per task |
     | `includeProperties` | `false` | reads | adds the column `properties` |
+    | `includeTransaction` | `false` | reads | adds the column `transaction`: the number of the commit that published the message |
     | `failOnDataLoss` | `true` | stream reads | fail if messages of a claimed range no longer exist |
     | `exchange` | `""` | writes | the exchange, unless a column gives it; empty: the default exchange |
     | `routingKey` | `""` | writes | the routing key, unless a column gives it |
@@ -128,10 +132,10 @@ class TxmqDataSource(DataSource):
         if "table" in self.options:
             return state.schema(table_options(self.options).table)
         check_known(self.options, READ)
-        return read_schema(include_properties=self._include_properties())
+        return read_schema(Included(self._is_on("includeProperties"), self._is_on("includeTransaction")))
 
-    def _include_properties(self) -> bool:
-        return str(self.options.get("includeProperties", "false")).strip().lower() == "true"
+    def _is_on(self, option: str) -> bool:
+        return str(self.options.get(option, "false")).strip().lower() == "true"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if "table" in self.options:
@@ -140,7 +144,7 @@ class TxmqDataSource(DataSource):
                 "read it with spark.read, or a queue with .option('queue', ...)",
             )
         options = read_options(self.options, "stream read")
-        check_read_schema(schema, include_properties=options.include_properties)
+        check_read_schema(schema, options.included)
         return spark_version.stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -151,7 +155,7 @@ class TxmqDataSource(DataSource):
             state.check_schema(table.table, schema)
             return state.TableReader(table)
         options = read_options(self.options, "batch read")
-        check_read_schema(schema, include_properties=options.include_properties)
+        check_read_schema(schema, options.included)
         return TxmqBatchReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

@@ -13,7 +13,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from broker_core.address import check_vhost, parse_address, without_login, without_password
 from broker_core.admin import Admin
@@ -97,6 +97,8 @@ OPTIONS: tuple[Option, ...] = (
            "partitions"),
     Option("maxRecordsPerPartition", None, parsers.positive, READ, "maximum messages per task"),
     Option("includeProperties", "false", parsers.boolean, READ, "adds the column `properties`"),
+    Option("includeTransaction", "false", parsers.boolean, READ,
+           "adds the column `transaction`: the number of the commit that published the message"),
     Option("failOnDataLoss", "true", parsers.boolean, ("stream read",),
            "fail if messages of a claimed range no longer exist"),
     Option("exchange", "", parsers.text, WRITE,
@@ -302,6 +304,16 @@ def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOption
     return AddressOptions(without_login(values["url"]), None, settings, found.credentials)
 
 
+class Included(NamedTuple):
+    """The columns of a read that are there only if they are asked for."""
+
+    properties: bool = False
+    transaction: bool = False
+
+
+PLAIN = Included()
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     address: AddressOptions
@@ -322,7 +334,7 @@ class ReadOptions:
     max_delay_s: float
     min_partitions: int | None
     max_rows_per_partition: int | None
-    include_properties: bool
+    included: Included
     fail_on_data_loss: bool
     on_new_checkpoint: OnNewCheckpoint
 
@@ -417,7 +429,7 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
         max_delay_s=_or(values["maxTriggerDelay"], 0.0),
         min_partitions=values["minPartitions"],
         max_rows_per_partition=values["maxRecordsPerPartition"],
-        include_properties=values["includeProperties"],
+        included=Included(values["includeProperties"], values["includeTransaction"]),
         fail_on_data_loss=_or(values["failOnDataLoss"], True),
         on_new_checkpoint=_or(values["onNewCheckpoint"], "fail"),
     )

@@ -73,12 +73,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """DoGet: exactly one of these."""
+    """DoGet: exactly one of these. ``transaction``: of ``browse``, as in ``ReadTicket``."""
 
     read: ReadTicket | None = None
     browse: tuple[tuple[checks.Name, int, int], ...] | None = None
     branches: tuple[str, ...] | None = None
     backup: bool | None = None
+    transaction: bool = False
 
 
 BACKUP_SCHEMA = pa.schema([("file", pa.string()), ("piece", pa.binary())])

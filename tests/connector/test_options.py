@@ -18,6 +18,7 @@ from connector.datasource import TxmqDataSource
 from connector.options import (
     ALL,
     OPTIONS,
+    PLAIN,
     READ,
     TABLE,
     absolute_data,
@@ -72,7 +73,7 @@ def test_defaults_are_those_of_the_table() -> None:
     read = read_options(STREAM_READ, "stream read")
     assert read.origin == Origin(at="earliest")
     assert (read.max_rows, read.max_bytes, read.min_rows, read.max_delay_s) == (None, None, None, 900.0)
-    assert (read.include_properties, read.fail_on_data_loss, read.on_new_checkpoint) == (False, True, "fail")
+    assert (read.included, read.fail_on_data_loss, read.on_new_checkpoint) == (PLAIN, True, "fail")
     write = write_options(STREAM_WRITE, "stream write")
     assert (write.exchange, write.routing_key, write.on_unroutable, write.on_new_checkpoint) == (
         "",
