@@ -223,7 +223,8 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
     """``txmq status``: a broker as a whole, over all its virtual hosts. ``unapplied``: decided batches that a
-    table does not have yet; ``attempts``: what is staged and not decided.
+    table does not have yet; ``attempts``: what is staged and not decided; ``lag_s``: the age of the oldest
+    message that an app has not consumed, at least; None: there is none.
     """
 
     version: str
@@ -241,6 +242,7 @@ class BrokerStatus:
     prepared: int
     attempts: int
     unapplied: int
+    lag_s: float | None = None
 
     @property
     def alarms(self) -> tuple[str, ...]:

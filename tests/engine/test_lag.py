@@ -124,6 +124,25 @@ def test_the_commands_say_it(broker: Broker, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)[0]["oldest_s"] >= 0
 
 
+def test_status_says_the_lag_of_the_app_that_is_furthest_behind(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ("--url", broker.url)
+    publish(broker, b"a", b"b", b"c")
+    assert main(["status", *at, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lag_s"] is None  # no app waits for them
+    decide(broker, claim(broker))
+    since = committed_s(broker, 2)
+
+    def said() -> float:
+        assert main(["status", *at, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["lag_s"])
+
+    require_age(said, since)
+    assert main(["status", *at]) == 0
+    assert " s, of the app that is furthest behind" in capsys.readouterr().out
+
+
 def test_nothing_that_waits_is_an_empty_cell(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["queues", "--data", broker._directory]) == 0
     assert "None" not in capsys.readouterr().out

@@ -54,11 +54,11 @@ def fraction(sample: Sample) -> float | None:
     return sample.consumed / whole if whole else 1.0
 
 
-def line(name: str, sample: Sample) -> str:
+def line(name: str, sample: Sample, *, bar: bool = True) -> str:
     """Returns a sample as a line of text."""
     done = fraction(sample)
     words = [printable(name)]
-    if done is not None:
+    if done is not None and bar:
         full = int(done * _BAR)
         words.append(f"[{'#' * full}{'-' * (_BAR - full)}] {done:4.0%}")
     words.append(f"batch {sample.batch_id}" if sample.batch_id >= 0 else "no batch yet")
@@ -126,7 +126,7 @@ def picture(name: str, samples: Sequence[Sample]) -> str:
     newest, done = samples[-1], fraction(samples[-1])
     bar = "" if done is None else f'<progress max="1" value="{done:.4f}" style="width:{_WIDTH}px"></progress>'
     return (
-        f'<div style="font-family:monospace"><div>{html.escape(line(name, newest))}</div>'
+        f'<div style="font-family:monospace"><div>{html.escape(line(name, newest, bar=False))}</div>'
         f"{bar}{_curve(samples)}</div>"
     )
 
