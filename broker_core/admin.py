@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker_core.checks import Name
+
 NOBODY = "User:NAME"  # stands for a user where none is given
 LISTED = 10_000  # rows of one list of connections, channels or consumers, the oldest first
+PAGE = 1_000  # rows of one page of the history or of the ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class QueueInfo:
     durable: bool
     arguments: Mapping[str, object] = field(default_factory=dict)
     logs: int = 1
+    # since the oldest of ``messages`` was committed, at least; None: there is none, or not known
+    oldest_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +223,8 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
     """``txmq status``: a broker as a whole, over all its virtual hosts. ``unapplied``: decided batches that a
-    table does not have yet; ``attempts``: what is staged and not decided.
+    table does not have yet; ``attempts``: what is staged and not decided; ``lag_s``: the age of the oldest
+    message that an app has not consumed, at least; None: there is none.
     """
 
     version: str
@@ -236,6 +242,7 @@ class BrokerStatus:
     prepared: int
     attempts: int
     unapplied: int
+    lag_s: float | None = None
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -267,6 +274,8 @@ class Exported:
 
 
 class Admin(Protocol):
+    """Raises AccessRefused for what the caller may not see as a whole; parts of it are left out."""
+
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]
     ) -> list[Preparation]:
@@ -276,6 +285,23 @@ class Admin(Protocol):
 
     def queues(self) -> list[QueueInfo]:
         """Returns every queue, by name."""
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Returns the consumers of AMQP. Raises OptionError if the engine does not know them."""
+
+    def ledger(self, app_id: str = "", sequence: int = 0, limit: int = PAGE) -> list[LedgerInfo]:
+        """Returns decided micro-batches that are kept, by app and sequence: the first ``limit`` of those that
+        come after ``sequence`` of ``app_id``.
+        """
+
+    def history(self, limit: int = PAGE, before: int = 0) -> list[TransactionInfo]:
+        """Returns the last commits, the newest first; those ``before`` this number, if it is not 0."""
+
+    def transaction(self, sequence: int) -> TransactionInfo:
+        """Returns what a commit did. Raises UnknownTransaction, and OptionError if commits have no number."""
+
+    def message(self, queue: str, offset: int) -> MessageLife:
+        """Returns what happened to a message. Raises QueueNotFound."""
 
     def declare_queue(
         self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
@@ -353,13 +379,16 @@ class EffectInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """Rows that a micro-batch applies to a table. ``refused``: why the table refuses them, for now."""
+    """Rows that a micro-batch applies to a table. ``refused``: why the table refuses them, for now.
+    ``version``: of the table, which has them; None: not known.
+    """
 
     table: str
     operation: str
     rows: int
     applied: bool
     refused: str = ""
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +424,26 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerInfo:
+    """A decided micro-batch, as an operator sees it. ``transaction``: the number of its commit, 0 on Kafka,
+    which has none. ``ranges``: what it consumed, by log, [start, end).
+    """
+
+    app_id: str
+    sequence: int
+    query_id: str
+    batch_id: int
+    transaction: int
+    committed_at_us: int
+    ranges: Mapping[Name, tuple[int, int]]
+    messages: int
+    published: int
+    applied: bool
+    mirrored: bool
+    tables: tuple[TableInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MessageStep:
     """Something that a transaction did to a message. ``certain`` False: it is one of those that the
     transaction may have concerned. ``to``: where its dead letters went, as far as the caller may see it.
@@ -415,8 +464,10 @@ class MessageStep:
 @dataclass(frozen=True, slots=True)
 class MessageLife:
     """What happened to a message. ``state``: ready, held (by a channel or a prepared transaction), claimed
-    (by an app), settled, unknown (of a queue that is gone). ``since_us``: the history goes back to then.
-    ``more``: where the next call goes on, which has later steps; "": there are none.
+    (by an app), settled, unknown (of a queue that is gone). On Kafka, where each app reads it: ready while
+    its topic has it, settled when retention has deleted it, unknown where no record has the offset.
+    ``since_us``: the history goes back to then. ``more``: where the next call goes on, which has later steps;
+    "": there are none.
     """
 
     queue: str
@@ -425,3 +476,25 @@ class MessageLife:
     steps: tuple[MessageStep, ...]
     since_us: int = 0
     more: str = ""
+
+
+def of_batch(found: LedgerInfo) -> TransactionInfo:
+    """Returns the transaction that decided a micro-batch, as far as its ledger tells."""
+    return TransactionInfo(
+        sequence=found.transaction,
+        committed_at_us=found.committed_at_us,
+        vhost="/",
+        door="spark",
+        user="",
+        client="",
+        address="",
+        effects=tuple(
+            EffectInfo("consumed", log, end - start, ((start, end),))
+            for log, (start, end) in sorted(found.ranges.items())
+        ),
+        app_id=found.app_id,
+        query_id=found.query_id,
+        batch_id=found.batch_id,
+        ledger_sequence=found.sequence,
+        tables=found.tables,
+    )

@@ -16,7 +16,7 @@ instead, under the queue's name. Offsets are end-exclusive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -32,6 +32,9 @@ Note = Literal["refused", "rows_to"]
 REFUSED: Note = "refused"  # since when it is not applied, and the last error
 ROWS_TO: Note = "rows_to"  # an operator wants the rows that the table refuses there, see TO_QUEUE
 TO_QUEUE = "queue:"  # before the name of a queue in such a note; else it is a directory
+FILES = "files"  # data files that hold the rows, and how many rows: the branch has their names
+EMPTY = "empty"  # a change without rows, whose branch has one all the same
+VERSION = "version"  # of the table that has the rows of the branch
 REFUSED_ROWS = "refused_rows"  # the numbers of rows that were published, because the table refuses them
 
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
@@ -129,6 +132,7 @@ class ReadTicket:
     ranges: Ranges
     slices: tuple[tuple[Name, int, int], ...]  # (log, start, end) in reading order
     fail_on_data_loss: bool = True
+    transaction: bool = False  # rows as READ_WITH_TRANSACTION, where commits have numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ class AppInfo:
     lag: int  # messages not consumed in its queues, at most
     unapplied: int
     unmirrored: int
+    lag_s: float | None = field(default=None, compare=False)  # age of the oldest; None: none, or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +328,12 @@ class Source(Protocol):
         than the batch has read, raise LineageConflict: here, or in ``commit_batch``.
         """
 
-    def browse(self, slices: Sequence[tuple[Name, int, int]]) -> Iterator[pa.RecordBatch]:
-        """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads)."""
+    def browse(
+        self, slices: Sequence[tuple[Name, int, int]], *, transaction: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads).
+        ``transaction``: as in a ticket.
+        """
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
         """Returns where ``queue`` sends its dead letters; None if it was declared without. Raises
@@ -405,8 +414,10 @@ class Sink(Protocol):
         applied and freed.
         """
 
-    def mark_applied(self, app_id: str, sequence: int) -> None:
-        """Frees the rows of this batch, which have reached their tables. Idempotent."""
+    def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
+        """Frees the rows of this batch, which have reached their tables. Idempotent: the first call counts.
+        ``versions``: of the tables, by a branch of each target, as far as they are known.
+        """
 
     def publish_refused(
         self,

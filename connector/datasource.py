@@ -18,7 +18,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector.options import READ, absolute_data, check_known, read_options, write_options
+from connector import state
+from connector.options import (
+    READ,
+    Included,
+    absolute_data,
+    check_known,
+    read_options,
+    table_options,
+    write_options,
+)
 from connector.stream import spark_version
 from connector.stream.schema import check_publish_columns, check_read_schema, read_schema
 
@@ -55,9 +64,16 @@ class TxmqDataSource(DataSource):
     |     0|first|
     +------+-----+
 
+    ``includeTransaction`` adds the column ``transaction``, a long: the number of the commit that published
+    the message, as ``txmq transaction`` and the table ``transactions`` know it. On Kafka it is null.
     ``includeProperties`` adds the column ``properties``: a struct of content_type, content_encoding, headers,
     delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
     app_id. It is null for a message without properties.
+
+    ``table`` reads the state of the broker in place of messages.
+
+    >>> state = spark.read.format("txmq").options(url="txmq://localhost:5673", table="apps").load()
+    >>> state.select("app_id", "lag", "lag_s")
 
     Writing
     -------
@@ -76,7 +92,8 @@ class TxmqDataSource(DataSource):
     | `url` |  | all | a running broker: `txmq://host:5673`, or Kafka: `kafka://host:9092,host:9092` |
     | `data` |  | all | the broker of this data directory, started if needed; one of `url`, `data` is required |
     | `vhost` |  | all | the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales` |
-    | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
+    | `queue` | required (reads) | reads, writes | read: one queue, or several separated by commas; write: default exchange and this routing key |
+    | `table` |  | table reads | the state of the broker in place of messages: `transactions`, `ledger`, `queues`, `apps` or `consumers` |
     | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
     | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay. On Kafka also `{"ledger": PATH, "batch": N}`: where an app was before it decided batch N |
     | `startingTimestamp` |  | reads | first message committed at or after it (ms since the epoch, or ISO 8601) |
@@ -88,6 +105,7 @@ class TxmqDataSource(DataSource):
     | `minPartitions` |  | reads | minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host or the partitions |
     | `maxRecordsPerPartition` |  | reads | maximum messages per task |
     | `includeProperties` | `false` | reads | adds the column `properties` |
+    | `includeTransaction` | `false` | reads | adds the column `transaction`: the number of the commit that published the message |
     | `failOnDataLoss` | `true` | stream reads | fail if messages of a claimed range no longer exist |
     | `exchange` | `""` | writes | the exchange, unless a column gives it; empty: the default exchange |
     | `routingKey` | `""` | writes | the routing key, unless a column gives it |
@@ -111,22 +129,33 @@ class TxmqDataSource(DataSource):
         return "txmq"
 
     def schema(self) -> StructType:
+        if "table" in self.options:
+            return state.schema(table_options(self.options).table)
         check_known(self.options, READ)
-        return read_schema(include_properties=self._include_properties())
+        return read_schema(Included(self._is_on("includeProperties"), self._is_on("includeTransaction")))
 
-    def _include_properties(self) -> bool:
-        return str(self.options.get("includeProperties", "false")).strip().lower() == "true"
+    def _is_on(self, option: str) -> bool:
+        return str(self.options.get(option, "false")).strip().lower() == "true"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if "table" in self.options:
+            raise OptionError(
+                f"table {self.options['table']!r} is the state of the broker, which is no stream",
+                "read it with spark.read, or a queue with .option('queue', ...)",
+            )
         options = read_options(self.options, "stream read")
-        check_read_schema(schema, include_properties=options.include_properties)
+        check_read_schema(schema, options.included)
         return spark_version.stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from connector.stream.source import TxmqBatchReader
 
+        if "table" in self.options:
+            table = table_options(self.options)
+            state.check_schema(table.table, schema)
+            return state.TableReader(table)
         options = read_options(self.options, "batch read")
-        check_read_schema(schema, include_properties=options.include_properties)
+        check_read_schema(schema, options.included)
         return TxmqBatchReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

@@ -13,21 +13,32 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from broker_core.address import check_vhost, parse_address, without_login, without_password
+from broker_core.admin import Admin
 from broker_core.credentials import Credentials
 from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
-from broker_core.engines import KAFKA, SETTING, check_credentials, check_settings, check_vhost_option, connect
+from broker_core.engines import (
+    KAFKA,
+    SETTING,
+    check_credentials,
+    check_settings,
+    check_vhost_option,
+    connect,
+    connect_admin,
+)
 from broker_core.errors import OptionError
 from connector import parsers
 from connector.ledger_start import LedgerStart
 
-Mode = Literal["stream read", "batch read", "stream write", "batch write"]
-ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch write")
+Mode = Literal["stream read", "batch read", "stream write", "batch write", "table read"]
+ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch write", "table read")
 READ: tuple[Mode, ...] = ("stream read", "batch read")
 WRITE: tuple[Mode, ...] = ("stream write", "batch write")
+MESSAGES: tuple[Mode, ...] = READ + WRITE
 STREAM: tuple[Mode, ...] = ("stream read", "stream write")
+TABLE: tuple[Mode, ...] = ("table read",)
 
 # Spark adds these to the options of a sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
@@ -56,9 +67,12 @@ OPTIONS: tuple[Option, ...] = (
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
     Option("vhost", None, parsers.text, ALL,
            "the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales`"),
-    Option("queue", None, parsers.names, ALL,
+    Option("queue", None, parsers.names, MESSAGES,
            "read: one queue, or several separated by commas; write: default exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
+    Option("table", None, parsers.choice("transactions", "ledger", "queues", "apps", "consumers"), TABLE,
+           "the state of the broker in place of messages: `transactions`, `ledger`, `queues`, `apps` or "
+           "`consumers`"),
     Option("appId", None, parsers.name, STREAM,
            "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
     Option("startingOffsets", "earliest", parsers.starting_offsets, READ,
@@ -83,6 +97,8 @@ OPTIONS: tuple[Option, ...] = (
            "partitions"),
     Option("maxRecordsPerPartition", None, parsers.positive, READ, "maximum messages per task"),
     Option("includeProperties", "false", parsers.boolean, READ, "adds the column `properties`"),
+    Option("includeTransaction", "false", parsers.boolean, READ,
+           "adds the column `transaction`: the number of the commit that published the message"),
     Option("failOnDataLoss", "true", parsers.boolean, ("stream read",),
            "fail if messages of a claimed range no longer exist"),
     Option("exchange", "", parsers.text, WRITE,
@@ -123,9 +139,13 @@ def table() -> str:
     """The options as the rows of a Markdown table."""
     rows = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
-        where = {ALL: "all", READ: "reads", WRITE: "writes", STREAM: "streams"}.get(
-            option.modes, ", ".join(option.modes) + "s"
-        )
+        where = {
+            ALL: "all",
+            MESSAGES: "reads, writes",
+            READ: "reads",
+            WRITE: "writes",
+            STREAM: "streams",
+        }.get(option.modes, ", ".join(option.modes) + "s")
         required = {(): "", READ: "reads", STREAM: "streams"}[option.required]
         default = (
             f"`{option.default}`"
@@ -262,6 +282,10 @@ class AddressOptions:
             self.url, self.data, self.settings, self.credentials, vhost=self.vhost, reached=reached
         )
 
+    def admin(self) -> Admin:
+        """The operator's port of the same broker."""
+        return connect_admin(self.url, self.data, self.settings, self.credentials, vhost=self.vhost)
+
 
 def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOptions:
     """Raises OptionError."""
@@ -280,6 +304,22 @@ def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOption
     return AddressOptions(without_login(values["url"]), None, settings, found.credentials)
 
 
+class Included(NamedTuple):
+    """The columns of a read that are there only if they are asked for."""
+
+    properties: bool = False
+    transaction: bool = False
+
+
+PLAIN = Included()
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    address: AddressOptions
+    table: str
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     address: AddressOptions
@@ -294,7 +334,7 @@ class ReadOptions:
     max_delay_s: float
     min_partitions: int | None
     max_rows_per_partition: int | None
-    include_properties: bool
+    included: Included
     fail_on_data_loss: bool
     on_new_checkpoint: OnNewCheckpoint
 
@@ -342,6 +382,12 @@ def _check_names(name: str, offsets: Mapping[str, int], queues: tuple[str, ...])
         )
 
 
+def table_options(raw: Mapping[str, str]) -> TableOptions:
+    """Raises OptionError."""
+    values = parse(raw, "table read")
+    return TableOptions(_address(raw, values), values["table"])
+
+
 def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch read"]) -> ReadOptions:
     """Raises OptionError."""
     values = parse(raw, mode)
@@ -383,7 +429,7 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
         max_delay_s=_or(values["maxTriggerDelay"], 0.0),
         min_partitions=values["minPartitions"],
         max_rows_per_partition=values["maxRecordsPerPartition"],
-        include_properties=values["includeProperties"],
+        included=Included(values["includeProperties"], values["includeTransaction"]),
         fail_on_data_loss=_or(values["failOnDataLoss"], True),
         on_new_checkpoint=_or(values["onNewCheckpoint"], "fail"),
     )

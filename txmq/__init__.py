@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from connector.typed.decode import Decoded, decode
     from connector.typed.encode import encode
     from connector.typed.registry.client import SchemaRegistry
+    from txmq.notebook.frames import apps, queues
+    from txmq.notebook.observe import Observation, observe
 
 _LAZY = {
     "Broker": "broker_core.launcher",
@@ -79,6 +81,10 @@ _LAZY = {
     "mirror_offsets": "connector.ledger.listener",
     "recommended_conf": "connector.conf",
     "transactional": "connector.batch.foreach_batch",
+    "Observation": "txmq.notebook.observe",
+    "apps": "txmq.notebook.frames",
+    "observe": "txmq.notebook.observe",
+    "queues": "txmq.notebook.frames",
 }
 
 
@@ -145,6 +151,7 @@ __all__ = [
     "LocalProtocolError",
     "Message",
     "MissingBranch",
+    "Observation",
     "OptionError",
     "PreconditionFailed",
     "Properties",
@@ -166,11 +173,14 @@ __all__ = [
     "Unroutable",
     "When",
     "__version__",
+    "apps",
     "cause",
     "connect",
     "decode",
     "encode",
     "mirror_offsets",
+    "observe",
+    "queues",
     "recommended_conf",
     "transactional",
 ]

@@ -9,11 +9,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
-from broker_core.client.admin import connections, consumers, history, message, transaction
-from broker_core.errors import OptionError
-from txmq.address import BROKER, client_at, queue_names
-from txmq.admin.history import message_lines, transaction_lines, transaction_row
+from broker_core.admin import (
+    LISTED,
+    ChannelInfo,
+    ClientInfo,
+    LedgerInfo,
+    MessageLife,
+    PreparedInfo,
+    TransactionInfo,
+)
+from broker_core.client.admin import connections, consumers
+from broker_core.errors import OptionError, UnknownTransaction
+from txmq.address import BROKER, admin_at, client_at, queue_names
+from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import count, positive
 from txmq.output import Row, confirm, done, print_json, print_lines, show
@@ -85,7 +93,7 @@ def _transactions(options: Options) -> int:
     if options.open:
         return _channels(options)
     if options.last is not None:
-        return show(options, map(transaction_row, history(client_at(options), options.last)))
+        return show(options, map(transaction_row, admin_at(options).history(options.last)))
     found = client_at(options).prepared()
     shown = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
     return show(options, map(_prepared, shown))
@@ -95,14 +103,31 @@ def _transactions(options: Options) -> int:
     "transaction",
     "what a committed transaction did",
     *BROKER,
-    argument("N", "its commit sequence number", type=positive),
+    argument("N", "its commit sequence number, or APP/SEQUENCE: a batch in the ledger of an app"),
 )
 def _transaction(options: Options) -> int:
-    found = transaction(client_at(options), options.n)
+    app_id, slash, sequence = options.n.rpartition("/")
+    number = int(positive(sequence))
+    admin, found = admin_at(options), None
+    if slash:
+        found = next(iter(admin.ledger(app_id, number - 1, 1)), None)
+        if found is None or (found.app_id, found.sequence) != (app_id, number):
+            raise UnknownTransaction(
+                f"the ledger of app {app_id!r} has no batch {number} that you may see",
+                "list its batches with `txmq ledger APP`",
+            )
+        number = found.transaction
+    if found is not None and not number:
+        return _printed(options, found, batch_lines(found))
+    done = admin.transaction(number)
+    return _printed(options, done, transaction_lines(done))
+
+
+def _printed(options: Options, found: LedgerInfo | TransactionInfo | MessageLife, text: Iterable[str]) -> int:
     if options.json:
         print_json(dataclasses.asdict(found))
     else:
-        print_lines(*transaction_lines(found))
+        print_lines(*text)
     return 0
 
 
@@ -114,12 +139,8 @@ def _transaction(options: Options) -> int:
     argument("OFFSET", type=count),
 )
 def _message(options: Options) -> int:
-    found = message(client_at(options), options.queue, options.offset)
-    if options.json:
-        print_json(dataclasses.asdict(found))
-    else:
-        print_lines(*message_lines(found))
-    return 0
+    found = admin_at(options).message(options.queue, options.offset)
+    return _printed(options, found, message_lines(found))
 
 
 def _prepared(found: PreparedInfo) -> Row:

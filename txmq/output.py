@@ -115,8 +115,9 @@ def table(rows: Sequence[Row]) -> list[str]:
             widths[widest] -= 1
             over -= 1
         names, *cells = [list(map(_shortened, line, widths)) for line in (names, *cells)]
+    number = (int, float, type(None))
     right = [
-        all(isinstance(row[name], (int, float)) and not isinstance(row[name], bool) for row in rows)
+        all(isinstance(row[name], number) and not isinstance(row[name], bool) for row in rows)
         for name in rows[0]
     ]
 
@@ -134,6 +135,8 @@ def _shortened(text: str, width: int) -> str:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.ids import NO_QUEUE, BlockId, CommitSequence, QueueId
-from broker_core.message.message import READ_SCHEMA, TIMESTAMP, Location
+from broker_core.message.message import READ_SCHEMA, READ_WITH_TRANSACTION, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive
 
@@ -53,6 +53,7 @@ class ReadPlan:
     """What a read returns, in reading order. Pieces that are skipped as a whole return no rows."""
 
     pieces: tuple[Piece, ...] = ()
+    transaction: bool = False  # the rows say which commit published them
 
     @property
     def rows(self) -> int:
@@ -60,9 +61,9 @@ class ReadPlan:
         return sum(piece.count for piece in self.pieces)
 
 
-def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the rows of ``piece`` as READ_SCHEMA; ``block`` is the whole stored block (MESSAGE_SCHEMA or
-    MERGED_SCHEMA).
+def assemble(piece: Piece, block: pa.RecordBatch, *, transaction: bool = False) -> pa.RecordBatch:
+    """Returns the rows of ``piece`` as READ_SCHEMA, or READ_WITH_TRANSACTION; ``block`` is the whole stored
+    block (MESSAGE_SCHEMA or MERGED_SCHEMA).
     """
     first, count = piece.first, piece.count
     skipped = _within(piece.skipped, first, first + count)
@@ -90,7 +91,13 @@ def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
         redelivered,
         rows.column("properties"),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+    if not transaction:
+        return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+    if piece.sequence:
+        sequences = _constants.sequences(piece.sequence, size)
+    else:
+        sequences = rows.column("commit_sequence")
+    return pa.RecordBatch.from_arrays([*columns, sequences], schema=READ_WITH_TRANSACTION)
 
 
 def span(piece: Piece) -> Interval:
@@ -147,6 +154,7 @@ class _Constants:
         self._flags: dict[bool, pa.Array] = {}
         self._partitions: pa.Array | None = None
         self._time: tuple[int, pa.Array] | None = None  # of the last commit that was read
+        self._sequence: tuple[int, pa.Array] | None = None
 
     def queues(self, log: str, size: int) -> pa.Array:
         column = self._logs.get(log)
@@ -168,6 +176,12 @@ class _Constants:
         known = self._time
         if known is None or known[0] != committed_at or len(known[1]) < size:
             known = self._time = (committed_at, _repeat(pa.scalar(committed_at, TIMESTAMP), size))
+        return known[1].slice(0, size)
+
+    def sequences(self, sequence: int, size: int) -> pa.Array:
+        known = self._sequence
+        if known is None or known[0] != sequence or len(known[1]) < size:
+            known = self._sequence = (sequence, _repeat(pa.scalar(sequence, pa.int64()), size))
         return known[1].slice(0, size)
 
     def booleans(self, value: bool, size: int) -> pa.Array:

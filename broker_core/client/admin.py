@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from broker_core.admin import (
+    PAGE,
     BindingInfo,
     BrokerStatus,
     ClientInfo,
     ConsumerInfo,
     ExchangeInfo,
     HistoryPage,
+    LedgerInfo,
     MessageLife,
     Preparation,
     QueueInfo,
@@ -43,6 +45,23 @@ class RemoteAdmin:
 
     def bindings(self) -> list[BindingInfo]:
         return self._client.bindings()
+
+    def consumers(self) -> list[ConsumerInfo]:
+        return consumers(self._client)
+
+    def ledger(self, app_id: str = "", sequence: int = 0, limit: int = PAGE) -> list[LedgerInfo]:
+        return self._client.administer(
+            list[LedgerInfo], "ledger", app_id=app_id, sequence=sequence, limit=limit
+        )
+
+    def history(self, limit: int = PAGE, before: int = 0) -> list[TransactionInfo]:
+        return history(self._client, limit, before)
+
+    def transaction(self, sequence: int) -> TransactionInfo:
+        return transaction(self._client, sequence)
+
+    def message(self, queue: str, offset: int) -> MessageLife:
+        return message(self._client, queue, offset)
 
     def declare_queue(
         self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
@@ -122,10 +141,12 @@ def transaction(client: BrokerClient, sequence: int) -> TransactionInfo:
     return client.administer(TransactionInfo, "transaction", sequence=sequence)
 
 
-def history(client: BrokerClient, limit: int = 100) -> list[TransactionInfo]:
-    """The last commits, the newest first; at most 1,000. A call reads a part of the history."""
+def history(client: BrokerClient, limit: int = 100, before: int = 0) -> list[TransactionInfo]:
+    """The last commits, the newest first, at most ``PAGE``; those ``before`` this one, if it is not 0. A call
+    reads a part of the history.
+    """
     found: list[TransactionInfo] = []
-    before, limit = 0, min(limit, 1_000)
+    limit = min(limit, PAGE)
     while len(found) < limit:
         page: HistoryPage = client.administer(HistoryPage, "history", limit=limit - len(found), before=before)
         found += page.transactions

@@ -212,7 +212,7 @@ class BrokerClient:
             if served:
                 yield from self._read_served(replace(ticket, slices=_joined(served)))
                 served = []
-            rows = assemble(piece, held[1])
+            rows = assemble(piece, held[1], transaction=plan.transaction)
             if rows.num_rows:
                 yield rows
         if served:
@@ -224,8 +224,12 @@ class BrokerClient:
             ticket.slices, lambda slices: contract.Ticket(read=replace(ticket, slices=slices))
         )
 
-    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
-        return self._resumed(tuple(slices), lambda left: contract.Ticket(browse=left))
+    def browse(
+        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        return self._resumed(
+            tuple(slices), lambda left: contract.Ticket(browse=left, transaction=transaction)
+        )
 
     def _resumed(self, slices: Slices, ticket_of: TicketOf) -> Iterator[pa.RecordBatch]:
         left = slices

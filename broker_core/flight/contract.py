@@ -51,7 +51,7 @@ from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 
-VERSION = 6  # of this contract; a client refuses a broker of another one
+VERSION = 7  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -73,12 +73,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """DoGet: exactly one of these."""
+    """DoGet: exactly one of these. ``transaction``: of ``browse``, as in ``ReadTicket``."""
 
     read: ReadTicket | None = None
     browse: tuple[tuple[checks.Name, int, int], ...] | None = None
     branches: tuple[str, ...] | None = None
     backup: bool | None = None
+    transaction: bool = False
 
 
 BACKUP_SCHEMA = pa.schema([("file", pa.string()), ("piece", pa.binary())])

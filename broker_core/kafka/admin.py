@@ -9,20 +9,36 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from broker_core import errors
-from broker_core.admin import BindingInfo, ExchangeInfo, Preparation, QueueInfo
+from broker_core.admin import (
+    PAGE,
+    BindingInfo,
+    ConsumerInfo,
+    ExchangeInfo,
+    LedgerInfo,
+    MessageLife,
+    MessageStep,
+    Preparation,
+    QueueInfo,
+    TransactionInfo,
+    of_batch,
+)
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
+from broker_core.kafka.names import parse_log
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.routing import Rules
+from broker_core.kafka.topics.row_times import committed_ms
+from broker_core.micro_batch.decision import ledger_info
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
 _INTERNAL = "__"  # how Kafka's own topics begin
@@ -87,6 +103,61 @@ class KafkaAdmin:
 
     def bindings(self) -> list[BindingInfo]:
         return binding_rows(bindings(self._engine.topology.rules()))
+
+    # -- apps ------------------------------------------------------------------------------------------------
+    def consumers(self) -> list[ConsumerInfo]:
+        raise errors.OptionError(
+            "a cluster of Kafka has no consumers of AMQP",
+            "list its groups with kafka-consumer-groups.sh, and what reads for txmq with `txmq apps`",
+        )
+
+    def ledger(self, app_id: str = "", sequence: int = 0, limit: int = PAGE) -> list[LedgerInfo]:
+        found: list[LedgerInfo] = []
+        for app in self._engine.sink.app_ids():
+            if app >= app_id and len(found) < limit:
+                found += [each for each in self._decided(app) if (app, each.sequence) > (app_id, sequence)]
+        return found[:limit]
+
+    def _decided(self, app_id: str) -> list[LedgerInfo]:
+        """Nothing of an app that this user may see and not read."""
+        try:
+            return [ledger_info(each, 0) for each in self._engine.sink.kept(app_id)]
+        except errors.AccessRefused:
+            return []
+
+    def history(self, limit: int = PAGE, before: int = 0) -> list[TransactionInfo]:
+        """The decided micro-batches: nothing keeps what else was committed. They have no numbers."""
+        decided = [each for app in self._engine.sink.app_ids() for each in self._decided(app)]
+        decided.sort(key=lambda each: each.committed_at_us, reverse=True)
+        return [of_batch(each) for each in decided[:limit]]
+
+    def transaction(self, sequence: int) -> TransactionInfo:
+        raise errors.OptionError(
+            f"there is no transaction {sequence}, because commits of Kafka have no numbers",
+            "list the micro-batches with `txmq transactions --last 10`, and see one with `txmq transaction "
+            "APP/SEQUENCE`",
+        )
+
+    def message(self, queue: str, offset: int) -> MessageLife:
+        """Of a log, ``orders/3``: when its record was written, and the batches that have consumed it."""
+        log, client = parse_log(queue), self._engine.client
+        topics.require_queue(client, log.topic)
+        if log.partition not in client.topic(log.topic).partitions:
+            raise errors.QueueNotFound(f"topic {log.topic!r} has no partition {log.partition}")
+        begin, end = (client.offsets({log: at})[log] for at in (EARLIEST, LATEST))
+        steps = []
+        if begin <= offset < end:
+            written = committed_ms(client, {log: offset}, {log: offset + 1})
+            steps += [MessageStep(0, at * 1000, "published", certain=True) for at in written]
+        for app in self._engine.sink.app_ids():
+            for each in self._decided(app):
+                first, last = each.ranges.get(queue, (0, 0))
+                if first <= offset < last:
+                    step = MessageStep(0, each.committed_at_us, "consumed", certain=True, door="spark")
+                    steps.append(replace(step, app_id=app, batch_id=each.batch_id))
+        there = "ready" if steps and steps[0].effect == "published" else "unknown"
+        state = "settled" if offset < begin else there
+        return MessageLife(queue, offset, state, tuple(steps))
 
     # -- topics ----------------------------------------------------------------------------------------------
     def declare_queue(

@@ -46,6 +46,9 @@ READ_SCHEMA = pa.schema(
     ]
 )
 
+# ... if it asks for it, and the commits of the engine have numbers: that of the commit that published the row
+READ_WITH_TRANSACTION = READ_SCHEMA.append(pa.field("transaction", pa.int64()))
+
 MAX_BODY_BYTES = 128 * 1024 * 1024
 
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.log import committed_at as noted_time
 from broker_core.broker.state.block import NotLoaded, ReadBlock, together
 from broker_core.engine import EARLIEST, LATEST, Limit, Origin
-from broker_core.errors import OptionError
+from broker_core.errors import OptionError, StoreError
 
 
 def offsets(
@@ -101,6 +102,20 @@ def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
         if run.sequence
         else int(read_block(run.block_id).column("committed_at")[run.rows()[0]].as_py())
     )
+
+
+def waiting_since(queue: Queue, read_block: ReadBlock | None = None) -> int | None:
+    """Returns when the first message that the owner of a queue has to read was committed; None if there is
+    none. Without ``read_block``, and of a damaged block, it may be the time of a later commit of the block.
+    """
+    offset = queue.progress.first_to_read()
+    if offset >= queue.log.visible_end:
+        return None
+    try:
+        at, exact = noted_time(queue.log, offset)
+        return at if exact or read_block is None else committed_at(queue, offset, read_block)
+    except StoreError:
+        return None
 
 
 def cut(

@@ -15,7 +15,7 @@ from typing import Any
 from broker_core.address import VHOST
 from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.broker.state.undo import Undo
-from broker_core.engine import OnNewCheckpoint
+from broker_core.engine import VERSION, OnNewCheckpoint
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.claims.reads import unread
@@ -385,12 +385,15 @@ class Ledger:
         """Returns how many entries are not applied, and how many are not mirrored."""
         return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
 
-    def mark_applied(self, sink: RecordSink, app_id: str, sequence: int) -> LedgerRecord | None:
+    def mark_applied(
+        self, sink: RecordSink, app_id: str, sequence: int, versions: Mapping[str, int]
+    ) -> LedgerRecord | None:
         """Returns the entry that was marked; None if it was marked before or does not exist."""
         entry = self._entries.get(app_id, {}).get(sequence)
         if entry is None or entry.applied:
             return None
-        self._replace(sink, replace(entry, applied=True))
+        branches = _noting(entry, {branch: {VERSION: at} for branch, at in versions.items()})
+        self._replace(sink, replace(entry, branches=branches, applied=True))
         return entry
 
     def skip(self, sink: RecordSink, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
@@ -405,10 +408,7 @@ class Ledger:
             raise _nothing_waits(app_id, sequence)
         fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]
         if fresh:
-            kept = [
-                [kind, {**target, "skipped": to} if branch in fresh else target, branch, rows]
-                for kind, target, branch, rows in entry.branches
-            ]
+            kept = _noting(entry, {branch: {"skipped": to} for branch in fresh})
             applied = all("skipped" in target for _, target, _, _ in kept)
             self._replace(sink, replace(entry, branches=kept, applied=applied))
         return fresh
@@ -433,10 +433,7 @@ class Ledger:
             if "skipped" not in named[branch] and named[branch].get(name, ["", ""])[1] != text
         }
         if fresh:
-            noted = [
-                [kind, {**target, name: [fresh[branch], text]} if branch in fresh else target, branch, rows]
-                for kind, target, branch, rows in entry.branches
-            ]
+            noted = _noting(entry, {branch: {name: [since, text]} for branch, since in fresh.items()})
             self._replace(sink, replace(entry, branches=noted))
         return fresh
 
@@ -482,6 +479,11 @@ class Ledger:
         record = ReleaseRecord(log, commit_sequence, self._vhost)
         self._keep_release(record)
         sink.put(record)
+
+
+def _noting(entry: LedgerRecord, notes: Mapping[str, Mapping[str, object]]) -> list[list[Any]]:
+    """Returns the branches of the entry with more in their targets, by branch."""
+    return [[kind, {**to, **notes.get(name, {})}, name, rows] for kind, to, name, rows in entry.branches]
 
 
 def _nothing_waits(app_id: str, sequence: int) -> UnknownTransaction:

@@ -408,8 +408,8 @@ class MicroBatches:
         return older if older in self._state.names.outcomes else write_key(self.vhost, token)
 
     # -- C5 --------------------------------------------------------------------------------------------------
-    def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
-        entry = self.ledger.mark_applied(change, app_id, sequence)
+    def mark_applied(self, change: Change, app_id: str, sequence: int, versions: Mapping[str, int]) -> None:
+        entry = self.ledger.mark_applied(change, app_id, sequence, versions)
         if entry is not None:
             for _, _, branch, _ in entry.branches:
                 self.branches.free(self._state, change, branch)

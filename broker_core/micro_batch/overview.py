@@ -5,42 +5,56 @@ nothing changes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.queue import Queue
+from broker_core.broker.state.block import ReadBlock
 from broker_core.engine import AppInfo, AttemptInfo, LedgerEntry
 from broker_core.micro_batch.claims.releases import Releases
 from broker_core.micro_batch.decision import public
+from broker_core.micro_batch.extent import waiting_since
 from broker_core.micro_batch.micro_batch import MicroBatches
 
 
-def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
-    """Returns every app that owns a queue, has claimed or has decided, by name."""
-    owned: dict[str, list[str]] = {}
+def apps(
+    state: BrokerState, batches: MicroBatches, now_us: int, read_block: ReadBlock | None = None
+) -> list[AppInfo]:
+    """Returns every app that owns a queue, has claimed or has decided, by name. Without ``read_block``,
+    ``lag_s`` may be that of a later message of the same block: less than it is.
+    """
+    owned: dict[str, list[Queue]] = {}
     for queue in state.topology.queues.values():
         if queue.owner:
-            owned.setdefault(queue.owner, []).append(queue.name)
+            owned.setdefault(queue.owner, []).append(queue)
     found = []
     released = {note.app_id for note in batches.claims.releases.records() if note.interrupted}
     for app_id in sorted(owned.keys() | batches.ledger.apps() | batches.claims.apps() | released):
-        queues = sorted(owned.get(app_id, ()))
+        queues = sorted(owned.get(app_id, ()), key=lambda queue: queue.name)
         last = batches.ledger.last(app_id)
         unapplied, unmirrored = batches.ledger.waiting(app_id)
         found.append(
             AppInfo(
                 app_id=app_id,
-                queues=tuple(queues),
+                queues=tuple(queue.name for queue in queues),
                 sequence=last.sequence if last else 0,
                 query_id=last.query_id if last else "",
                 batch_id=last.batch_id if last else -1,
-                lag=sum(state.topology.queue(name).to_read for name in queues)
-                + _left(state, batches.claims.releases, app_id),
+                lag=sum(queue.to_read for queue in queues) + _left(state, batches.claims.releases, app_id),
                 unapplied=unapplied,
                 unmirrored=unmirrored,
+                lag_s=_age(now_us, [waiting_since(queue, read_block) for queue in queues]),
             )
         )
     return found
+
+
+def _age(now_us: int, since: Iterable[int | None]) -> float | None:
+    """Returns the age of the oldest, in seconds; None: there is none."""
+    oldest = min((at for at in since if at is not None), default=None)
+    return None if oldest is None else max(0, now_us - oldest) / 1e6
 
 
 class AppBatches(NamedTuple):
@@ -51,12 +65,12 @@ class AppBatches(NamedTuple):
 
 
 def pipelines(
-    state: BrokerState, batches: MicroBatches, count: int, app_id: str | None = None
+    state: BrokerState, batches: MicroBatches, now_us: int, count: int, app_id: str | None = None
 ) -> list[AppBatches]:
     """Returns every app, or one, with its last ``count`` batches."""
     return [
         AppBatches(app, [public(entry) for entry in deque(batches.ledger.kept(app.app_id), count)])
-        for app in apps(state, batches)
+        for app in apps(state, batches, now_us)
         if app_id in (None, app.app_id)
     ]
 

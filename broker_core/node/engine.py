@@ -245,7 +245,8 @@ class EmbeddedEngine:
 
         def work(_state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
-            plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
+            fails, transaction = ticket.fail_on_data_loss, ticket.transaction
+            plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=fails, transaction=transaction)
             read = (ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
             if not self._claims.reads.already(*read):
                 counts = partial(self.batches.owners.same, ticket.app_id)
@@ -257,8 +258,9 @@ class EmbeddedEngine:
         here("engine.read.recorded")
         return plan
 
-    def plan_browse(self, slices: Sequence[tuple[str, int, int]]) -> ReadPlan:
-        return self._look(self._reader.plan, slices, None, fail_on_data_loss=False)
+    def plan_browse(self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False) -> ReadPlan:
+        plan = self._reader.plan
+        return self._look(plan, slices, None, fail_on_data_loss=False, transaction=transaction)
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
         """Returns the rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; None
@@ -267,17 +269,19 @@ class EmbeddedEngine:
 
         def again(log: str, start: int, end: int) -> ReadPlan:
             slices = ((log, start, end),)
-            return (
-                self.plan_browse(slices) if ticket is None else self.open_read(replace(ticket, slices=slices))
-            )
+            if ticket is None:
+                return self.plan_browse(slices, transaction=plan.transaction)
+            return self.open_read(replace(ticket, slices=slices))
 
         return self._reader.rows(plan, again)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         return self.read_plan(self.open_read(ticket), ticket)
 
-    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
-        return self.read_plan(self.plan_browse(slices))
+    def browse(
+        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        return self.read_plan(self.plan_browse(slices, transaction=transaction))
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
         arguments = self._look(self._state.topology.shared, queue).arguments
@@ -468,8 +472,8 @@ class EmbeddedEngine:
                     with pa.ipc.open_stream(part.inline) as stream:
                         yield stream.read_next_batch()
 
-    def mark_applied(self, app_id: str, sequence: int) -> None:
-        self._do(self.batches.mark_applied, app_id, sequence)
+    def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
+        self._do(self.batches.mark_applied, app_id, sequence, versions or {})
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         self._do(self.batches.skip, app_id, sequence, branches, to)
@@ -524,7 +528,9 @@ class EmbeddedEngine:
         return next((app for app in self.apps() if app.app_id == app_id), None)
 
     def apps(self) -> list[AppInfo]:
-        return self._look(overview.apps, self._state, self.batches)
+        return self._run(
+            lambda state, _change, now_us: overview.apps(state, self.batches, now_us, self._stamps)
+        )
 
     def attempts(self) -> list[AttemptInfo]:
         return self._run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))

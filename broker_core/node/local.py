@@ -30,12 +30,13 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, decide
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.log import committed_at
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.checks import checked
-from broker_core.errors import UnknownTransaction
+from broker_core.errors import StoreError, UnknownTransaction
 from broker_core.ids import BlockId
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
@@ -75,10 +76,11 @@ class LocalBroker(Node):
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         """Returns the queues of a virtual host, by name."""
+        now_us = self.clock()
         with self.look as state:
             queues = list(state.virtual_hosts.get(vhost).queues.values())
         chosen = in_order((queue for queue in queues if not queue.replies), lambda queue: queue.name)
-        return self.shown(chosen, _queue_row)
+        return self.shown(chosen, partial(_queue_row, now_us=now_us))
 
     def exchanges(self, vhost: str = VHOST) -> list[ExchangeInfo]:
         """Returns the exchanges of a virtual host, by name."""
@@ -247,7 +249,7 @@ class LocalBroker(Node):
             return False
 
 
-def _queue_row(queue: Queue) -> QueueInfo:
+def _queue_row(queue: Queue, now_us: int) -> QueueInfo:
     """Called under the lock."""
     return QueueInfo(
         queue.name,
@@ -258,7 +260,18 @@ def _queue_row(queue: Queue) -> QueueInfo:
         queue.owner,
         queue.durable,
         dict(queue.arguments.declared),
+        oldest_s=_age(queue, now_us),
     )
+
+
+def _age(queue: Queue, now_us: int) -> float | None:
+    """Returns how long ago its oldest unsettled message was committed, at least; reads no block."""
+    if queue.progress.floor >= queue.log.visible_end:
+        return None
+    try:
+        return max(0, now_us - committed_at(queue.log, queue.progress.floor)[0]) / 1e6
+    except StoreError:
+        return None
 
 
 def log_dropped(xid: str, dropped: int) -> None:

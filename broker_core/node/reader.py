@@ -42,6 +42,7 @@ class Reader:
         claim: ClaimRecord | None,
         *,
         fail_on_data_loss: bool,
+        transaction: bool,
     ) -> ReadPlan:
         """Makes a plan, within a work. A claimed range is read as it was at the claim; without a claim, what
         is unsettled now is read.
@@ -84,23 +85,23 @@ class Reader:
                         queue_id=queue.queue_id,
                     )
                 )
-        return ReadPlan(tuple(pieces))
+        return ReadPlan(tuple(pieces), transaction)
 
     def rows(self, plan: ReadPlan, again: PlanAgain) -> Iterator[pa.RecordBatch]:
         """Yields the rows. Raises DataLoss, CorruptSegment; QueueNotFound for a deleted queue."""
         for piece in plan.pieces:
             if IntervalSet(piece.skipped).covers(*_span(piece)):
                 continue
-            rows = self._rows(piece)
+            rows = self._rows(piece, plan.transaction)
             if rows is None:
                 yield from self.rows(again(piece.log, piece.first, piece.first + piece.count), again)
             elif rows.num_rows:
                 yield rows
 
-    def _rows(self, piece: Piece) -> pa.RecordBatch | None:
+    def _rows(self, piece: Piece, transaction: bool) -> pa.RecordBatch | None:
         """Returns the rows of a piece; None if the plan is outdated."""
         try:
-            rows = self._bytes(piece)  # 1. the bytes
+            rows = self._bytes(piece, transaction)  # 1. the bytes
         except DataLoss:
             with self._local.look:
                 queue = self._queue(piece)
@@ -114,13 +115,14 @@ class Reader:
                 return None
         return rows
 
-    def _bytes(self, piece: Piece) -> pa.RecordBatch:
+    def _bytes(self, piece: Piece, transaction: bool) -> pa.RecordBatch:
         """Of an open block, which is in memory row by row, no other rows are looked at."""
         inbox = open_rows(self._local.state.blocks, piece.block_id)
         if inbox is None:
-            return assemble(piece, self._local.read_block(piece.block_id))
+            return assemble(piece, self._local.read_block(piece.block_id), transaction=transaction)
         first, end = span(piece)
-        return assemble(replace(piece, row=piece.row - first), merged_block(inbox[first:end]))
+        rows = merged_block(inbox[first:end])
+        return assemble(replace(piece, row=piece.row - first), rows, transaction=transaction)
 
     def _queue(self, piece: Piece) -> Queue:
         queue = self._topology.queues.get(piece.log)

@@ -9,21 +9,22 @@ call reads a bounded part of the history, and says where the next one goes on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
-from broker_core.admin import HistoryPage, MessageLife, MessageStep, TableInfo, TransactionInfo
+from broker_core.admin import PAGE, HistoryPage, LedgerInfo, MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.records import HistoryRecord, LedgerRecord
+from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
+from broker_core.micro_batch.decision import ledger_info, tables
 from broker_core.node.node import Node
 from broker_core.node.vhost_engines import VhostEngines
 
 T = TypeVar("T")
-LISTED = 1_000  # transactions of one list
 _PLACE = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.[01]", re.ASCII)
 
 
@@ -44,16 +45,33 @@ class HistoryReader:
                 "it may be older than the history (--history-bytes, --history-hours), have written nothing, "
                 "or concern no queue that you may see",
             )
-        return self._with_tables(found)
+        return self._with_tables([found])[0]
 
-    def latest(self, sees: Sees, limit: int = LISTED) -> list[TransactionInfo]:
+    def latest(self, sees: Sees, limit: int = PAGE) -> list[TransactionInfo]:
         """Returns the last transactions, the newest first, as far as one call looks."""
         return list(self.page(sees, limit).transactions)
 
-    def page(self, sees: Sees, limit: int = LISTED, before: int = 0) -> HistoryPage:
+    def ledger(self, sees: Sees, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
+        """Returns decided batches that are kept and that come after this one, by app and sequence. Raises
+        NotAllowed: there is no such virtual host.
+        """
+        ledger = self._engines.of(sees.vhost).batches.ledger
+        with self._node.look:
+            apps = [app for app in sorted(ledger.apps()) if app >= app_id and (sees.looks or sees.app(app))]
+            after = (
+                entry
+                for app in apps
+                for entry in ledger.kept(app)
+                if (entry.app_id, entry.sequence) > (app_id, sequence)
+            )
+            return [
+                ledger_info(entry, entry.commit_sequence) for entry in islice(after, max(0, min(limit, PAGE)))
+            ]
+
+    def page(self, sees: Sees, limit: int = PAGE, before: int = 0) -> HistoryPage:
         """Returns the last transactions below a number, the newest first; 0: of all."""
-        found, more = latest(self._rows(), sees, min(limit, LISTED), before, Looked())
-        return HistoryPage(tuple(found), more)
+        found, more = latest(self._rows(), sees, min(limit, PAGE), before, Looked())
+        return HistoryPage(tuple(self._with_tables(found)), more)
 
     def message(self, queue: str, offset: int, sees: Sees, at: str = "") -> MessageLife:
         """Returns the life of a message, as far as one call looks. ``at``: where the call before has ended.
@@ -99,19 +117,27 @@ class HistoryReader:
         except StoreError:
             return []
 
-    def _with_tables(self, found: TransactionInfo) -> TransactionInfo:
-        """Adds the tables of a micro-batch, while its ledger has the entry."""
-        if not found.app_id:
-            return found
+    def _with_tables(self, found: Iterable[TransactionInfo]) -> list[TransactionInfo]:
+        """Adds the tables of micro-batches, while their ledger has the entry."""
+        shown = list(found)
         try:
-            engine = self._engines.of(found.vhost)
+            ledgers = {
+                vhost: self._engines.of(vhost).batches.ledger
+                for vhost in {each.vhost for each in shown if each.app_id}
+            }
         except NotAllowed:
-            return found
-        with self._node.look:
-            entry = engine.batches.ledger.entry(found.app_id, found.query_id, found.batch_id)
-        if entry is None or entry.commit_sequence != found.sequence:
-            return found
-        return replace(found, tables=tuple(_tables(entry)))
+            return shown
+        with self._node.look:  # an entry does not change, another one takes its place
+            entries = [
+                ledgers[each.vhost].entry(each.app_id, each.query_id, each.batch_id) if each.app_id else None
+                for each in shown
+            ]
+        return [
+            each
+            if entry is None or entry.commit_sequence != each.sequence
+            else replace(each, tables=tuple(tables(entry)))
+            for each, entry in zip(shown, entries, strict=True)
+        ]
 
 
 def _place(at: str) -> tuple[Place, bool]:
@@ -138,23 +164,6 @@ def _state(queue: Queue, offset: int) -> str:
     if offset in queue.ready.held:
         return "held"
     return "claimed" if queue.owner and queue.progress.claimed.contains(offset) else "ready"
-
-
-def _tables(entry: LedgerRecord) -> Iterable[TableInfo]:
-    rows: dict[tuple[str, str, str], int] = {}
-    for kind, target, _branch, count in entry.branches:
-        refused = target.get("refused")
-        text = str(refused[1]) if isinstance(refused, list) and len(refused) > 1 else ""
-        key = (_table(target), kind, "skipped" if "skipped" in target else text)
-        rows[key] = rows.get(key, 0) + count
-    return (
-        TableInfo(table, kind, count, entry.applied, refused)
-        for (table, kind, refused), count in rows.items()
-    )
-
-
-def _table(target: Mapping[str, object]) -> str:
-    return str(next((target[name] for name in ("path", "table", "name") if target.get(name)), ""))
 
 
 def _unknown(queue: str, sees: Sees) -> QueueNotFound:

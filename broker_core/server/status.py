@@ -15,6 +15,7 @@ from itertools import chain
 
 from broker_core import __version__
 from broker_core.admin import BrokerStatus, Level
+from broker_core.micro_batch.extent import waiting_since
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.vhosts import Vhosts
@@ -53,6 +54,7 @@ class StatusReader:
         counts = self._broker.shown(queues, lambda queue: (queue.messages, queue.unacknowledged))
         with self._broker.look as state:
             batches = [engine.batches for engine in self._engines.all()]
+            since = [at for queue in queues if queue.owner and (at := waiting_since(queue)) is not None]
             return BrokerStatus(
                 version=__version__,
                 uptime_s=time.monotonic() - self._started,
@@ -69,6 +71,7 @@ class StatusReader:
                 prepared=len(state.prepared.by_key),
                 attempts=sum(len(each.branches.attempts()) for each in batches),
                 unapplied=sum(each.ledger.waiting(app)[0] for each in batches for app in each.ledger.apps()),
+                lag_s=max(0, self._broker.clock() - min(since)) / 1e6 if since else None,
             )
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core import failpoint
-from broker_core.engine import REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
+from broker_core.engine import EMPTY, REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
 from broker_core.errors import MissingBranch, NotApplied, OptionError, TxmqError, cause
 from connector.batch.after_commit import AfterCommit, call
 from connector.batch.refused_file import RefusedFile
@@ -78,49 +78,68 @@ class Apply:
             entries = [newest]
         for entry in entries:
             tables, functions = _grouped(entry)
+            versions: dict[str, int] = {}
             for name in functions:  # fails before the first effect of this batch
                 self.function(name)
             ours = newest is not None and entry.sequence == newest.sequence
             if side_by_side and ours and len(tables) > 1:
-                self._side_by_side(spark, engine, entry, tables)
+                self._side_by_side(spark, engine, entry, tables, versions)
             else:
                 for steps in tables:
-                    self._steps(spark, engine, entry, steps)
+                    self._steps(spark, engine, entry, steps, versions)
             for name, parts in functions.items():
                 with _noted(engine, entry, parts):
                     call(name, self.function(name), self._rows(spark, parts), entry)
                 failpoint.here("foreach.called")
-            engine.mark_applied(self._app_id, entry.sequence)
+            engine.mark_applied(self._app_id, entry.sequence, versions)
             self._applied = entry.sequence
             failpoint.here("foreach.marked")
 
     def _side_by_side(
-        self, spark: SparkSession, engine: Engine, entry: LedgerEntry, tables: list[Numbered]
+        self,
+        spark: SparkSession,
+        engine: Engine,
+        entry: LedgerEntry,
+        tables: list[Numbered],
+        versions: dict[str, int],
     ) -> None:
         """Raises the error of the first table that has one, when all have ended."""
         context = ThreadContext(spark)
 
         def table(steps: Numbered) -> None:
             with context.taken():
-                self._steps(spark, engine, entry, steps)
+                self._steps(spark, engine, entry, steps, versions)
 
         with ThreadPoolExecutor(min(len(tables), _TABLES_AT_ONCE), "txmq-apply") as pool:
             ended = [pool.submit(table, steps) for steps in tables]
         for each in ended:
             each.result()
 
-    def _steps(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, steps: Numbered) -> None:
+    def _steps(
+        self,
+        spark: SparkSession,
+        engine: Engine,
+        entry: LedgerEntry,
+        steps: Numbered,
+        versions: dict[str, int],
+    ) -> None:
+        """``versions``: gets those of the tables, by a branch of each part."""
         for number, parts in steps:
             failpoint.here(f"foreach.applying.{number}")
             with _noted(engine, entry, parts):
-                self._step(spark, engine, entry, parts)
+                version = self._step(spark, engine, entry, parts)
+            if version is not None:
+                versions.update((part.branches[0], version) for part in parts if part.branches)
             failpoint.here(f"foreach.applied.{number}")
 
-    def _step(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]) -> None:
+    def _step(
+        self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]
+    ) -> int | None:
+        """Returns the version of the table, if it is known."""
         rows = sum(map(target.rows_in, parts))
         changes = target.is_change(parts[0])
         if not rows and not changes:
-            return  # an empty Delta commit costs as much as a full one
+            return None  # an empty Delta commit costs as much as a full one
         batch = f"batch {entry.sequence}, app {self._app_id!r}"
         # a new table that is given as name and as path: the name creates it in the catalog
         table = self._tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
@@ -133,17 +152,15 @@ class Apply:
             to = target.rows_to(parts) if rows else ""
             by_row = bool(to) and not self._tables.has(spark, table, once)
             if changes and not by_row:
-                self._change(spark, table, entry, parts)
-            else:
-                with self._tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
-                    if by_row:
-                        self._row_by_row(session, engine, table, entry, parts, to)
-                    else:
-                        self._append(session, engine, table, entry, parts)
+                return self._change(spark, table, entry, parts)
+            with self._tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
+                if by_row:
+                    return self._row_by_row(session, engine, table, entry, parts, to)
+                return self._append(session, engine, table, entry, parts)
         except Exception as error:
             found = cause(error)
             if isinstance(found, MissingBranch) and not _waits(engine, entry):
-                return  # another driver has applied it meanwhile, and its rows are freed
+                return None  # another driver has applied it meanwhile, and its rows are freed
             if found is not None or any(name in str(error) for name in INTERRUPTIONS):
                 raise
             raise NotApplied(
@@ -161,7 +178,7 @@ class Apply:
         entry: LedgerEntry,
         parts: list[ToApply],
         to: str,
-    ) -> None:
+    ) -> int | None:
         """The operation with the rows that the table takes."""
         about, schema, tables = parts[0].target, _schema(parts), self._tables
         once = CommitId.of(entry, about.get("txn_app_id", self._app_id))
@@ -183,27 +200,32 @@ class Apply:
         def frame(session: SparkSession) -> DataFrame:
             return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
 
+        version = None
         if changes:
-            tables.change(spark, table, target.change_of(parts[0]), frame, once, about.get(target.CONTEXT))
+            change, context = target.change_of(parts[0]), about.get(target.CONTEXT)
+            version = tables.change(spark, table, change, frame, once, context)
         elif taken is not None:
-            tables.append(ready(frame(spark)), table, once, options, partition_by)
+            version = tables.append(ready(frame(spark)), table, once, options, partition_by)
         failpoint.here("rows.applied")
         if any(map(target.is_files, parts)):
             self._clear(engine, entry, about["location"], once)
+        return version
 
-    def _change(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
-        with_rows = [part for part in parts if target.EMPTY not in part.target]
+    def _change(
+        self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]
+    ) -> int | None:
+        with_rows = [part for part in parts if EMPTY not in part.target]
 
         def rows(session: SparkSession) -> DataFrame:
             return self._rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
 
         once = CommitId.of(entry, parts[0].target["txn_app_id"])
         context = parts[0].target.get(target.CONTEXT)
-        self._tables.change(spark, table, target.change_of(parts[0]), rows, once, context)
+        return self._tables.change(spark, table, target.change_of(parts[0]), rows, once, context)
 
     def _append(
         self, spark: SparkSession, engine: Engine, table: Table, entry: LedgerEntry, parts: list[ToApply]
-    ) -> None:
+    ) -> int | None:
         about = parts[0].target
         once = CommitId.of(entry, about.get("txn_app_id", self._app_id))  # not in entries of old versions
         options = about.get("options", {})
@@ -211,11 +233,11 @@ class Apply:
         of_rows = [part for part in parts if not target.is_files(part)]
         rows = self._rows(spark, of_rows) if of_rows else None
         if rows is not None and not of_files:
-            self._tables.append(rows, table, once, options, about.get("partition_by", []))
-            return
+            return self._tables.append(rows, table, once, options, about.get("partition_by", []))
         held = [(part, engine.read_branches(part.branches)) for part in of_files]
-        self._tables.add(spark, table, held, rows, once, options)
+        version = self._tables.add(spark, table, held, rows, once, options)
         self._clear(engine, entry, about["location"], once)
+        return version
 
     def _clear(self, engine: Engine, entry: LedgerEntry, location: str, once: CommitId) -> None:
         """Deletes the files that the table does not need any more."""

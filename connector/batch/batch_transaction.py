@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
-from broker_core.engine import BranchHeader, BranchKind, BranchTarget, Engine, StagedBranch
+from broker_core.engine import EMPTY, BranchHeader, BranchKind, BranchTarget, Engine, StagedBranch
 from broker_core.errors import OptionError
 from connector.batch.apply import Apply
 from connector.batch.batch_reads import BatchReads
@@ -238,7 +238,7 @@ class BatchTransaction:
                 step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
                 about = {**step, **about}
             if not self._stage(rows, kind, about) and change.acts_without_rows:
-                self._stage_here(kind, {**about, target.EMPTY: True}, [target.nothing()])
+                self._stage_here(kind, {**about, EMPTY: True}, [target.nothing()])
 
     def _stage(
         self, rows: DataFrame, kind: BranchKind, target: BranchTarget, rejection: Rejection | None = None

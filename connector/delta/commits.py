@@ -75,34 +75,42 @@ def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Commi
         spark.conf.unset(_USER_METADATA)
 
 
-def was_committed(spark: SparkSession, table: Table, once: CommitId) -> bool:
-    """Whether an existing table that expires txnVersions has the commit of this batch; False for others.
-    Raises LineageConflict if that is unknown.
+def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | None:
+    """The version in which an existing table that expires txnVersions has the commit of this batch; None if
+    it has not, and for other tables. Raises LineageConflict if that is unknown.
     """
     if _RETENTION not in table.properties:
-        return False
-    known = log.held(log.commits(spark, table), once.batch, once.decided_at_us)
-    if known is None:
+        return None
+    found = log.held(log.commits(spark, table), once.batch, once.decided_at_us)
+    if found.known is None:
         raise LineageConflict(
             f"table {table.name!r} forgets the batches that it has (delta.setTransactionRetentionDuration), "
             f"and its log was cleaned after batch {once.sequence} of app {once.app_id!r} was decided, "
             "so it is unknown whether the table has the rows of this batch",
             UNAPPLIED,
         )
-    return known
+    return found.version
 
 
-def has(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool = True) -> bool:
-    """Whether an existing table has the commit of this batch. ``fresh``: also one of another process."""
-    known = log.held(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
-    decided_at_ms = once.decided_at_us // 1000
-    return bool(known) or (known is None and log.stored_at_ms(spark, table, once.txn_app_id) >= decided_at_ms)
+def has(spark: SparkSession, table: Table, once: CommitId) -> bool:
+    """Whether an existing table has the commit of this batch, also one of another process."""
+    return bool(_held(spark, table, once, fresh=True).known)
 
 
-def require_held(spark: SparkSession, table: Table, once: CommitId) -> None:
-    """Raises LineageConflict unless the table has the commit of this batch."""
-    if has(spark, table, once, fresh=False):
-        return
+def _held(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> log.Held:
+    found = log.held(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
+    if found.known is None:
+        return log.Held(log.stored_at_ms(spark, table, once.txn_app_id) >= once.decided_at_us // 1000)
+    return found
+
+
+def require_held(spark: SparkSession, table: Table, once: CommitId) -> int | None:
+    """The version that has the commit of this batch, None if its log is gone. Raises LineageConflict unless
+    the table has it.
+    """
+    found = _held(spark, table, once, fresh=False)
+    if found.known:
+        return found.version
     raise LineageConflict(
         f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, because table {table.name!r} holds "
         "another batch with this number: an older copy of the broker's data was restored, or two copies are "

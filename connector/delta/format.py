@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.engine import LedgerEntry, ToApply
+from broker_core.engine import FILES, LedgerEntry, ToApply
 from connector.delta import commits, isolated, log, resolve, sql_context
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
@@ -29,7 +29,6 @@ from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles, TableMark
-from connector.tables.target import FILES
 
 
 class Delta:
@@ -148,8 +147,8 @@ class Delta:
         once: CommitId,
         options: Mapping[str, str] | None = None,
         partition_by: Sequence[str] = (),
-    ) -> None:
-        append.append(rows, table, once, options, partition_by)
+    ) -> int | None:
+        return append.append(rows, table, once, options, partition_by)
 
     def add(
         self,
@@ -159,7 +158,7 @@ class Delta:
         rows: DataFrame | None,
         once: CommitId,
         options: Mapping[str, str],
-    ) -> None:
+    ) -> int | None:
         staged = [
             self._staged.get(part.target[FILES]["directory"]) or StagedFiles.of(part, held)
             for part, held in parts
@@ -167,17 +166,15 @@ class Delta:
         target = parts[0][0].target
         place = target["location"]
         files = TableFiles.at(place)
-        if (
-            table.location == place
-            and rows is None
-            and self._adding.add(spark, table, files, staged, once, options)
-        ):
-            return
+        if table.location == place and rows is None:
+            added = self._adding.add(spark, table, files, staged, once, options)
+            if added is not None:
+                return added.version
         # the table has changed or moved since: Delta writes the rows again
         schema = StructType.fromJson(json.loads(target["schema"]))
         frames = [each.frame(spark, files, place, schema, f"batch {once.sequence}") for each in staged]
         frames += [rows] if rows is not None else []
-        append.append(reduce(DataFrame.unionByName, frames), table, once, options)
+        return append.append(reduce(DataFrame.unionByName, frames), table, once, options)
 
     def change(
         self,
@@ -187,8 +184,8 @@ class Delta:
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
         context: Mapping[str, object] | None = None,
-    ) -> None:
-        make_change.change(spark, table, change, rows, once, context)
+    ) -> int | None:
+        return make_change.change(spark, table, change, rows, once, context)
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:

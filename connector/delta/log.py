@@ -3,7 +3,7 @@
 Not here: writing (``before/append_rows.py``). In classic sessions the log is read through Delta's classes,
 which takes a few milliseconds; on Spark Connect it is read with SQL.
 
-Invariant: ``held`` returns True or False only if the log proves it, otherwise None.
+Invariant: ``held`` says True or False only if the log proves it, otherwise None.
 """
 
 from __future__ import annotations
@@ -135,15 +135,22 @@ def disturbed(
     return now, found[::-1]
 
 
-def held(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> bool | None:
-    """Whether ``history`` (newest first) has the commit of ``batch``; None if it is not known."""
+class Held(NamedTuple):
+    """Whether a table has the commit of a batch, None if it is not known; and the version of that commit."""
+
+    known: bool | None
+    version: int | None = None
+
+
+def held(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> Held:
+    """Whether ``history`` (newest first) has the commit of ``batch``."""
     oldest = None
     for oldest in history:
         if is_of(oldest.metadata, batch):
-            return True
+            return Held(True, oldest.version)
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
-            return False  # an append is never older than its decision
-    return False if oldest is None or oldest.version == 0 else None
+            return Held(False)  # an append is never older than its decision
+    return Held(False if oldest is None or oldest.version == 0 else None)
 
 
 def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, object]:

@@ -216,7 +216,7 @@ class DeltaLedger:
             )
 
     def _written(
-        self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[CommitId], None]
+        self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[CommitId], object]
     ) -> None:
         last = entries[-1]
         try:

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from broker_core.errors import OptionError, RemoteProtocolError
 from broker_core.message.message import READ_SCHEMA, TIMESTAMP
 from broker_core.message.properties import Properties
+from connector.options import PLAIN, Included
 
 _OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
 
@@ -73,7 +74,7 @@ _COLUMNS = StructType(
 )
 _PLAIN = len(_COLUMNS)
 _PLAIN_SCHEMA = pa.schema([READ_SCHEMA.field(index) for index in range(_PLAIN)])
-_WITH_PROPERTIES = _PLAIN_SCHEMA.append(pa.field("properties", ARROW_PROPERTIES))
+_PROPERTIES, _TRANSACTION = pa.field("properties", ARROW_PROPERTIES), pa.field("transaction", pa.int64())
 
 _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 
@@ -81,39 +82,45 @@ _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def read_schema(*, include_properties: bool) -> StructType:
+def read_schema(included: Included = PLAIN) -> StructType:
     """The columns of ``load()``."""
-    return (
-        StructType([*_COLUMNS.fields, StructField("properties", PROPERTIES_TYPE)])
-        if include_properties
-        else _COLUMNS
-    )
+    more = [StructField("properties", PROPERTIES_TYPE)] * included.properties
+    more += [StructField("transaction", LongType())] * included.transaction
+    return StructType([*_COLUMNS.fields, *more])
 
 
-def check_read_schema(given: StructType, *, include_properties: bool) -> None:
+def check_read_schema(given: StructType, included: Included = PLAIN) -> None:
     """Raises OptionError if a user's ``.schema(...)`` differs from that of the source."""
-    own = read_schema(include_properties=include_properties)
+    own = read_schema(included)
     if [(field.name, field.dataType) for field in given.fields] != [
         (field.name, field.dataType) for field in own.fields
     ]:
         raise OptionError(
             f"the schema given by .schema() is {given.simpleString()}, but format txmq has the columns "
             f"{own.simpleString()}; "
-            "leave .schema() out and select columns afterwards (option 'includeProperties' adds the column "
-            "properties)"
+            "leave .schema() out and select columns afterwards (the options 'includeProperties' and "
+            "'includeTransaction' add the columns properties and transaction)"
         )
 
 
-def to_spark(batches: Iterator[pa.RecordBatch], *, include_properties: bool) -> Iterator[pa.RecordBatch]:
-    """READ_SCHEMA batches in Spark's types, with the same buffers for the plain columns."""
+def to_spark(batches: Iterator[pa.RecordBatch], included: Included = PLAIN) -> Iterator[pa.RecordBatch]:
+    """READ_SCHEMA batches, with or without the column ``transaction``, in Spark's types, with the same
+    buffers for the plain columns.
+    """
+    schema = _PLAIN_SCHEMA
+    if included.properties:
+        schema = schema.append(_PROPERTIES)
+    if included.transaction:
+        schema = schema.append(_TRANSACTION)
     for batch in batches:
         columns = batch.columns
-        if include_properties:
-            yield pa.RecordBatch.from_arrays(
-                [*columns[:_PLAIN], properties_column(columns[_PLAIN])], schema=_WITH_PROPERTIES
-            )
-        else:
-            yield pa.RecordBatch.from_arrays(columns[:_PLAIN], schema=_PLAIN_SCHEMA)
+        chosen = columns[:_PLAIN]
+        if included.properties:
+            chosen.append(properties_column(columns[_PLAIN]))
+        if included.transaction:  # commits of Kafka have no numbers
+            found = len(columns) > _PLAIN + 1
+            chosen.append(columns[_PLAIN + 1] if found else pa.nulls(batch.num_rows, pa.int64()))
+        yield pa.RecordBatch.from_arrays(chosen, schema=schema)
 
 
 def properties_column(encoded: pa.Array) -> pa.Array:

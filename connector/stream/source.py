@@ -251,10 +251,15 @@ class StreamReader(DataSourceStreamReader):
         query_id, batch_id = task_identity()
         require_app_of_query(options.app_id, query_id)
         ticket = ReadTicket(
-            options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss
+            options.app_id,
+            query_id,
+            batch_id,
+            partition.ranges,
+            partition.slices,
+            options.fail_on_data_loss,
+            options.included.transaction,
         )
-        rows = to_spark(self._engine.read(ticket), include_properties=options.include_properties)
-        return _marked(rows)
+        return _marked(to_spark(self._engine.read(ticket), options.included))
 
     def commit(self, end: dict[str, object]) -> None:
         """S5: Spark has ``end`` in its commit log. Nothing is left to do if the next claim was first (S2)."""
@@ -293,8 +298,9 @@ class TxmqBatchReader(DataSourceReader):
         assert isinstance(partition, BrowsedSlice)
         if not partition.slices:
             return iter(())
-        rows = self._options.address.engine().browse(partition.slices)
-        return to_spark(rows, include_properties=self._options.include_properties)
+        included = self._options.included
+        rows = self._options.address.engine().browse(partition.slices, transaction=included.transaction)
+        return to_spark(rows, included)
 
 
 def logs_of(engine: Engine, queues: Sequence[str]) -> dict[str, list[str]]:

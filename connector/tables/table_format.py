@@ -55,7 +55,7 @@ class HiddenFiles(Protocol):
     def rows(self) -> int: ...
 
     def target(self) -> dict[str, object]:
-        """What the target of the branch says about them: ``target.FILES``."""
+        """What the target of the branch says about them: ``FILES``."""
 
     def batch(self) -> pa.RecordBatch:
         """What the engine holds until they are added."""
@@ -173,7 +173,8 @@ class TableFormat(Protocol):
     ) -> AbstractContextManager[SparkSession]:
         """A session with what ``context`` returned for the one that decided; ``spark`` if that is None."""
 
-    # Raise LineageConflict if the table has another batch with this number, or cannot know.
+    # Raise LineageConflict if the table has another batch with this number, or cannot know. Return the
+    # version of the table that this commit made, if the log tells.
     def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         """Whether the table has the commit of ``once``."""
 
@@ -184,7 +185,7 @@ class TableFormat(Protocol):
         once: CommitId,
         options: Mapping[str, str] | None = None,
         partition_by: Sequence[str] = (),
-    ) -> None:
+    ) -> int | None:
         """Append ``rows``. Creates the table."""
 
     def add(
@@ -195,7 +196,7 @@ class TableFormat(Protocol):
         rows: DataFrame | None,
         once: CommitId,
         options: Mapping[str, str],
-    ) -> None:
+    ) -> int | None:
         """Add the files of ``parts``, each with what the engine held of it, and append ``rows`` too. Rows of
         files that do not fit the table any more are written again. Raises NotApplied if a file is gone.
         """
@@ -208,7 +209,7 @@ class TableFormat(Protocol):
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
         context: Mapping[str, object] | None = None,
-    ) -> None:
+    ) -> int | None:
         """Merge or overwrite with the rows that ``rows`` makes in a session, where the text means what it
         means in ``context``. Raises OptionError if another table has the name of ``table``.
         """

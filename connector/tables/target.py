@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from broker_core.engine import REFUSED_ROWS, ROWS_TO, ToApply
+from broker_core.engine import EMPTY, FILES, REFUSED_ROWS, ROWS_TO, ToApply
 from broker_core.errors import OptionError
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table
 
 CHANGE = "change"  # a merge, a delete or an overwrite
-FILES = "files"  # data files that were written before the decision
-EMPTY = "empty"  # a change without rows
 CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
 UNAPPLIED = (
     "stop the query, list the waiting rows with `txmq unapplied APP`, and write the rows to Parquet files "

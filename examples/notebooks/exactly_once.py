@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pyspark.sql import functions as F
 
+import txmq
 from txmq import Broker, recommended_conf, transactional
 
 # COMMAND ----------
@@ -83,6 +84,7 @@ print("after the commit: ", {queue.name: queue.messages for queue in broker.queu
 
 # MAGIC %md
 # MAGIC ## The stream: consume, append, publish, in one transaction per micro-batch
+# MAGIC `txmq.observe` shows how far the query is, until it ends.
 
 # COMMAND ----------
 
@@ -110,6 +112,7 @@ def start():
 
 
 query = start()
+txmq.observe(query, data=folder / "data", app_id="shop").wait()
 query.awaitTermination()
 
 # COMMAND ----------
@@ -196,6 +199,20 @@ assert state() == first, "nothing may be there twice"
 ledger = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
 ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "messages", "published").orderBy("batch_id").show()
 assert ledger.agg(F.sum("published")).head()[0] == expected
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What the broker says
+# MAGIC Pipelines and queues as frames of pandas; and the ledger of the broker as a DataFrame, with the commit of each batch and the versions of
+# MAGIC the tables that have its rows.
+
+# COMMAND ----------
+
+print(txmq.apps(data=folder / "data")[["app_id", "batch_id", "lag", "lag_s"]])
+print(txmq.queues(data=folder / "data")[["name", "messages", "owner", "oldest_s"]])
+batches = spark.read.format("txmq").option("data", str(folder / "data")).option("table", "ledger").load()
+batches.select("batch_id", "transaction", "messages", "published", F.explode("tables").alias("to")).select("*", "to.version").drop("to").show()
 
 # COMMAND ----------
 

@@ -56,6 +56,7 @@ def test_it_counts_what_there_is_over_all_virtual_hosts(shell: Shell, tmp_path: 
             "prepared": 1,
             "attempts": 1,
             "unapplied": 0,
+            "lag_s": None,
             "alarms": [],
         }
         assert list(levels) == ["memory", "unsealed", "disk free", "files"]

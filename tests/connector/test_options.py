@@ -15,7 +15,19 @@ import pytest
 from broker_core.engine import Origin
 from broker_core.errors import OptionError
 from connector.datasource import TxmqDataSource
-from connector.options import ALL, OPTIONS, READ, absolute_data, parse, read_options, table, write_options
+from connector.options import (
+    ALL,
+    OPTIONS,
+    PLAIN,
+    READ,
+    TABLE,
+    absolute_data,
+    parse,
+    read_options,
+    table,
+    table_options,
+    write_options,
+)
 
 URL = {"url": "txmq://localhost:5673"}
 STREAM_READ = {**URL, "queue": "orders", "appid": "alerts"}
@@ -26,12 +38,18 @@ BASE = {
     "batch read": BATCH_READ,
     "stream write": STREAM_WRITE,
     "batch write": dict(URL),
+    "table read": {**URL, "table": "queues"},
 }
 
 
 def refused(raw: dict[str, str], mode: Any) -> str:
+    def parsed() -> object:
+        if mode in TABLE:
+            return table_options(raw)
+        return read_options(raw, mode) if mode in READ else write_options(raw, mode)
+
     with pytest.raises(OptionError) as caught:
-        read_options(raw, mode) if mode in READ else write_options(raw, mode)
+        parsed()
     text = str(caught.value)
     assert text.startswith("[TXMQ_OPTION] ")
     assert "\n" not in text
@@ -55,7 +73,7 @@ def test_defaults_are_those_of_the_table() -> None:
     read = read_options(STREAM_READ, "stream read")
     assert read.origin == Origin(at="earliest")
     assert (read.max_rows, read.max_bytes, read.min_rows, read.max_delay_s) == (None, None, None, 900.0)
-    assert (read.include_properties, read.fail_on_data_loss, read.on_new_checkpoint) == (False, True, "fail")
+    assert (read.included, read.fail_on_data_loss, read.on_new_checkpoint) == (PLAIN, True, "fail")
     write = write_options(STREAM_WRITE, "stream write")
     assert (write.exchange, write.routing_key, write.on_unroutable, write.on_new_checkpoint) == (
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from broker_core import errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import names
+from broker_core.kafka.admin import KafkaAdmin
 from broker_core.kafka.engine import KafkaEngine, connect
 from broker_core.kafka.protocol import port
 from tests.kafka.bench.fake_kafka import UNANSWERED, FakeKafka
@@ -268,3 +270,46 @@ def test_a_forked_child_has_a_memory_of_its_own(bench: Bench) -> None:
             finally:
                 os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_operator_sees_the_batches_and_what_became_of_a_message(bench: Bench) -> None:
+    admin = KafkaAdmin(bench.engine())
+    assert admin.history() == [] and admin.ledger() == []
+    bench.send(1, b"a", b"b", timestamp=5_000)
+    end = micro_batch(bench.engine(), bench.engine(), 0, {FROM: START})
+    bench.send(1, b"c", timestamp=6_000)
+    (entry,) = admin.ledger()
+    assert (entry.app_id, entry.sequence, entry.transaction, entry.published) == (APP, 1, 0, 2)
+    assert entry.ranges == {log: (0, at) for log, at in end.items()}
+    assert admin.ledger(APP, 1) == [] and admin.ledger(APP, 0) == [entry] and admin.ledger("z") == []
+    (batch,) = admin.history(5)
+    assert (batch.sequence, batch.app_id, batch.ledger_sequence) == (0, APP, 1)
+    assert ("consumed", f"{FROM}/1", 2, ((0, 2),)) in [
+        (each.effect, each.queue, each.entries, each.ranges) for each in batch.effects
+    ]
+    life = admin.message(f"{FROM}/1", 1)
+    assert life.state == "ready"
+    assert [(each.effect, each.app_id, each.committed_at_us) for each in life.steps] == [
+        ("published", "", 5_000_000),
+        ("consumed", APP, entry.committed_at_us),
+    ]
+    assert [each.effect for each in admin.message(f"{FROM}/1", 2).steps] == ["published"]
+    assert admin.message(f"{FROM}/1", 3).state == "unknown"
+    for queue, error in ((FROM, errors.OptionError), (f"{FROM}/9", errors.QueueNotFound)):
+        with pytest.raises(error):
+            admin.message(queue, 0)
+    for refused in (lambda: admin.transaction(1), admin.consumers):
+        with pytest.raises(errors.OptionError):
+            refused()
+
+
+def test_the_lag_in_seconds_is_that_of_the_first_record_that_is_not_consumed(bench: Bench) -> None:
+    bench.send(0, b"a", timestamp=1_000)
+    micro_batch(bench.engine(), bench.engine(), 0, {FROM: START})
+    (app,) = bench.engine().apps()
+    assert (app.lag, app.lag_s) == (0, None)
+    bench.send(0, b"b", timestamp=4_000)
+    bench.send(1, b"c", timestamp=3_000)
+    least = time.time() - 3
+    (app,) = bench.engine().apps()
+    assert app.lag == 2 and app.lag_s is not None and least - 0.1 <= app.lag_s <= time.time() - 3 + 0.1

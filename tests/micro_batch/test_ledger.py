@@ -43,7 +43,7 @@ def decide(ledger: Ledger, written: Written, sequence: int) -> None:
     ledger.require_ranges(APP, made.ranges, made.query_id, made.batch_id, lambda *_: False)
     ledger.decide(written, made)
     if sequence % 2:
-        ledger.mark_applied(written, APP, sequence)
+        ledger.mark_applied(written, APP, sequence, {})
 
 
 def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ Not here: the server (``test_connect_client.py``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -51,7 +52,11 @@ def main(remote: str, url: str, folder: str) -> None:
     )
     each = txmq.transactional(operations(folder), url=url, app_id="app", ledger=f"{folder}/ledger")
     query = stream.writeStream.foreachBatch(each).option("checkpointLocation", f"{folder}/checkpoint")
-    query.trigger(availableNow=True).start().awaitTermination()
+    query = query.trigger(availableNow=True).start()
+    with contextlib.redirect_stdout(sys.stderr):
+        seen = txmq.observe(query, url, app_id="app", interval_s=0.05)
+        query.awaitTermination()
+        seen.wait()
     native = spark.readStream.format("txmq").options(url=url, queue="out", appId="copy").load().select("body")
     sink = native.writeStream.format("txmq").options(url=url, appId="copy", queue="copied")
     sink.option("checkpointLocation", f"{folder}/copies").trigger(
@@ -71,6 +76,18 @@ def main(remote: str, url: str, folder: str) -> None:
     )
     rows["copied"] = sorted(row["b"] for row in copied.collect())
     rows["batches"] = spark.read.format("delta").load(f"{folder}/ledger").count()
+    state = spark.read.format("txmq").option("url", url)
+    entries = state.option("table", "ledger").load().where("app_id = 'app'").collect()
+    rows["versions"] = sorted(
+        [name.rpartition("/")[2], operation, version]
+        for entry in entries
+        for name, operation, count, _, _, version in entry["tables"]
+        if count
+    )
+    history = {row["sequence"] for row in state.option("table", "transactions").load().collect()}
+    rows["in the history"] = all(entry["transaction"] in history for entry in entries)
+    rows["queues"] = sorted(row["name"] for row in state.option("table", "queues").load().collect())
+    rows["observed"] = [seen.samples[-1].lag, seen.samples[-1].running, str(seen.error or "")]
     print(json.dumps(rows))
     spark.stop()
 

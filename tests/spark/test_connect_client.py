@@ -59,11 +59,18 @@ def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp
         done = run_to_end(command, tmp_path, cwd=ROOT, env={})
         assert done.returncode == 0, f"{done.stderr[-5000:]}\n{(tmp_path / 'server.log').read_text()[-3000:]}"
         told = json.loads(done.stdout.splitlines()[-1])
+    versions = told.pop("versions")
+    assert [each[:2] for each in versions if each[1] == "append"] == [["added", "append"]] * 2
+    assert [each[2] for each in versions if each[1] == "append"] == [1, 2]
+    assert {each[1] for each in versions} >= {"append", "merge"} and all(each[2] for each in versions)
     assert told == {
         "added": [[body, 1] for body in "abcd"],
         "merged": [["a", 1], ["b", 1], ["d", 1]],
         "copied": list("abcd"),
         "batches": 2,
+        "in the history": True,
+        "queues": ["copied", "in", "out"],
+        "observed": [0, False, ""],
     }
 
 

@@ -90,7 +90,7 @@ def test_a_stream_over_tls_with_a_password_shows_it_nowhere(
     seen["checkpoint"] = "".join(
         path.read_bytes().decode(errors="replace") for path in checkpoint.rglob("*") if path.is_file()
     )
-    schema = read_schema(include_properties=False)
+    schema = read_schema()
     stream = TxmqDataSource({**known, "queue": "in", "appId": "app"}).streamReader(schema)
     for made in (stream, TxmqDataSource({**known, "queue": "in"}).reader(schema)):
         again = pickle.loads(pickle.dumps(made))

@@ -30,7 +30,7 @@ def test_format_txmq_is_found_with_nothing_registered(rig: Any) -> None:
     rig.declare("q")
     stream = rig.stream("q")
     assert stream.isStreaming
-    assert stream.schema == read_schema(include_properties=False)
+    assert stream.schema == read_schema()
 
 
 def test_format_txmq_works_when_registered(rig: Any) -> None:
@@ -58,9 +58,7 @@ def test_include_properties_gives_the_struct_and_null_where_a_message_has_none(r
     )
     rig.publish("q", "b")
     stream = rig.stream("q", includeProperties="true")
-    assert stream.schema == StructType(
-        [*read_schema(include_properties=False).fields, StructField("properties", PROPERTIES_TYPE)]
-    )
+    assert stream.schema == StructType([*read_schema().fields, StructField("properties", PROPERTIES_TYPE)])
     ((first, second),) = rig.collect(stream)
     assert (first.properties.content_type, first.properties.headers, first.properties.priority) == (
         "text/plain",
@@ -273,3 +271,19 @@ def test_two_readstreams_of_a_queue_are_refused_and_one_that_is_used_twice_is_no
     stream = rig.stream("q")
     (rows,) = rig.collect(stream.union(stream))  # on the same checkpoint
     assert sorted(bodies(rows)) == ["a", "a", "b", "b"]
+
+
+def test_include_transaction_names_the_commit_of_each_message(rig: Any) -> None:
+    rig.declare("q")
+    rig.publish("q", "a", "b")
+    rig.publish("q", "c")
+    frame = rig.look("q", includeTransaction="true", includeProperties="true")
+    assert frame.schema.names[-2:] == ["properties", "transaction"]
+    first, second, third = [row.transaction for row in frame.orderBy("offset").collect()]
+    assert first == second < third
+    state = rig.spark.read.format("txmq").options(url=rig.broker.url, table="transactions").load()
+    published = [row for row in state.collect() if row.sequence == third]
+    assert [(each.queue, each.entries) for each in published[0].effects] == [("q", 1)]
+    (rows,) = rig.collect(rig.stream("q", includeTransaction="true"))
+    assert [row.transaction for row in rows] == [first, second, third]
+    assert rig.look("q").schema == read_schema()

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 
-from broker_core.admin import EffectInfo, MessageLife, MessageStep, TransactionInfo
+from broker_core.admin import (
+    EffectInfo,
+    LedgerInfo,
+    MessageLife,
+    MessageStep,
+    TableInfo,
+    TransactionInfo,
+    of_batch,
+)
 
 Row = dict[str, object]
 _RANGES = 8  # of one line
@@ -18,10 +26,10 @@ _RANGES = 8  # of one line
 def transaction_row(found: TransactionInfo) -> Row:
     """Returns a row of ``txmq transactions --last``."""
     return {
-        "sequence": found.sequence,
+        "sequence": found.sequence or None,  # commits of Kafka have none
         "committed_at": _time(found.committed_at_us),
         "by": _by(found.door, found.user, found.client, found.address),
-        "app": f"{found.app_id}/{found.batch_id}" if found.app_id else "",
+        "app": f"{found.app_id}/{found.ledger_sequence}" if found.app_id else "",
         "effects": [effect_text(effect) for effect in found.effects],
     }
 
@@ -39,19 +47,33 @@ def transaction_lines(found: TransactionInfo) -> Iterator[str]:
             f"  app {found.app_id}, batch {found.batch_id} of query {found.query_id}, "
             f"{found.ledger_sequence} in its ledger"
         )
+    yield from _what(found)
+    if found.left_out:
+        yield f"  {found.left_out} messages of further queues are not listed"
+
+
+def batch_lines(found: LedgerInfo) -> Iterator[str]:
+    """Yields a line for each thing that the decision of a micro-batch did, where its commit has no number."""
+    yield f"batch {found.sequence} of app {found.app_id}  {_time(found.committed_at_us)}"
+    yield f"  batch {found.batch_id} of query {found.query_id}"
+    yield from _what(of_batch(found))
+    if found.published:
+        yield f"  published {found.published}"
+
+
+def _what(found: TransactionInfo) -> Iterator[str]:
     for effect in found.effects:
         yield f"  {effect_text(effect)}"
     for table in found.tables:
-        state = (
-            f"refused: {table.refused}"
-            if table.refused
-            else "applied"
-            if table.applied
-            else "not applied yet"
-        )
-        yield f"  {table.operation} of {table.rows} rows to {table.table}, {state}"
-    if found.left_out:
-        yield f"  {found.left_out} messages of further queues are not listed"
+        yield f"  {table.operation} of {table.rows} rows to {table.table}, {_state(table)}"
+
+
+def _state(table: TableInfo) -> str:
+    if table.refused:
+        return f"refused: {table.refused}"
+    if not table.applied:
+        return "not applied yet"
+    return "applied" if table.version is None else f"version {table.version}"
 
 
 def message_lines(found: MessageLife) -> Iterator[str]:
@@ -82,7 +104,9 @@ def _ranges(effect: EffectInfo) -> str:
 
 
 def _step(step: MessageStep) -> str:
-    words = [step.effect.replace("_", "-"), f"by transaction {step.sequence}", _time(step.committed_at_us)]
+    words = [step.effect.replace("_", "-"), _time(step.committed_at_us)]
+    if step.sequence:
+        words.insert(1, f"by transaction {step.sequence}")
     if not step.certain:
         words[0] = f"perhaps {words[0]}"
     if step.app_id:

@@ -69,6 +69,7 @@ def lines(found: BrokerStatus) -> list[str]:
         "prepared": str(found.prepared),
         "undecided": f"{found.attempts} attempts",
         "unapplied": f"{found.unapplied} batches",
+        "lag": "none" if found.lag_s is None else f"{found.lag_s:.1f} s, of the app that is furthest behind",
     }
     width = max(map(len, rows))
     return [f"{name.ljust(width)}  {value}" for name, value in rows.items()]

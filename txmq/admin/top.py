@@ -56,6 +56,7 @@ class LiveRates:
             {
                 "queue": each.name,
                 "messages": each.messages,
+                "oldest_s": each.oldest_s,
                 "unacked": each.unacknowledged,
                 "in/s": rate(f"queue {each.name}", 0),
                 "out/s": rate(f"queue {each.name}", 1),
@@ -69,6 +70,7 @@ class LiveRates:
             {
                 "pipeline": each.app_id,
                 "lag": each.lag,
+                "lag_s": each.lag_s,
                 "batch": each.sequence,
                 "batches/s": rate(f"app {each.app_id}", 0),
                 "unapplied": each.unapplied,

@@ -298,3 +298,13 @@ class Log:
         self._undo.attribute(run, "recorded")
         run.recorded = True
         return run.record(self._queue_id)
+
+
+def committed_at(log: Log, offset: int) -> tuple[int, bool]:
+    """Returns when an entry was committed, in microseconds since the epoch, and True; False if only its
+    stored block has the time: then it is that of the last commit in the block. Raises DataLoss.
+    """
+    run, row = log.locate(offset)
+    if run.sequence or run.block.inbox is None:
+        return run.committed_at, bool(run.sequence)
+    return run.block.inbox[row].committed_at, True

@@ -8,9 +8,18 @@ Invariant: an answer holds what was in the journal when ``refresh`` was called l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker_core.engine import LedgerEntry
+
+
+class Lag(NamedTuple):
+    """About how many messages an app has not consumed, and when the oldest was written, in milliseconds since
+    the epoch; None: there is none, or this user may not read it.
+    """
+
+    messages: int
+    since_ms: int | None
 
 
 class AppProgress(Protocol):
@@ -32,10 +41,8 @@ class AppProgress(Protocol):
     def queues(self) -> tuple[str, ...]:
         """Returns the queues that the app has claimed, in order."""
 
-    def lag(self, consumed: Mapping[str, int]) -> int:
-        """Returns about how many messages of its queues are not consumed. ``consumed``: by log, as the ledger
-        says.
-        """
+    def lag(self, consumed: Mapping[str, int]) -> Lag:
+        """Returns what of its queues is not consumed. ``consumed``: by log, as the ledger says."""
 
     def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:
         """Returns how many offsets of a queue are claimed, and neither decided nor acknowledged."""
@@ -61,7 +68,10 @@ class AppProgress(Protocol):
     def skipped(self) -> Mapping[int, Mapping[str, str]]:
         """Returns by sequence: branch -> where an operator has written its rows."""
 
-    def mark_applied(self, sequence: int) -> None: ...
+    def versions(self) -> Mapping[int, Mapping[str, int]]:
+        """Returns by sequence: branch -> version of the table that has its rows."""
+
+    def mark_applied(self, sequence: int, versions: Mapping[str, int]) -> None: ...
 
     def mark_mirrored(self, sequence: int) -> None: ...
 

@@ -15,13 +15,15 @@ from uuid import UUID
 
 from broker_core.broker.state.records import ReleaseNoteRecord
 from broker_core.engine import LedgerEntry
-from broker_core.errors import DataLoss, QueueNotFound
+from broker_core.errors import AccessRefused, DataLoss, QueueNotFound
 from broker_core.kafka.cluster.client import Client
+from broker_core.kafka.journal.app_progress import Lag
 from broker_core.kafka.journal.journal import Journal
 from broker_core.kafka.names import parse_log
 from broker_core.kafka.protocol.port import LATEST, TopicPartition
+from broker_core.kafka.topics.row_times import committed_ms
 
-# ["applied",3] and so on
+# ["applied",3], behind which may be branches with the versions of their tables, and so on
 APPLIED, MIRRORED, SKIPPED, NOTED = "applied", "mirrored", "skipped", "noted"
 
 
@@ -80,7 +82,7 @@ class JournalProgress:
     def queues(self) -> tuple[str, ...]:
         return tuple(sorted(self._journal.positions))
 
-    def lag(self, consumed: Mapping[str, int]) -> int:
+    def lag(self, consumed: Mapping[str, int]) -> Lag:
         read: dict[TopicPartition, int] = {}
         for position in self._journal.positions.values():
             for log, acked in position.acked.items():
@@ -90,7 +92,10 @@ class JournalProgress:
                 named = {parse_log(log): int(at) for log, at in note.ends.items()}
                 read |= {log: at for log, at in named.items() if log.topic == note.queue}
         ends = self._client.offsets(dict.fromkeys(read, LATEST))
-        return sum(max(0, ends[log] - offset) for log, offset in read.items())
+        since: list[int] = []
+        with contextlib.suppress(AccessRefused, DataLoss):  # an operator may know less than an app
+            since = committed_ms(self._client, read, ends)
+        return Lag(sum(max(0, ends[log] - offset) for log, offset in read.items()), min(since, default=None))
 
     def _is(self, note: ReleaseNoteRecord) -> bool:
         """Whether the topic is the one that was released."""
@@ -128,8 +133,16 @@ class JournalProgress:
             found.setdefault(int(sequence), {})[branch] = to
         return found
 
-    def mark_applied(self, sequence: int) -> None:
-        self._note([_key(APPLIED, sequence)])
+    def versions(self) -> Mapping[int, Mapping[str, int]]:
+        found: dict[int, dict[str, int]] = {}
+        for sequence, *named in self._of(APPLIED):
+            pairs = zip(named[::2], named[1::2], strict=True)
+            found.setdefault(int(sequence), {}).update((branch, int(version)) for branch, version in pairs)
+        return found
+
+    def mark_applied(self, sequence: int, versions: Mapping[str, int]) -> None:
+        named = (value for pair in sorted(versions.items()) for value in pair)
+        self._note([_key(APPLIED, sequence, *named)])
 
     def mark_mirrored(self, sequence: int) -> None:
         below = [_key(MIRRORED, known) for known, *_ in self._of(MIRRORED) if known < sequence]

@@ -150,9 +150,10 @@ class Decisions:
         """Lets the ledger know what is applied, skipped and mirrored."""
         ledger, app_id, nowhere = self.ledger, self.app_id, Changes()
         applied, skipped, notes = progress.applied(), progress.skipped(), progress.notes()
+        versions = progress.versions() if applied else {}
         for record in ledger.unapplied(app_id):
             if record.sequence in applied:
-                ledger.mark_applied(nowhere, app_id, record.sequence)
+                ledger.mark_applied(nowhere, app_id, record.sequence, versions.get(record.sequence, {}))
                 continue
             named = {branch for _, _, branch, _ in record.branches}
             for branch, to in skipped.get(record.sequence, {}).items():

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from broker_core import errors
+from broker_core.broker.state.records import LedgerRecord
 from broker_core.engine import (
     AppInfo,
     AttemptInfo,
@@ -39,6 +40,7 @@ from broker_core.kafka.sink.receipt import BranchPlace
 from broker_core.kafka.sink.resume import resume
 from broker_core.kafka.sink.staging import KafkaStaging
 from broker_core.kafka.topics import topics
+from broker_core.kafka.topics.entry import now_ms
 from broker_core.kafka.topics.routing import ClusterTopology
 from broker_core.micro_batch.claims.releases import require_idle
 from broker_core.micro_batch.decision import public
@@ -200,7 +202,7 @@ class KafkaSink:
             )
         # a token does not name its app; the ones that this process works for come first
         mine = tuple(self._apps)
-        for app_id in dict.fromkeys((*mine, *self._all_apps())):
+        for app_id in dict.fromkeys((*mine, *self.app_ids())):
             try:
                 app = self._app(app_id)
                 with app.lock:
@@ -218,11 +220,7 @@ class KafkaSink:
 
     # -- C5, C6 ----------------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        app = self._found(app_id)
-        if app is None:
-            return []
-        with app.lock:
-            return [public(record) for record in app.refreshed().unapplied(app_id)]
+        return [public(each) for each in self._records(app_id, lambda ledger: ledger.unapplied(app_id))]
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
@@ -241,12 +239,12 @@ class KafkaSink:
                 "applied and freed, or were deleted"
             ) from None
 
-    def mark_applied(self, app_id: str, sequence: int) -> None:
+    def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
         app = self._app(app_id)
         with app.lock:
             waiting = {record.sequence: record for record in app.refreshed().unapplied(app_id)}
             if sequence in waiting:
-                app.progress.mark_applied(sequence)
+                app.progress.mark_applied(sequence, versions or {})
                 app.decisions.learn(app.progress)
                 app.cleaner.applied(waiting[sequence], app.ledger.unapplied(app_id))
 
@@ -278,18 +276,21 @@ class KafkaSink:
             return app.decider.publish_refused(sequence, branches, rows, token, staged)
 
     def entries(self, app_id: str) -> list[LedgerEntry]:
+        return [public(each) for each in self.kept(app_id)]
+
+    def kept(self, app_id: str) -> list[LedgerRecord]:
+        """Returns the records of ``entries``. Raises AccessRefused."""
+        return self._records(app_id, lambda ledger: ledger.kept(app_id))
+
+    def _records(self, app_id: str, choose: Callable[[Ledger], Iterable[LedgerRecord]]) -> list[LedgerRecord]:
         app = self._found(app_id)
         if app is None:
             return []
         with app.lock:
-            return [public(record) for record in app.refreshed().kept(app_id)]
+            return list(choose(app.refreshed()))
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        app = self._found(app_id)
-        if app is None:
-            return []
-        with app.lock:
-            return [public(record) for record in app.refreshed().unmirrored(app_id, limit)]
+        return [public(each) for each in self._records(app_id, lambda known: known.unmirrored(app_id, limit))]
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
         app = self._app(app_id)
@@ -300,12 +301,8 @@ class KafkaSink:
                 app.decisions.learn(app.progress)
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
-        app = self._found(app_id)
-        if app is None:
-            return None
-        with app.lock:
-            record = app.refreshed().last(app_id)
-        return None if record is None else public(record)
+        last = self._records(app_id, lambda ledger: filter(None, [ledger.last(app_id)]))
+        return public(last[0]) if last else None
 
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
         kept = newest_of_each_log(app_id, entries)
@@ -325,24 +322,26 @@ class KafkaSink:
             if last is None and not progress.queues():
                 return None
             unapplied, unmirrored = ledger.waiting(app_id)
+            lag = progress.lag(app.decisions.consumed())
             return AppInfo(
                 app_id=app_id,
                 queues=progress.queues(),
                 sequence=last.sequence if last else 0,
                 query_id=last.query_id if last else "",
                 batch_id=last.batch_id if last else -1,
-                lag=progress.lag(app.decisions.consumed()),
+                lag=lag.messages,
                 unapplied=unapplied,
                 unmirrored=unmirrored,
+                lag_s=None if lag.since_ms is None else max(0, now_ms() - lag.since_ms) / 1e3,
             )
 
     def apps(self) -> list[AppInfo]:
-        return [info for app_id in self._all_apps() if (info := self.app(app_id)) is not None]
+        return [info for app_id in self.app_ids() if (info := self.app(app_id)) is not None]
 
     def attempts(self) -> list[AttemptInfo]:
         found: list[AttemptInfo] = []
         known = self._client.topics()
-        for app_id in self._all_apps():
+        for app_id in self.app_ids():
             app = self._app(app_id)
             with app.lock:
                 ledger = app.refreshed()
@@ -370,6 +369,7 @@ class KafkaSink:
         with app.lock:
             app.release(queue, logs, force=force, by=by)
 
-    def _all_apps(self) -> list[str]:
+    def app_ids(self) -> list[str]:
+        """Returns the apps of the cluster, as far as the user may see their topics."""
         found = (names.app_of(topic) for topic in self._client.topics())
         return sorted(app_id for app_id in found if app_id is not None)

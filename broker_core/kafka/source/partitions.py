@@ -17,8 +17,8 @@ from broker_core.engine import Origin
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.history import PositionRecord
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
-from broker_core.kafka.record.decode import decode
 from broker_core.kafka.topics import topics
+from broker_core.kafka.topics.row_times import committed_ms
 
 SIZES_S = 10.0  # how old a number of bytes per offset may be
 
@@ -91,18 +91,7 @@ class Partitions:
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> list[int]:
         """Returns the timestamp of the first row of each log from its position on, where there is one."""
-        found: list[int] = []
-        waiting = {log: at for log, at in positions.items() if at < ends[log]}
-        while waiting:
-            for log, fetched in self._client.fetch(waiting, max_bytes=1).items():
-                decoded = decode(fetched.records, waiting[log], ends[log], fetched.aborted, log=str(log))
-                if len(decoded.records):
-                    found.append(int(decoded.records.timestamps[0]))
-                if len(decoded.records) or decoded.position >= ends[log] or decoded.position == waiting[log]:
-                    del waiting[log]
-                else:
-                    waiting[log] = decoded.position
-        return found
+        return committed_ms(self._client, positions, ends)
 
 
 def require_same_topics(

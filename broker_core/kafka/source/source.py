@@ -43,6 +43,7 @@ from broker_core.micro_batch.claims.releases import Release
 from broker_core.micro_batch.resume import take_ends
 
 T = TypeVar("T")
+Rows = Iterator[pa.RecordBatch]
 Consumed = Callable[[str], Mapping[str, int]]  # app -> where the last decided range of each log ended
 
 WAIT_SLICE_S = 0.1  # how late a second leader is asked while the first one has nothing new
@@ -229,7 +230,7 @@ class KafkaSource:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+    def read(self, ticket: ReadTicket) -> Rows:
         """1. The first fetch; 2. the fact that this batch reads these ranges; 3. the rows."""
         slices = [Slice(parse_log(log), first, last) for log, first, last in ticket.slices]
         journal = self.journal(ticket.app_id)
@@ -240,7 +241,7 @@ class KafkaSource:
                 journal.note_read(ticket.query_id, ticket.batch_id, ticket.ranges)
             yield from reader.rows()
 
-    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
+    def browse(self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False) -> Rows:
         known = [Slice(parse_log(log), first, last) for log, first, last in slices]
         ids = {each.log.topic: self._partitions.topic_id(each.log.topic) for each in known}
         ends = self._partitions.ends({each.log for each in known})

@@ -29,6 +29,8 @@ committed, outcome                                             the same; a tag t
 call_took_place                                                any permission; of one's own channel
 transaction, history, message                                  any permission; a tag, or one on each queue
                                                                that is shown
+ledger                                                         any permission; a tag, or the apps that are
+                                                               shown
 give_up, skip_damaged, users, permissions, virtual hosts;
 DoGet: backup                                                  the tag administrator
 =============================================================  ===========================================
@@ -176,6 +178,7 @@ ADMIN: dict[str, Check] = {
     "transaction": _enter,  # what it shows depends on the permissions of each queue
     "history": _enter,
     "message": _enter,
+    "ledger": _enter,  # of the caller's apps; with a tag, of all
     "give_up": _administer("the data directory"),
     "skip_damaged": _administer("what is damaged"),
     **dict.fromkeys(contract.ACCOUNTS, _administer("users, permissions and virtual hosts")),

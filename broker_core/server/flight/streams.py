@@ -14,7 +14,7 @@ import pyarrow as pa
 from broker_core import errors
 from broker_core.engine import ReadTicket
 from broker_core.flight import contract
-from broker_core.message.message import READ_SCHEMA
+from broker_core.message.message import READ_SCHEMA, READ_WITH_TRANSACTION
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight.call_permissions import CallPermissions
@@ -42,11 +42,12 @@ def opened(
     if request.browse is not None:
         permitted = partial(caller.read, {log for log, _, _ in request.browse})
         permitted()
-        return Stream(READ_SCHEMA, engine.browse(request.browse), permitted)
+        rows = engine.browse(request.browse, transaction=request.transaction)
+        return Stream(_schema(request.transaction), rows, permitted)
     if request.read is not None:
         permitted = partial(call_permissions.read, caller, request.read)
         permitted()
-        return Stream(READ_SCHEMA, engine.read(request.read), permitted)
+        return Stream(_schema(request.read.transaction), engine.read(request.read), permitted)
     raise errors.RemoteProtocolError(
         "a ticket names nothing to read; client and broker are of different versions"
     )
@@ -65,7 +66,11 @@ def small(engine: EmbeddedEngine, ticket: ReadTicket) -> list[object]:
         size += batch.nbytes
         if size > contract.SMALL_READ_BYTES:
             return answer
-    return [contract.encode(None), contract.encode_rows(batches, READ_SCHEMA)]
+    return [contract.encode(None), contract.encode_rows(batches, _schema(ticket.transaction))]
+
+
+def _schema(transaction: bool) -> pa.Schema:
+    return READ_WITH_TRANSACTION if transaction else READ_SCHEMA
 
 
 def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

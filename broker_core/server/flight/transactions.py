@@ -6,7 +6,7 @@ log (``audited.py``).
 
 from __future__ import annotations
 
-from broker_core.admin import HistoryPage, MessageLife, PreparedInfo, TransactionInfo
+from broker_core.admin import HistoryPage, LedgerInfo, MessageLife, PreparedInfo, TransactionInfo
 from broker_core.broker.decision import Decision
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
@@ -55,6 +55,9 @@ class Transactions:
 
     def history(self, limit: int, before: int = 0) -> HistoryPage:
         return self._history.page(self._caller.sees, limit, before)
+
+    def ledger(self, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
+        return self._history.ledger(self._caller.sees, app_id, sequence, limit)
 
     def message(self, queue: str, offset: int, at: str = "") -> MessageLife:
         return self._history.message(queue, offset, self._caller.sees, at)

@@ -130,6 +130,9 @@ def _ours(call: HttpCall) -> Response:
 def _apps(served: Served) -> Families:
     labels = ["vhost", "app"]
     lag = GaugeMetricFamily("txmq_app_lag", "Messages that an app has not consumed", labels=labels)
+    lag_s = GaugeMetricFamily(
+        "txmq_app_lag_seconds", "At least, since the oldest of these was committed; 0: none", labels=labels
+    )
     unapplied = GaugeMetricFamily(
         "txmq_app_unapplied", "Its batches whose rows are not applied", labels=labels
     )
@@ -145,13 +148,14 @@ def _apps(served: Served) -> Families:
     for _, vhost, app, last in nlargest(APPS, found, key=lambda each: each[0]):
         names = [vhost, app.app_id]
         lag.add_metric(names, app.lag)
+        lag_s.add_metric(names, app.lag_s or 0.0)
         unapplied.add_metric(names, app.unapplied)
         unmirrored.add_metric(names, app.unmirrored)
         batch.add_metric(names, app.sequence)
         if last:
             at.add_metric(names, last[-1].committed_at_us / 1e6)
             took.add_metric(names, (last[-1].committed_at_us - last[0].committed_at_us) / 1e6)
-    return [lag, unapplied, unmirrored, batch, at, took]
+    return [lag, lag_s, unapplied, unmirrored, batch, at, took]
 
 
 def _rabbitmq(call: HttpCall) -> Response:

@@ -72,7 +72,7 @@ class Served:
         except NotAllowed:
             return []
         with self.broker.look:
-            return overview.pipelines(engine.state, engine.batches, last, app_id)
+            return overview.pipelines(engine.state, engine.batches, self.broker.clock(), last, app_id)
 
     def attempts(self, vhost: str) -> list[AttemptInfo]:
         try:

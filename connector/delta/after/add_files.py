@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject
 
 
+class Added(NamedTuple):
+    version: int | None  # None: not known
+
+
 class Adding:
     """What a process adds for its app. ``last``: the last commits of its tables."""
 
@@ -50,14 +54,14 @@ class Adding:
         staged: Sequence[StagedFiles],
         once: CommitId,
         options: Mapping[str, str],
-    ) -> bool:
-        """One Delta commit of ``staged``, or none if the table has that of ``once``. False, with nothing
-        done, if the table has another shape now.
+    ) -> Added | None:
+        """One Delta commit of ``staged``, or none if the table has that of ``once``. None, with nothing done,
+        if the table has another shape now.
 
         Raises LineageConflict as ``append`` does, NotApplied if a file is gone.
         """
         places = {have: want for each in staged for have, want in each.places.items()}
-        has_it = was_committed(spark, table, once)
+        has_it = was_committed(spark, table, once) is not None
         failpoint.here("adding.started")
         first = True
         transaction: JavaObject | None = None
@@ -86,7 +90,7 @@ class Adding:
 
         try:
             if not retried(commit):
-                return False
+                return None
         except FileNotFoundError:
             # another driver has committed and deleted them?
             if last_version(begun(spark, table.location, None), once.txn_app_id, None) < once.sequence:
@@ -96,8 +100,9 @@ class Adding:
                     )
                 raise
         assert transaction is not None
+        found: int | None = version
         if version < 0 or not self._read_back(spark, table, files, staged, once, transaction, version):
-            require_held(spark, table, once)
+            found = require_held(spark, table, once)
         self._added.add(once.txn_app_id)
         # 4. If the rows were written in another way, or OPTIMIZE and VACUUM have been here, these copies are
         # of no use, and the next VACUUM deletes them
@@ -106,7 +111,7 @@ class Adding:
         gone = set(files.missing(again)) if again else set()
         files.copy({have: want for have, want in again.items() if have not in gone})
         failpoint.here("adding.complete")
-        return True
+        return Added(found)
 
     @contextlib.contextmanager
     def _committer(self) -> Iterator[DeltaCommitter]:

@@ -39,8 +39,9 @@ def change(
     rows: Callable[[SparkSession], DataFrame],
     once: CommitId,
     context: Mapping[str, object] | None = None,
-) -> None:
-    """One Delta commit of the change, or none if the table has that of ``once``.
+) -> int | None:
+    """One Delta commit of the change, or none if the table has that of ``once``. Returns its version, if that
+    is known.
 
     ``rows`` makes the given rows in a session; ``context``: of the text, as it was decided. Raises
     LineageConflict as ``append`` does, OptionError if the table is replaced meanwhile.
@@ -59,13 +60,14 @@ def change(
             rows(session).createOrReplaceTempView(view)
             same_table.merge(session, wanted.sql(in_sql(table.name), view), table, once)
 
-    if was_committed(spark, table, once):
-        return
+    if (version := was_committed(spark, table, once)) is not None:
+        return version
     failpoint.here("changing.started")
     retried(write)
     failpoint.here("changing.committed")
-    require_held(spark, table, once)
+    version = require_held(spark, table, once)
     same_table.require_done_on(spark, table, once)
+    return version
 
 
 def _of_partitions(table: Table) -> dict[str, str]:

@@ -57,8 +57,9 @@ def append(
     once: CommitId,
     options: Mapping[str, str] | None = None,
     partition_by: Sequence[str] = (),
-) -> None:
-    """One Delta commit of ``rows``, or none if the table has that of ``once``. Creates the table.
+) -> int | None:
+    """One Delta commit of ``rows``, or none if the table has that of ``once``. Creates the table. Returns its
+    version, if that is known.
 
     Raises LineageConflict if the table holds another batch with this number, or if too much of its log was
     cleaned to know.
@@ -70,10 +71,10 @@ def append(
         writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
         save(spark, writer.partitionBy(*partition_by) if partition_by else writer, table, once)
 
-    if table.exists and was_committed(spark, table, once):
-        return
+    if table.exists and (version := was_committed(spark, table, once)) is not None:
+        return version
     retried(write)
-    require_held(spark, table, once)
+    return require_held(spark, table, once)
 
 
 def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from broker_core import failpoint
-from broker_core.engine import ToApply
+from broker_core.engine import FILES, ToApply
 from broker_core.errors import NotApplied, OptionError, cause
 from connector.delta import jvm
 from connector.delta.before.rehearsal import refused
@@ -33,7 +33,7 @@ from connector.delta.resolve import digest, log_at, look_at
 from connector.delta.table_files import TableFiles
 from connector.sql import quoted
 from connector.tables.table import Table
-from connector.tables.target import FILES, LOST
+from connector.tables.target import LOST
 
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject

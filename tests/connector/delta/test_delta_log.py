@@ -42,7 +42,7 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
 def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(
     history: list[Commit], answer: bool | None
 ) -> None:
-    assert held(iter(history), BATCH, DECIDED_MS * 1000) is answer
+    assert held(iter(history), BATCH, DECIDED_MS * 1000).known is answer
 
 
 def test_a_commit_of_an_earlier_version_is_known_by_its_checkpoint_and_number() -> None:

@@ -4,6 +4,7 @@ way there and back.
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -24,6 +25,7 @@ from pyspark.sql.types import (
 from broker_core.errors import LocalProtocolError, OptionError
 from broker_core.message.message import READ_SCHEMA
 from broker_core.message.properties import Properties
+from connector.options import Included
 from connector.stream.schema import (
     PROPERTIES_TYPE,
     check_publish_columns,
@@ -53,21 +55,19 @@ def batch(properties: list[bytes]) -> pa.RecordBatch:
     )
 
 
-@pytest.mark.parametrize("include_properties", [False, True])
+@pytest.mark.parametrize("included", [Included(*each) for each in itertools.product([False, True], repeat=2)])
 @pytest.mark.parametrize("properties", [[b"", b""], [Properties(type="t").encode(), b""], []])
 def test_batches_have_exactly_the_arrow_schema_that_spark_derives(
-    include_properties: bool, properties: list[bytes]
+    included: Included, properties: list[bytes]
 ) -> None:
-    (given,) = to_spark(iter([batch(properties)]), include_properties=include_properties)
-    assert given.schema.equals(
-        to_arrow_schema(read_schema(include_properties=include_properties), timezone="UTC")
-    )
+    (given,) = to_spark(iter([batch(properties)]), included)
+    assert given.schema.equals(to_arrow_schema(read_schema(included), timezone="UTC"))
     given.validate(full=True)
 
 
 def test_plain_columns_are_the_buffers_of_the_engine() -> None:
     source = batch([b"", b""])
-    (given,) = to_spark(iter([source]), include_properties=False)
+    (given,) = to_spark(iter([source]))
     for name in given.schema.names:
         assert [buffer and buffer.address for buffer in given.column(name).buffers()] == [
             buffer and buffer.address for buffer in source.column(name).buffers()
@@ -191,6 +191,6 @@ def test_rows_that_can_be_messages_are_accepted(body: Any) -> None:
 
 
 def test_a_differing_schema_is_refused() -> None:
-    check_read_schema(read_schema(include_properties=False), include_properties=False)
+    check_read_schema(read_schema())
     with pytest.raises(OptionError, match=r"the schema given by \.schema\(\) is struct<a:int>"):
-        check_read_schema(StructType([StructField("a", IntegerType())]), include_properties=False)
+        check_read_schema(StructType([StructField("a", IntegerType())]))

@@ -76,11 +76,11 @@ class TableBench(ABC):
     def attempt(self, table: str, sequence: int, token: str) -> Attempt:
         return Attempt(APP, self.once(table, sequence).txn_app_id, sequence, token)
 
-    def append(self, table: str, once: CommitId, *rows: Row, **more: Any) -> None:
-        self.tables.append(self.given(*rows)(self.spark), self.found(table), once, **more)
+    def append(self, table: str, once: CommitId, *rows: Row, **more: Any) -> int | None:
+        return self.tables.append(self.given(*rows)(self.spark), self.found(table), once, **more)
 
-    def change(self, table: str, change: Merge | Overwrite, once: CommitId, *rows: Row) -> None:
-        self.tables.change(self.spark, self.found(table), change, self.given(*rows), once)
+    def change(self, table: str, change: Merge | Overwrite, once: CommitId, *rows: Row) -> int | None:
+        return self.tables.change(self.spark, self.found(table), change, self.given(*rows), once)
 
     def check(
         self, table: str, rows: DataFrame, change: Merge | Overwrite | None = None, **options: str

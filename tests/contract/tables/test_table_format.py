@@ -37,25 +37,24 @@ def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: Tab
     """All of them again by another process, with another writer in between; and the next batch."""
     table = bench.create("lake")
 
-    def append(once: CommitId) -> None:
-        bench.append(table, once, ("a", 1), ("b", 2))
+    def append(once: CommitId) -> int | None:
+        return bench.append(table, once, ("a", 1), ("b", 2))
 
-    steps: list[Callable[[CommitId], None]] = [
+    steps: list[Callable[[CommitId], int | None]] = [
         append,
         lambda once: bench.change(table, UPSERT, once, ("a", 10), ("c", 30)),
         lambda once: bench.change(table, DELETE, once, ("b", 0)),
         lambda once: bench.change(table, Overwrite.made("n > 20", {}), once, ("x", 21), ("y", 22)),
         append,
     ]
-    for step, act in enumerate(steps):
-        act(bench.once(table, 1, step))
+    versions = [act(bench.once(table, 1, step)) for step, act in enumerate(steps)]
+    assert versions == [1, 2, 3, 4, 5]
     done = [("a", 1), ("a", 11), ("b", 2), ("x", 21), ("y", 22)]
     assert bench.rows(table) == done
     assert bench.versions(table) == 1 + len(steps)
     bench.insert(table, ("other", 0))
     bench.tables = bench.another()
-    for step, act in enumerate(steps):
-        act(bench.once(table, 1, step))
+    assert [act(bench.once(table, 1, step)) for step, act in enumerate(steps)] == versions
     assert bench.rows(table) == [*done[:3], ("other", 0), *done[3:]]
     bench.change(table, DELETE, bench.once(table, 2), ("a", 0))
     bench.change(table, DELETE, bench.once(table, 1, 2), ("other", 0))  # of the first batch: it is there

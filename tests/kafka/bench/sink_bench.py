@@ -18,6 +18,7 @@ from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.cluster import Time
+from broker_core.kafka.journal.app_progress import Lag
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
@@ -71,8 +72,8 @@ class View:
     def queues(self) -> tuple[str, ...]:
         return self._seen.queues
 
-    def lag(self, consumed: Mapping[str, int]) -> int:
-        return sum(100 - offset for offset in consumed.values())
+    def lag(self, consumed: Mapping[str, int]) -> Lag:
+        return Lag(sum(100 - offset for offset in consumed.values()), None)
 
     def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:
         return 0
@@ -105,7 +106,10 @@ class View:
         notes += [(branch, name, at, text) for branch, at in branches.items()]
         self.refresh()
 
-    def mark_applied(self, sequence: int) -> None:
+    def versions(self) -> Mapping[int, Mapping[str, int]]:
+        return {}
+
+    def mark_applied(self, sequence: int, versions: Mapping[str, int]) -> None:
         self._journal.applied.add(sequence)
         self.refresh()
 

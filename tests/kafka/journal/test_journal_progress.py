@@ -9,6 +9,7 @@ from broker_core.kafka.journal.journal_progress import JournalProgress
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch import ledger
+from broker_core.micro_batch.decision import tables
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver
 
 
@@ -71,6 +72,22 @@ def test_c6_the_highest_number_that_anyone_has_mirrored_holds() -> None:
         assert [entry.sequence for entry in each.sink.unmirrored(APP)] == [5]
     first.sink.mark_mirrored(APP, 5)
     assert facts(cluster) == {'["mirrored",5]'}, "of several numbers the highest is kept"
+
+
+def test_c5_every_driver_knows_the_versions_of_the_tables_that_one_has_written() -> None:
+    cluster = Cluster()
+    first, second = driver(cluster), driver(cluster)
+    for number in range(2):
+        append(first, number)
+    for number, versions in ((1, (7, 0)), (2, (8,))):
+        (entry, *_) = second.sink.unapplied(APP)
+        named = {part.branches[0]: at for part, at in zip(entry.to_apply, versions, strict=False)}
+        second.sink.mark_applied(APP, number, named)
+        first.sink.mark_applied(APP, number)
+    first.sink.unapplied(APP)
+    for each in (first, second, driver(cluster)):
+        found = [[(table.table, table.version) for table in tables(entry)] for entry in each.sink.kept(APP)]
+        assert found == [[("t", 7), ("u", 0)], [("t", 8), ("u", None)]]
 
 
 def test_facts_of_entries_that_the_ledger_drops_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

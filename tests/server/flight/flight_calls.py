@@ -174,6 +174,7 @@ ADMIN: dict[str, dict[str, Any]] = {
     "transaction": {"sequence": 1},
     "history": {"limit": 1},
     "message": {"queue": "in", "offset": 0},
+    "ledger": {"app_id": "", "sequence": 0, "limit": 10},
     "commit": {"xid": "xa"},
     "rollback": {"xid": "xa"},
 }

@@ -66,6 +66,7 @@ def test_metrics_count_what_happened(broker: Broker, watcher: Api, batch: None) 
     found = samples(watcher)
     assert found["txmq_queues", ()] == 3 and found["txmq_messages", ()] == 13
     assert found["txmq_app_lag", ("sums", "/")] == 3 and found["txmq_app_unapplied", ("sums", "/")] == 0
+    assert found["txmq_app_lag_seconds", ("sums", "/")] > 0
     assert found["txmq_app_last_batch_timestamp_seconds", ("sums", "/")] == pytest.approx(
         time.time(), abs=600
     )

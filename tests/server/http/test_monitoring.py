@@ -143,6 +143,8 @@ def test_promtool_takes_the_rules() -> None:
             },
             False,
         ),
+        ("TxmqPipelineLate", {'txmq_app_lag_seconds{instance="a",app="x",vhost="/"}': "1000+60x30"}, True),
+        ("TxmqPipelineLate", {'txmq_app_lag_seconds{instance="a",app="x",vhost="/"}': "60x30"}, False),
         ("TxmqPipelineFallsBehind", {'txmq_app_lag{instance="a",app="x",vhost="/"}': "20000+100x30"}, True),
         ("TxmqPipelineFallsBehind", {'txmq_app_lag{instance="a",app="x",vhost="/"}': "20000-100x30"}, False),
     ],
