@@ -36,6 +36,7 @@ import base64
 import collections.abc
 import dataclasses
 import inspect
+import json
 import struct
 import types
 from collections.abc import Callable
@@ -51,7 +52,7 @@ from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 
-VERSION = 6  # of this contract; a client refuses a broker of another one
+VERSION = 7  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -145,16 +146,24 @@ def encode(value: object) -> bytes:
 
 
 def decode(kind: Any, data: bytes | pa.Buffer) -> Any:
-    """The value of annotation ``kind`` that ``encode`` wrote. Raises RemoteProtocolError."""
+    """The value of annotation ``kind`` that ``encode`` wrote, of any size: for a client. Raises
+    RemoteProtocolError.
+    """
+    return _decoded(kind, data, json.loads)
+
+
+def _decoded(kind: Any, data: bytes | pa.Buffer, loads: Callable[[bytes], Any]) -> Any:
     try:
-        return _typed(kind, pieces.loads(bytes(data)) if len(data) else None)
+        return _typed(kind, loads(bytes(data)) if len(data) else None)
     except _UNREADABLE as error:
         raise _unreadable(f"a {getattr(kind, '__name__', kind)}", error) from error
 
 
 def decode_checked(kind: Any, data: bytes | pa.Buffer, call: str) -> Any:
-    """The same for a value of ``call``, checked against its annotations. Raises RemoteProtocolError."""
-    value = decode(kind, data)
+    """The same for a value of ``call``, of not too many values, checked against its annotations. Raises
+    RemoteProtocolError.
+    """
+    value = _decoded(kind, data, pieces.loads)
     try:
         checks.check_of(kind)(value)
     except checks.Mismatch as wrong:
