@@ -57,7 +57,7 @@ def loads(text: bytes, parse_constant: Callable[[str], object] | None = None) ->
             raise TooManyValues(f"JSON of {len(text)} bytes has more than {MOST} values")
     if found <= FEW:
         return json.loads(text, parse_constant=parse_constant)
-    return _slow(parse_constant).decode(text.decode())
+    return _slow(parse_constant).decode(text.decode(json.detect_encoding(text), "surrogatepass"))
 
 
 def _slow(parse_constant: Callable[[str], object] | None) -> json.JSONDecoder:

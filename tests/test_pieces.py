@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core import pieces
+from broker_core.errors import RemoteProtocolError
+from broker_core.flight import contract
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -60,6 +62,23 @@ def test_a_damaged_text_is_refused_by_both(text: bytes, monkeypatch: pytest.Monk
         monkeypatch.setattr(pieces, "FEW", limit)
         with pytest.raises(ValueError):
             pieces.loads(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_text_may_be_coded_as_json_says(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"a": [1, "\u00e4", "\\ud800"]}'.encode(encoding)
+    monkeypatch.setattr(pieces, "SMALL_BYTES", 0)
+    monkeypatch.setattr(pieces, "FEW", 0)
+    assert pieces.loads(text) == json.loads(text)
+
+
+def test_an_answer_has_any_number_of_values_and_a_call_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SMALL_BYTES", 0)
+    monkeypatch.setattr(pieces, "MOST", 9)
+    text = contract.encode(list(range(10)))
+    assert contract.decode(list[int], text) == list(range(10))
+    with pytest.raises(RemoteProtocolError, match="more than 9 values"):
+        contract.decode_checked(list[int], text, "call")
 
 
 def test_constants_are_asked_for_in_a_long_text_too() -> None:

@@ -36,6 +36,7 @@ import base64
 import collections.abc
 import dataclasses
 import inspect
+import json
 import struct
 import types
 from collections.abc import Callable
@@ -146,16 +147,24 @@ def encode(value: object) -> bytes:
 
 
 def decode(kind: Any, data: bytes | pa.Buffer) -> Any:
-    """The value of annotation ``kind`` that ``encode`` wrote. Raises RemoteProtocolError."""
+    """The value of annotation ``kind`` that ``encode`` wrote, of any size: for a client. Raises
+    RemoteProtocolError.
+    """
+    return _decoded(kind, data, json.loads)
+
+
+def _decoded(kind: Any, data: bytes | pa.Buffer, loads: Callable[[bytes], Any]) -> Any:
     try:
-        return _typed(kind, pieces.loads(bytes(data)) if len(data) else None)
+        return _typed(kind, loads(bytes(data)) if len(data) else None)
     except _UNREADABLE as error:
         raise _unreadable(f"a {getattr(kind, '__name__', kind)}", error) from error
 
 
 def decode_checked(kind: Any, data: bytes | pa.Buffer, call: str) -> Any:
-    """The same for a value of ``call``, checked against its annotations. Raises RemoteProtocolError."""
-    value = decode(kind, data)
+    """The same for a value of ``call``, of not too many values, checked against its annotations. Raises
+    RemoteProtocolError.
+    """
+    value = _decoded(kind, data, pieces.loads)
     try:
         checks.check_of(kind)(value)
     except checks.Mismatch as wrong:

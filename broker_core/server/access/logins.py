@@ -81,11 +81,20 @@ class Logins:
                 found = answer.result()
             finally:
                 self._waiting.release()
-            self.audit.record("login", user, address, door="flight", answer="accepted")
-        if proof_of is not None and kept is not None:
-            with self._lock:
-                remember(self._proved, proof_of, kept)
+        self._logged_in(user, address, "flight", proof_of, kept)
         return found
+
+    def _logged_in(
+        self, user: str, address: str, door: str, proof_of: tuple[str, bytes] | None, kept: str | None
+    ) -> None:
+        """A line for each connection, also if its password was remembered from another one."""
+        if proof_of is None or kept is None:
+            return
+        with self._lock:
+            known = self._proved.get(proof_of) == kept
+            remember(self._proved, proof_of, kept)
+        if not known:
+            self.audit.record("login", user, address, door=door, answer="accepted")
 
     def bearer(self, token: str, address: str) -> Identity:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
@@ -141,9 +150,8 @@ class Logins:
         answer = self._checks.ask(user, password, address)
 
         def keep(answer: Future[Identity]) -> None:
-            if kept is not None and answer.exception() is None:
-                with self._lock:
-                    remember(self._proved, proof_of, kept)
+            if answer.exception() is None:
+                self._logged_in(user, address, "http", proof_of, kept)
 
         answer.add_done_callback(keep)
         return answer

@@ -125,9 +125,8 @@ class FlightServer:
             return [self._logins.prove(action.body)]
         with self._call(action.type, context) as caller:
             kind, _, word = action.type.rpartition(".")
-            if action.type not in PUBLISHES and action.body.size > contract.MAX_CALL_BYTES:
-                size, limit = action.body.size, contract.MAX_CALL_BYTES
-                raise errors.RemoteProtocolError(f"{action.type} of {size} bytes; the limit is {limit}")
+            if action.type not in PUBLISHES:
+                _check_size(action.type, action.body.size)
             answer = self._answer(caller, kind, word, action.body)
             failpoint.here(f"server.reply.{word}")
             return answer
@@ -226,6 +225,7 @@ class FlightServer:
         self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
     ) -> pyarrow.flight.FlightDataStream:
         with self._call("get", context) as caller:
+            _check_size("get", len(ticket.ticket))
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             epoch = self._broker.state.users.epoch
             if request.backup:
@@ -256,6 +256,7 @@ class FlightServer:
         writer: pyarrow.flight.FlightMetadataWriter,
     ) -> None:
         with self._call("put", context) as caller:
+            _check_size("put", len(descriptor.command or b""))
             self._staging.stream(caller, descriptor.command or b"", reader, writer)
 
     # -- around every call -----------------------------------------------------------------------------------
@@ -285,6 +286,14 @@ class FlightServer:
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
+
+
+def _check_size(call: str, size: int) -> None:
+    """Raises RemoteProtocolError."""
+    if size > contract.MAX_CALL_BYTES:
+        raise errors.RemoteProtocolError(
+            f"{call} came with {size} bytes; the limit is {contract.MAX_CALL_BYTES}"
+        )
 
 
 def _wait(

