@@ -1,6 +1,8 @@
-"""decode_rows: messages of JSON into a Delta table, the broken ones as dead letters, beside plain from_json.
+"""decode_rows: messages of JSON into a Delta table, the broken ones as dead letters, beside plain from_json;
+reject_rows: the same beside a ``tx.reject`` that reads the batch again, which metrics save
+(``connector/reject/rejected_metrics.py``).
 
-Both are appends of ``transactional``, so the difference is ``decode`` and ``tx.reject``. One message of a
+All are appends of ``transactional``, so the difference is ``decode`` and ``tx.reject``. One message of a
 thousand is broken.
 """
 
@@ -33,21 +35,26 @@ _ORDER = (
 
 def decode_rows(folder: Path) -> list[Figure]:
     """Without the first batch of each query, which rehearses the append."""
-    queues = [f"{kind}-{number}" for number in range(REPETITIONS + 1) for kind in ("typed", "plain")]
+    kinds = {"plain": _plain, "typed": _typed, "again": _read_again}
+    queues = [f"{kind}-{number}" for number in range(REPETITIONS + 1) for kind in kinds]
     with serving(folder / "decode") as served, open_spark() as spark:
         with BrokerClient(served.url) as client:
             fanout(client, "orders", queues)
             with client.channel() as channel:
                 channel.queue_declare("dead")
         _fill(spark, served.url)
-        found, references = [], []
+        rates: dict[str, list[float]] = {kind: [] for kind in kinds}
         for number in range(REPETITIONS + 1):
-            references.append(_rate(spark, served.url, folder, f"plain-{number}", _plain))
-            found.append(_rate(spark, served.url, folder, f"typed-{number}", _typed))
+            for kind, work in kinds.items():
+                rates[kind].append(_rate(spark, served.url, folder, f"{kind}-{number}", work))
         with BrokerClient(served.url) as client:
             dead = client.available(["dead"])["dead"].rows
-        assert dead == ROWS * BATCHES // BROKEN_EVERY * (REPETITIONS + 1), dead
-        return [against("decode_rows", found[1:], references[1:], "rows/s")]
+        assert dead == ROWS * BATCHES // BROKEN_EVERY * (REPETITIONS + 1) * 2, dead
+        plain, typed, again = (found[1:] for found in rates.values())
+        return [
+            against("decode_rows", typed, plain, "rows/s"),
+            against("reject_rows", typed, again, "rows/s"),
+        ]
 
 
 def _fill(spark: SparkSession, url: str) -> None:
@@ -77,6 +84,13 @@ def _typed(batch: DataFrame, tx: Any, table: str) -> None:
     decoded = txmq.decode(batch, SCHEMA)
     tx.append(decoded.good, table)
     tx.reject(decoded, queue="dead")
+
+
+def _read_again(batch: DataFrame, tx: Any, table: str) -> None:
+    """Of another frame than that of ``Decoded`` nothing is known."""
+    decoded = txmq.decode(batch, SCHEMA)
+    tx.append(decoded.good, table)
+    tx.reject(decoded.rejected.select("*"), queue="dead")
 
 
 def _rate(spark: SparkSession, url: str, folder: Path, queue: str, work: Any) -> float:

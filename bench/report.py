@@ -46,6 +46,7 @@ GOALS = {
     "append_small_ms": Goal("value", 30, 15, less_is_better=True),
     "merge_rows": Goal("ratio", 0.8, 0.95),
     "decode_rows": Goal("ratio", 0.9, 1),
+    "reject_rows": Goal("ratio", 1.1, 1.5),
     "micro_batch_overhead_ms": Goal("value", 40, 15, less_is_better=True),
     "small_commit_read": Goal("ratio", 0.5, 0.9),
     "backlog_rss_mb": Goal("value", 500, 250, less_is_better=True),

@@ -177,8 +177,14 @@ def _once(column: Column) -> Column:
 
 
 def _any(faults: Sequence[Fault]) -> Column:
-    """Whether a condition is true. It is evaluated for each row, and so without the reasons."""
-    return F.coalesce(reduce(or_, (condition for condition, _ in faults)), F.lit(False))
+    """Whether a condition is true. It is evaluated for each row, and so without the reasons.
+
+    Pairs of pairs: Spark recurses into expressions, and a chain of a thousand is too deep for its stack.
+    """
+    found = [condition for condition, _ in faults]
+    while len(found) > 1:
+        found = [reduce(or_, found[at : at + 2]) for at in range(0, len(found), 2)]
+    return F.coalesce(found[0], F.lit(False))
 
 
 def _first(faults: Sequence[Fault]) -> Column:

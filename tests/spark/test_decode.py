@@ -127,6 +127,17 @@ def test_a_body_of_json_is_one_object_of_the_schema_or_is_rejected_with_the_reas
     assert dict(zip(bodies, found, strict=True)) == dict(zip(bodies, expected, strict=True))
 
 
+@pytest.mark.soak  # two thousand conditions take Spark half a minute
+def test_a_schema_may_have_a_thousand_fields_that_are_not_null(spark: SparkSession) -> None:
+    names = [f"c{number}" for number in range(1_000)]
+    whole = {name: number for number, name in enumerate(names)}
+    bodies = [json.dumps(each).encode() for each in (whole, {**whole, "c999": None})]
+    decoded = decode(frame(spark, bodies), ", ".join(f"{name} DOUBLE NOT NULL" for name in names))
+    assert decoded.good.select("c999").collect() == [(999.0,)]
+    (broken,) = decoded.rejected.select("reason").collect()
+    assert broken.reason == "field 'c999' is missing or null"
+
+
 def test_whatever_json_another_parser_refuses_is_rejected_too(spark: SparkSession, seed: int) -> None:
     """Valid bodies with random damage: what is good is what Python's parser reads, and has its values."""
     choice = random.Random(seed)

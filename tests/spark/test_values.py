@@ -400,3 +400,58 @@ def test_an_interval_of_months_is_refused_by_name(bench: Bench) -> None:
         told = refused(bench, delete("t.id = s.id"), f"SELECT 1 AS id, array({interval}) AS v", ours)
         assert ours in told and "column 'v' has type array<interval" in told
         assert "which Spark cannot give to Python" in told
+
+
+# -- trailing blanks -------------------------------------------------------------------------------------------
+
+BLANKS: dict[str, list[tuple[Operation, str]]] = {
+    "append": [(append(), given) for given in ("'a'", "'abc   '", "'ab '", "'abcd'")],
+    "overwrite": [
+        (overwrite(where), given)
+        for given, wheres in {
+            "'a'": ["c = 'a'", "c = 'a  '", "length(c) = 1"],
+            "'ab '": ["c = 'ab '", "c = 'ab'"],
+            "'abc  '": ["c = 'abc'", "c = 'abc  '"],
+        }.items()
+        for where in wheres
+    ],
+    "delete": [
+        (delete(on), given)
+        for given, conditions in {
+            "'a'": ["t.c = s.c", "t.c = 'a'", "length(t.c) = 1"],
+            "'a  '": ["t.c = s.c"],
+            "'abc  '": ["t.c = s.c"],
+            "'ab'": ["t.c = s.c"],
+        }.items()
+        for on in conditions
+    ],
+    "merge": [(merge_all("t.c = s.c"), given) for given in ("'a'", "'abc  '", "'ab'", "'a  ', 'a'")],
+}
+OFTEN = {"append 1", "append 3", "merge 1"}  # the others only in ``make soak``
+
+
+@pytest.mark.parametrize("kind", ["CHAR(3)", "VARCHAR(3)"])
+@pytest.mark.parametrize(
+    ("operation", "given"),
+    [
+        pytest.param(
+            *case,
+            id=f"{name} {number}",
+            marks=[] if f"{name} {number}" in OFTEN else pytest.mark.soak,
+        )
+        for name, cases in BLANKS.items()
+        for number, case in enumerate(cases)
+    ],
+)
+def test_trailing_blanks_are_kept_compared_and_refused_as_by_plain_delta(
+    bench: Bench, operation: Operation, given: str, kind: str
+) -> None:
+    """CHAR fills with blanks and VARCHAR does not; both drop those beyond their length."""
+    tables = bench.new_tables()
+    for table in tables:
+        bench.spark.sql(f"CREATE TABLE delta.`{table}` (c {kind}, v INT) USING delta")
+        bench.spark.sql(f"INSERT INTO delta.`{table}` VALUES ('a', 0), ('abc', 0), ('ab ', 0)")
+    rows = f"SELECT explode(array({given})) AS c, 1 AS v"
+    outcome = compared(bench, operation, rows, tables, f"{kind} {given}")
+    if given == "'abcd'":
+        assert outcome == "refused"

@@ -38,6 +38,11 @@ class Client:
     def close(self) -> None:
         self._cluster.close()
 
+    @property
+    def failures(self) -> int:
+        """Another number than before: a node was lost meanwhile."""
+        return self._cluster.nodes.failures
+
     def patience(self) -> Backoff:
         """For what is asked again here because an answer was too early."""
         return self._cluster.patience()

@@ -90,6 +90,7 @@ class Nodes:
         self._wire = wire
         self._bootstrap = tuple(bootstrap)
         self._doubtful: set[NodeAddress] = set()
+        self.failures = 0  # to send a request, or to get its answer
 
     def close(self) -> None:
         self._wire.close()
@@ -109,7 +110,7 @@ class Nodes:
         try:
             return self._wire.send(node, request, lane)
         except errors.ConnectionFailed:
-            self._doubtful.add(node)
+            self._failed(node)
             raise
 
     def answer(self, node: NodeAddress, pending: Pending[A]) -> A:
@@ -117,10 +118,14 @@ class Nodes:
         try:
             answer = pending.answer()
         except errors.ConnectionFailed:
-            self._doubtful.add(node)
+            self._failed(node)
             raise
         self._doubtful.discard(node)
         return answer
+
+    def _failed(self, node: NodeAddress) -> None:
+        self.failures += 1
+        self._doubtful.add(node)
 
 
 class Cluster:

@@ -28,6 +28,7 @@ from broker_core.kafka.record.record_batch import (
     HEAD,
     MAGIC,
     NOTHING,
+    PRODUCER,
     PRODUCER_AT,
     TIMESTAMPS_AT,
     TRANSACTIONAL,
@@ -87,7 +88,7 @@ def stamp(
     (KIP-98).
     """
     _TIMESTAMPS.pack_into(batch, TIMESTAMPS_AT, timestamp, timestamp)
-    _PRODUCER.pack_into(batch, PRODUCER_AT, producer_id, epoch, sequence)
+    PRODUCER.pack_into(batch, PRODUCER_AT, producer_id, epoch, sequence)
     _CRC.pack_into(batch, CRC_AT, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
 
 
@@ -106,7 +107,7 @@ def encode_headers(pairs: Iterable[tuple[str, bytes | None]]) -> bytes:
 
 
 _FRONT, _TAIL = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
-_TIMESTAMPS, _PRODUCER, _CRC = struct.Struct(">qq"), struct.Struct(">qhi"), struct.Struct(">I")
+_TIMESTAMPS, _CRC = struct.Struct(">qq"), struct.Struct(">I")
 
 
 def _content(

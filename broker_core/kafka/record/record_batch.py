@@ -28,6 +28,7 @@ SMALLEST_RECORD = 7  # length, attributes, two deltas, two lengths and the count
 
 CRC_AT, ATTRIBUTES_AT, TIMESTAMPS_AT, PRODUCER_AT = 17, 21, 27, 43
 _LENGTH_AT = 12  # what "length" counts begins here
+PRODUCER = struct.Struct(">qhi")  # id, epoch, first sequence
 _ABORT, _CONTROL_KEY = 0, struct.Struct(">hh")  # version, type
 
 

@@ -22,6 +22,7 @@ from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
+from broker_core.kafka.sink import lost_end
 from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerEpoch, ReadyBatch
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
@@ -39,6 +40,7 @@ class Changes:
     def __init__(self) -> None:
         self.records: dict[str, Record | None] = {}
         self.pruned: list[int] = []  # sequences of ledger entries
+        self.logs: tuple[TopicPartition, ...] = ()  # in which the same transaction publishes
 
     def __bool__(self) -> bool:
         return bool(self.records)
@@ -56,6 +58,8 @@ class Changes:
         entries = [
             Entry(key, None) if record is None else entry.put(record) for key, record in self.records.items()
         ]
+        if self.logs:
+            entries[-1] = entries[-1]._replace(headers=lost_end.named(self.logs))
         batch = entry.batch(entries, now_ms, transactional=True)
         if len(batch) > ENTRY_BYTES:
             raise errors.TransactionTooLarge(
@@ -178,11 +182,16 @@ class FencedApp:
         self._client = client
         self._decisions = decisions
         self.epoch = ProducerEpoch(client, names.producer_of(decisions.app_id))
+        self._failures = 0  # of the client before the last fence
 
     def fence(self, lasting_ms: int = TIMEOUT_MS) -> None:
         """Takes over the app, for transactions of at most ``lasting_ms``."""
+        self._failures = self._client.failures
+        known = self._client.transaction(self.epoch.id)  # a fence lets Kafka forget how it has ended
         self.epoch.fence(lasting_ms)
         try:
+            if lost_end.end_again(self._client, self._decisions.log, self.epoch, known):
+                self.epoch.fence(lasting_ms)
             self._decisions.replay(fenced=True)
         except BaseException:
             self.epoch.release()  # an epoch decides only with a memory that is as new
@@ -196,6 +205,9 @@ class FencedApp:
         entry or an error only behind a fence of this call.
         """
         fenced = not self.epoch.is_held or self.epoch.timeout_ms < lasting_ms
+        # a node that was lost may have lost the end of the last transaction, and an abort of the next one
+        # would take that back
+        fenced = fenced or self._failures != self._client.failures
         if fenced:
             self.fence(lasting_ms)
         try:

@@ -68,6 +68,18 @@ class ProducerEpoch:
         assert producer is not None, "fence first"
         return ProducerTransaction(self, producer)
 
+    def end_again(self, logs: Collection[TopicPartition], *, commit: bool) -> bool:
+        """Ends what the producer has open in the logs, though its coordinator has ended it: they join a
+        transaction without a record. Uses up the epoch that is held.
+        """
+        producer, self._producer = self._producer, None
+        assert producer is not None, "fence first"
+        self.client.add_partitions(self.id, producer, sorted(logs))
+        here("kafka.owner.joined_again")
+        self.client.end_transaction(self.id, producer, commit=commit, bump=False)
+        here("kafka.owner.ended_again")
+        return True
+
     def renew(self, producer: Producer) -> None:
         """Takes the epoch that a commit answered."""
         self._producer = producer

@@ -76,7 +76,7 @@ def _driver(apps: Sequence[str], queues: Sequence[QueueUse]) -> Iterator[Use]:
         app, stage, own = names.app_topic(app_id), names.stage_topic(app_id), names.producer_of(app_id)
         yield Use(DRIVER, TOPIC, app, "the ledger and the journal", (*_LOOK, *_CHECK, *_DECIDE))
         yield Use(DRIVER, TOPIC, stage, "rows that are staged", (*_LOOK, *_CHECK, port.DeleteRecords))
-        yield Use(DRIVER, TRANSACTIONAL_ID, own, "decisions", _OWN)
+        yield Use(DRIVER, TRANSACTIONAL_ID, own, "decisions", (*_OWN, port.DescribeTransaction))
         for topic in (app, stage):
             yield Use(DRIVER, TOPIC, topic, _FIRST_USE, (port.CreateTopic,), optional=True)
         shown = (port.FindCoordinator, port.CommitOffsets)
