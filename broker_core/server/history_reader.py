@@ -53,7 +53,8 @@ class HistoryReader:
         NotAllowed: there is no such virtual host.
         """
         ledger = self._engines.of(sees.vhost).batches.ledger
-        with self._node.look:
+
+        def page(_state: BrokerState) -> list[LedgerInfo]:
             apps = [app for app in sorted(ledger.apps()) if app >= app_id and (sees.looks or sees.app(app))]
             after = (
                 entry
@@ -64,6 +65,8 @@ class HistoryReader:
             return [
                 ledger_info(entry, entry.commit_sequence) for entry in islice(after, max(0, min(limit, PAGE)))
             ]
+
+        return self._taken(page)
 
     def message(self, queue: str, offset: int, sees: Sees) -> MessageLife:
         """Returns the life of a message. Raises QueueNotFound: also if the caller may not see the queue."""
