@@ -106,7 +106,7 @@ def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
 
 def waiting_since(queue: Queue, read_block: ReadBlock | None = None) -> int | None:
     """Returns when the first message that the owner of a queue has to read was committed; None if there is
-    none. Without ``read_block``, and of a damaged block, it may be the time of a later commit of the block.
+    none, or it is damaged. Without ``read_block`` it may be the time of a later commit of the same block.
     """
     offset = queue.progress.first_to_read()
     if offset >= queue.log.visible_end:

@@ -115,14 +115,14 @@ COLUMNS: dict[Part, list[str]] = {
 }
 
 
-class Held(Protocol):
+class OrderedWork(Protocol):
     """A caller with its work, as far as works of one ``origin`` stay in order."""
 
     origin: object
     missing: NotLoaded | None
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=OrderedWork)
 
 
 class HeldUp(dict[object, deque[H]]):

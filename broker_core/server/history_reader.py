@@ -56,7 +56,8 @@ class HistoryReader:
         NotAllowed: there is no such virtual host.
         """
         ledger = self._engines.of(sees.vhost).batches.ledger
-        with self._node.look:
+
+        def page(_state: BrokerState) -> list[LedgerInfo]:
             apps = [app for app in sorted(ledger.apps()) if app >= app_id and (sees.looks or sees.app(app))]
             after = (
                 entry
@@ -67,6 +68,8 @@ class HistoryReader:
             return [
                 ledger_info(entry, entry.commit_sequence) for entry in islice(after, max(0, min(limit, PAGE)))
             ]
+
+        return self._taken(page)
 
     def page(self, sees: Sees, limit: int = PAGE, before: int = 0) -> HistoryPage:
         """Returns the last transactions below a number, the newest first; 0: of all."""

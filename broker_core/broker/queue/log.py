@@ -304,7 +304,7 @@ def committed_at(log: Log, offset: int) -> tuple[int, bool]:
     """Returns when an entry was committed, in microseconds since the epoch, and True; False if only its
     stored block has the time: then it is that of the last commit in the block. Raises DataLoss.
     """
-    run, row = log.locate(offset)
-    if run.sequence or run.block.inbox is None:
+    run = next(iter(log.runs_between(offset, offset + 1)), None)
+    if run is not None and (run.sequence or run.block.inbox is None):
         return run.committed_at, bool(run.sequence)
-    return run.block.inbox[row].committed_at, True
+    return log.rows(offset, offset + 1)[0].committed_at, True  # in memory
