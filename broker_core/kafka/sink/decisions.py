@@ -58,8 +58,7 @@ class Changes:
         entries = [
             Entry(key, None) if record is None else entry.put(record) for key, record in self.records.items()
         ]
-        if self.logs:
-            entries[-1] = entries[-1]._replace(headers=lost_end.named(self.logs))
+        entries[-1] = entries[-1]._replace(headers=lost_end.named(self.logs))
         batch = entry.batch(entries, now_ms, transactional=True)
         if len(batch) > ENTRY_BYTES:
             raise errors.TransactionTooLarge(

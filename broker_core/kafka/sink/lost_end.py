@@ -27,7 +27,7 @@ def named(logs: Iterable[TopicPartition]) -> tuple[tuple[str, bytes], ...]:
     found: dict[str, list[int]] = {}
     for log in sorted(set(logs)):
         found.setdefault(log.topic, []).append(log.partition)
-    return ((HEADER, json.dumps(found).encode()),) if found else ()
+    return ((HEADER, json.dumps(found).encode()),)
 
 
 def end_again(
@@ -46,16 +46,13 @@ def end_again(
     if begin >= end or _producers(client, decisions, begin, end) != {ended}:
         return False
     # 3. its end again, in all its logs
-    logs = {decisions}
-    for row in entry.replay(client, decisions, begin, end, isolation=Isolation.READ_UNCOMMITTED):
-        for name, value in row.headers:
-            if name == HEADER and value is not None:
-                logs |= {
-                    TopicPartition(topic, part)
-                    for topic, parts in json.loads(value).items()
-                    for part in parts
-                }
-    return epoch.end_again(logs, commit=_OUTCOMES[known.state])
+    rows = entry.replay(client, decisions, begin, end, isolation=Isolation.READ_UNCOMMITTED)
+    told = [value for row in rows for name, value in row.headers if name == HEADER and value is not None]
+    if not told:  # a version that did not name them
+        return False
+    named_logs = (each for value in told for each in json.loads(value).items())
+    logs = {TopicPartition(topic, part) for topic, parts in named_logs for part in parts}
+    return epoch.end_again({decisions, *logs}, commit=_OUTCOMES[known.state])
 
 
 def _producers(client: Client, log: TopicPartition, position: int, end: int) -> set[Producer]:

@@ -25,7 +25,7 @@ from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Produce, Request, TopicPartition
 from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.sink import encoded_batches as published
-from broker_core.kafka.sink import staged_branches, staging
+from broker_core.kafka.sink import lost_end, staged_branches, staging
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
 from tests.kafka.bench.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
@@ -376,12 +376,15 @@ def test_a_driver_that_dies_while_it_ends_a_transaction_again_leaves_every_row_o
     require_once(cluster, 0, 1)
 
 
+@pytest.mark.parametrize("of_older_version", [False, True])
 def test_a_transaction_whose_end_kafka_has_lost_and_forgotten_is_one_error_that_names_it(
-    version: int,
+    version: int, of_older_version: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is decided before somebody has ended it in the logs."""
+    """Nothing is decided before somebody has ended it in the logs. An older version has not named them."""
     cluster = Cluster(version)
-    log = hanging(cluster, "Empty")
+    if of_older_version:
+        monkeypatch.setattr(lost_end, "named", lambda logs: ())
+    log = hanging(cluster, "CompleteCommit" if of_older_version else "Empty")
     stable = cluster.reader.offsets({log: LATEST})[log]
     driver = cluster.driver(reconnect_s=0.05)
     for ask in (lambda: driver.open(1), lambda: driver.commit(1, "", []), lambda: driver.sink.consumed(APP)):
