@@ -22,7 +22,7 @@ from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
-from broker_core.kafka.sink import lost_end
+from broker_core.kafka.sink.lost_end import end_again
 from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerEpoch, ReadyBatch
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
@@ -58,7 +58,7 @@ class Changes:
         entries = [
             Entry(key, None) if record is None else entry.put(record) for key, record in self.records.items()
         ]
-        entries[-1] = entries[-1]._replace(headers=lost_end.named(self.logs))
+        entries[-1] = entries[-1]._replace(headers=entry.logs_header(self.logs))
         batch = entry.batch(entries, now_ms, transactional=True)
         if len(batch) > ENTRY_BYTES:
             raise errors.TransactionTooLarge(
@@ -189,7 +189,7 @@ class FencedApp:
         known = self._client.transaction(self.epoch.id)  # a fence lets Kafka forget how it has ended
         self.epoch.fence(lasting_ms)
         try:
-            if lost_end.end_again(self._client, self._decisions.log, self.epoch, known):
+            if end_again(self._client, self._decisions.log, self.epoch, known):
                 self.epoch.fence(lasting_ms)
             self._decisions.replay(fenced=True)
         except BaseException:

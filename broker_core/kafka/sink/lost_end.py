@@ -10,7 +10,6 @@ Invariant: it is ended as its coordinator has ended it, in all its logs, or noth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import LATEST, Isolation, Producer, TopicPartition, TransactionAnswer
@@ -18,16 +17,7 @@ from broker_core.kafka.record.record_batch import PRODUCER, PRODUCER_AT, read_he
 from broker_core.kafka.sink.producer_epoch import ProducerEpoch
 from broker_core.kafka.topics import entry
 
-HEADER = "txmq-logs"  # of a decision: the logs in which its transaction publishes
 _OUTCOMES = {"PrepareCommit": True, "CompleteCommit": True, "PrepareAbort": False, "CompleteAbort": False}
-
-
-def named(logs: Iterable[TopicPartition]) -> tuple[tuple[str, bytes], ...]:
-    """The logs as headers of a decision."""
-    found: dict[str, list[int]] = {}
-    for log in sorted(set(logs)):
-        found.setdefault(log.topic, []).append(log.partition)
-    return ((HEADER, json.dumps(found).encode()),)
 
 
 def end_again(
@@ -47,7 +37,7 @@ def end_again(
         return False
     # 3. its end again, in all its logs
     rows = entry.replay(client, decisions, begin, end, isolation=Isolation.READ_UNCOMMITTED)
-    told = [value for row in rows for name, value in row.headers if name == HEADER and value is not None]
+    told = [value for row in rows for name, value in row.headers if name == entry.LOGS and value is not None]
     if not told:  # a version that did not name them
         return False
     named_logs = (each for value in told for each in json.loads(value).items())

@@ -32,6 +32,7 @@ from broker_core.kafka.record.encode import encode, encode_headers
 _KINDS: dict[str, type[Record]] = {kind.TABLE: kind for kind in RECORDS}
 _VHOST = "vhost"
 LARGE = 64 << 10  # bytes of a batch
+LOGS = "txmq-logs"  # header of a decision: the logs in which its transaction publishes
 
 
 def now_ms() -> int:
@@ -65,6 +66,14 @@ def put(record: Record) -> Entry:
 
 def drop(kind: type[Record], key: Sequence[object]) -> Entry:
     return Entry(key_text(kind, key), None)
+
+
+def logs_header(logs: Iterable[TopicPartition]) -> tuple[tuple[str, bytes], ...]:
+    """The logs of a transaction as headers of its decision."""
+    found: dict[str, list[int]] = {}
+    for log in sorted(set(logs)):
+        found.setdefault(log.topic, []).append(log.partition)
+    return ((LOGS, dumps(found).encode()),) if found else ()
 
 
 def parse(key: bytes | str, value: bytes | str) -> Record:
