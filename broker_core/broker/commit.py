@@ -18,9 +18,7 @@ from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import BROKER, CONSUMED, Who
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import BROKER, CONSUMED, Change, Numbers, Who
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.key import name_of, user_of

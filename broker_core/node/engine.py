@@ -27,8 +27,7 @@ from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import Who
+from broker_core.broker.state.change import Change, Who
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.checks import checked_calls
 from broker_core.engine import (

@@ -9,7 +9,7 @@ from broker_core.admin import TransactionInfo
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.history.lookup import Sees, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES
-from broker_core.broker.state.effects import PUBLISHED, QUEUES, RANGES, Effects
+from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, Effects
 from broker_core.errors import OptionError
 from broker_core.node.compaction import compact_history
 from tests.broker.conftest import Node

@@ -25,7 +25,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from broker_core.broker.state.effects import KINDS, Effects, Key, Named, Who
+from broker_core.broker.state.change import KINDS, Effects, Key, Named, Who
 from broker_core.broker.state.records import HistoryRecord
 
 ENTRY_BYTES = 4_096
