@@ -66,10 +66,9 @@ from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.decision import before, new_entry, public
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.owners import AppOwners
+from broker_core.micro_batch.owners import AppOwners, StagedRights
 from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.queue_logs import QueueLogs
-from broker_core.micro_batch.staged_rights import StagedRights
 
 OnUnroutable = Literal["fail", "drop"]
 

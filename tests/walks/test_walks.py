@@ -28,7 +28,7 @@ LIMITS = {
     "publish": 12,
     "login": 30,
     "channel": 21,
-    "batch": 41,
+    "batch": 39,
     "kafka-batch": 34,
 }
 
