@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from broker_core.broker.access.own_id import name_of, user_of
 from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
@@ -21,7 +22,6 @@ from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import BROKER, CONSUMED, Change, Numbers, Who
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.key import name_of, user_of
 from broker_core.broker.transaction.names import TransactionNames
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import State, Transaction

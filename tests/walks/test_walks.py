@@ -28,7 +28,7 @@ LIMITS = {
     "publish": 12,
     "login": 30,
     "channel": 21,
-    "batch": 39,
+    "batch": 38,
     "kafka-batch": 34,
 }
 
