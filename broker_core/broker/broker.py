@@ -32,8 +32,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.repair import Repaired
 from broker_core.broker.state.block import Blocks, ReadBlock
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import Change, Numbers
 from broker_core.broker.state.records import Record, RunRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.names import TransactionNames

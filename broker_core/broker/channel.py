@@ -25,8 +25,7 @@ from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
 from broker_core.broker.queue.consumer import Unacked as Unacked
 from broker_core.broker.state.block import EXPIRATION, NotLoaded
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.effects import BROKER
+from broker_core.broker.state.change import BROKER, Change, InboxRow
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.ids import BlockId

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from broker_core.broker.access.own_id import name_of, user_of
 from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
@@ -18,12 +19,9 @@ from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import BROKER, CONSUMED, Who
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import BROKER, CONSUMED, Change, Numbers, Who
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.key import name_of, user_of
 from broker_core.broker.transaction.names import TransactionNames
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import State, Transaction

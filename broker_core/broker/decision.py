@@ -11,11 +11,11 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.actor import OWNER, Actor
+from broker_core.broker.access.own_id import is_owned, name_of, user_of
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.state.change import Change
-from broker_core.broker.transaction.key import is_owned, name_of, user_of
 from broker_core.errors import AccessRefused, TransactionState, UnknownTransaction
 
 Decision: TypeAlias = Literal["commit", "rollback"]

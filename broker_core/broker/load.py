@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from broker_core.broker.access.own_id import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, repair
@@ -50,7 +51,6 @@ from broker_core.broker.state.records import (
     WriteUserRecord,
 )
 from broker_core.broker.topology.topology import Topology
-from broker_core.broker.transaction.key import name_of
 from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId, CommitSequence, QueueId
 

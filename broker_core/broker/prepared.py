@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from broker_core.address import VHOST
+from broker_core.broker.access.own_id import disowned_key, is_owned, name_of, user_of
 from broker_core.broker.commit import CommitResult, Commits
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.settlement import Settlement
@@ -19,7 +20,6 @@ from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.key import disowned_key, is_owned, name_of, user_of
 from broker_core.broker.transaction.names import TransactionNames
 from broker_core.broker.transaction.transaction import State, Transaction
 from broker_core.errors import PreconditionFailed, TransactionState

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from broker_core.address import VHOST
+from broker_core.broker.access.own_id import name_of
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.state.change import ROUTE, Drop, InboxRow, routes_of
 from broker_core.broker.state.records import (
@@ -41,7 +42,6 @@ from broker_core.broker.state.records import (
     VhostRecord,
 )
 from broker_core.broker.topology.topology import PREDECLARED
-from broker_core.broker.transaction.key import name_of
 from broker_core.ids import BlockId, QueueId
 
 R = TypeVar("R", bound=Record)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.access.actor import OWNER, Actor
-from broker_core.broker.access.own_id import name_in
+from broker_core.broker.access.own_id import name_in, older_write_key, write_key
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change
@@ -36,7 +36,6 @@ from broker_core.broker.state.records import (
     ReleaseRecord,
 )
 from broker_core.broker.topology.ownership import release
-from broker_core.broker.transaction.key import older_write_key, write_key
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
 from broker_core.engine import (
     REFUSED_ROWS,
@@ -66,10 +65,9 @@ from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.decision import before, new_entry, public
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.owners import AppOwners
+from broker_core.micro_batch.owners import AppOwners, StagedRights
 from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.queue_logs import QueueLogs
-from broker_core.micro_batch.staged_rights import StagedRights
 
 OnUnroutable = Literal["fail", "drop"]
 

@@ -4,8 +4,9 @@ The user who first claims or opens it owns an app, whoever that is: the administ
 the owner of the data directory ("") too. An app of an older catalog, or of a deleted user, may have no owner;
 only an administrator may use it, and becomes its owner with the next claim or open.
 
-Not here: permissions on queues and exchanges (``broker/access/rights.py``), and which call needs what (the
-doors).
+Not here: what a permission allows (``broker/access/rights.py``, ``broker/command_permissions.py``), and which
+call needs what (the doors).
+Invariant: what is decided is permitted to who decides it, by the rights of that moment.
 Invariant: asking takes nothing. Ids are no secrets: who knows a query, batch, token or branch of another
 owner's app can neither change nor use it, nor take it first: tokens and branches are those of their user.
 """
@@ -15,17 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from broker_core.broker import command_permissions
 from broker_core.broker.access.actor import Actor
 from broker_core.broker.access.own_id import name_in, user_in
+from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import ADMINISTRATOR
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.message.content import check_user_id
+from broker_core.broker.state.block import NotLoaded, ReadBlock, together
 from broker_core.broker.state.change import Change
+from broker_core.broker.state.records import PartRecord
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed, TransactionState
-from broker_core.micro_batch.branch import Branches
+from broker_core.micro_batch.branch import Branches, inline_rows, whose
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.staged_room import whose
 
 USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
 
@@ -164,3 +169,44 @@ class AppOwners:
                 f"branch {name_in(header.branch)} belongs to another attempt than {name_in(header.token)}; "
                 "give each branch an id of its own"
             )
+
+
+class StagedRights:
+    """Asks the rights that permit what is staged again when it is decided.
+
+    ``read_addresses`` returns at least each exchange, routing key and properties of a block once. Parts that
+    were asked with these rights are not read again; after a restart all are. Keys under BCC are not kept, and
+    not asked.
+    """
+
+    def __init__(self, state: BrokerState, branches: Branches, read_addresses: ReadBlock) -> None:
+        self._topology = state.topology
+        self._branches = branches
+        self._read = read_addresses
+
+    def require(
+        self, rights: Rights | None, token: str, parts: Iterable[PartRecord], queues: Iterable[str] = ()
+    ) -> None:
+        """``queues``: that the decision consumes. Raises AccessRefused, PreconditionFailed (user_id),
+        NotLoaded.
+        """
+        if rights is None:
+            return
+        for queue in queues:
+            command_permissions.read_queue(rights, queue)
+        if self._branches.asked.get(token) == rights.now:
+            return
+        missing: list[NotLoaded] = []
+        for part in parts:
+            if part.kind == "publish" and part.rows:
+                try:
+                    rows = self._read(part.block_id) if part.block_id else inline_rows(part)
+                except NotLoaded as error:
+                    missing.append(error)
+                    continue
+                command_permissions.publish_rows(rights, self._topology, rows)
+                if not rights.impersonates:
+                    for properties in rows.column("properties").unique().to_pylist():
+                        check_user_id(properties, rights.user)
+        if missing:
+            raise together(missing)

@@ -27,8 +27,7 @@ from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import Who
+from broker_core.broker.state.change import Change, Who
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.checks import checked_calls
 from broker_core.engine import (
@@ -59,13 +58,12 @@ from broker_core.errors import (
 from broker_core.failpoint import here
 from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
-from broker_core.micro_batch.branch import Asked
+from broker_core.micro_batch.branch import Asked, StagedLimits
 from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
 from broker_core.micro_batch.resume_here import resume
-from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import named

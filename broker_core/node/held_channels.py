@@ -16,12 +16,12 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from broker_core.admin import LISTED, ChannelInfo, ClientInfo, ConsumerInfo
+from broker_core.broker.access.own_id import name_of, user_of
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.state.effects import Who
+from broker_core.broker.state.change import Who
 from broker_core.broker.topology.ownership import QueueHeld
-from broker_core.broker.transaction.key import name_of, user_of
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.errors import ResourceLocked
 from broker_core.printable import printable

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_core.errors import Busy, NotAllowed, TxmqError
-from broker_core.micro_batch.staged_room import StagedLimits
+from broker_core.micro_batch.branch import StagedLimits
 from broker_core.server.alarm import Alarm
 
 MiB = 1024 * 1024

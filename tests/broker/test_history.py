@@ -14,7 +14,7 @@ from broker_core.admin import TransactionInfo
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
-from broker_core.broker.state.effects import PUBLISHED, QUEUES, RANGES, REJECTED, Effects, Who
+from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, REJECTED, Effects, Who
 from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import OptionError
 from broker_core.ids import CommitSequence, QueueId

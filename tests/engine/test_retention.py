@@ -9,7 +9,7 @@ import pytest
 from broker_core import errors
 from broker_core.engine import START, Vector
 from broker_core.micro_batch import ledger
-from broker_core.micro_batch.staged_room import StagedLimits
+from broker_core.micro_batch.branch import StagedLimits
 from tests.engine.bench import APP, Bench
 
 HOUR_US = 3_600_000_000

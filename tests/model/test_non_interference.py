@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from broker_core.broker import command_permissions as rules
+from broker_core.broker.access.own_id import transaction_key
 from broker_core.broker.access.users import Users
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction import names
-from broker_core.broker.transaction.key import transaction_key
 from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle

@@ -30,9 +30,9 @@ from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker
 from broker_core.micro_batch import ledger, owners
+from broker_core.micro_batch.branch import StagedLimits
 from broker_core.micro_batch.claims import claim
 from broker_core.micro_batch.owners import Actor
-from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node import upkeep
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server import log_file

@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # files at most
 LIMITS = {
-    "commit": 28,  # three of them are the history of commits
-    "confirm": 30,
+    "commit": 26,  # two of them are the history of commits
+    "confirm": 28,
     "publish": 12,
     "login": 30,
-    "channel": 23,
-    "batch": 43,
+    "channel": 21,
+    "batch": 38,
     "kafka-batch": 34,
 }
 

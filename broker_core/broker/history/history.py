@@ -23,9 +23,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from broker_core.broker.history.rows import LINES, NAMES_BYTES, Entries, Names, written
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import Effects
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import Change, Effects, Numbers
 from broker_core.broker.state.records import ForgottenRecord, HistoryRecord, LedgerRecord
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError

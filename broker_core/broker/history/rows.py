@@ -33,7 +33,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from broker_core.broker.state.effects import KINDS, Effects, Key, Named, Who
+from broker_core.broker.state.change import KINDS, Effects, Key, Named, Who
 from broker_core.broker.state.records import HistoryRecord
 from broker_core.ids import CommitSequence
 

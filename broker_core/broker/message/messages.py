@@ -21,9 +21,7 @@ from broker_core.broker.message.removals import Removals, Removed
 from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import ROUTE, Change, InboxRow
-from broker_core.broker.state.effects import PUBLISHED, PURGED
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import PUBLISHED, PURGED, ROUTE, Change, InboxRow, Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.names import TransactionNames
 from broker_core.broker.transaction.publish import Publish

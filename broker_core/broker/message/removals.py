@@ -15,8 +15,7 @@ from typing import NamedTuple
 from broker_core.broker.message.dead_letter import Reason
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.block import NotLoaded, together
-from broker_core.broker.state.change import InboxRow
-from broker_core.broker.state.effects import REASONS, Effects
+from broker_core.broker.state.change import REASONS, Effects, InboxRow
 
 _DRIVEN_OUT = 4096  # messages that overflow dead-letters in one commit; the rest waits for the next
 _DRIVEN_OUT_BYTES = 16 * 1024 * 1024

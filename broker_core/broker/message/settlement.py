@@ -16,8 +16,7 @@ from broker_core.broker.message.removals import Removals, discard
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded, together
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import ACKNOWLEDGED, REJECTED, RETURNED
+from broker_core.broker.state.change import ACKNOWLEDGED, REJECTED, RETURNED, Change
 from broker_core.broker.transaction.transaction import Settle
 from broker_core.errors import StoreError
 from broker_core.ids import BlockId

@@ -22,9 +22,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.routing.routing import RowSelection, route_rows, selected_rows
 from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import PUBLISHED
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import PUBLISHED, Change, Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled

@@ -1,19 +1,53 @@
 """A change: everything that one commit makes durable, as plain data. The domain fills it, the store writes
-all of it or nothing.
+all of it or nothing. Beside it: what it did to the entries of queues (:class:`Effects`), and the numbers that
+commits are given (:class:`Numbers`).
 
+Most numbers are given without a write of their own: for an exclusive queue, a transient message, a row that
+contains its number. So a mark ahead of the last given number is durable. The commit that passes the mark
+moves it, before any of its works is answered. The commit sequence number of a transaction is odd, and of
+messages published or acknowledged outside a transaction even.
+
+Not here: how effects are kept (``history/``); block ids and segment numbers (``store/``), the sequence of an
+app's batches (``micro_batch/ledger.py``), delivery tags (``channel.py``).
 Invariant: the journal is in the order of events, and the last entry of a key holds after the commit.
+Invariant: the size of effects is bounded, whatever the commit does: ranges of one kind and queue up to
+``RANGES``, then their number, the first and the last; queues up to ``QUEUES``, then none.
+Invariant: no number above the durable mark was ever returned or written, and after a restart numbers start
+above it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from broker_core.broker.state.effects import Effects
-from broker_core.broker.state.records import Record
+from broker_core.broker.state.records import (
+    HistoryRecord,
+    LedgerRecord,
+    PartRecord,
+    PreparedRecord,
+    QueueRecord,
+    Record,
+    ReleaseRecord,
+    RunRecord,
+)
+from broker_core.broker.state.undo import Undo
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
+
+AHEAD = 100_000  # how far the mark is moved at once
+
+RANGES = 32  # of one kind and queue
+QUEUES = 128  # of one commit, counted once for each kind
+
+PUBLISHED, DEAD_LETTERED, ACKNOWLEDGED, REJECTED, RETURNED, EXPIRED = 0, 1, 2, 3, 4, 5
+OVERFLOWED, DELIVERY_LIMIT, PURGED, CONSUMED, DELETED = 6, 7, 8, 9, 10
+KINDS = (
+    "published", "dead_lettered", "acknowledged", "rejected", "returned", "expired",
+    "overflowed", "delivery_limit", "purged", "consumed", "deleted",
+)  # fmt: skip
+REASONS = {"rejected": REJECTED, "expired": EXPIRED, "maxlen": OVERFLOWED, "delivery_limit": DELIVERY_LIMIT}
 
 
 class InboxRow(NamedTuple):
@@ -48,6 +82,83 @@ class Drop(NamedTuple):
 
     kind: type[Record]
     key: tuple[object, ...]
+
+
+class Named(Protocol):
+    """A queue, as far as the history shows it."""
+
+    @property
+    def queue_id(self) -> QueueId: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vhost(self) -> str: ...
+
+    @property
+    def replies(self) -> bool:
+        """Whether it is of direct replies, and not shown."""
+
+
+class Who(NamedTuple):
+    """Who commits. ``door``: amqp, flight, process, spark, or "" for the broker itself. ``client``: what the
+    client calls itself. ``address``: of its connection.
+    """
+
+    door: str = ""
+    vhost: str = ""
+    user: str = ""
+    client: str = ""
+    address: str = ""
+
+
+BROKER = Who()
+Key = tuple[int, Named, Named | None]  # kind, queue, and the queue where a dead letter comes from
+
+
+class Effects(dict[Key, list[int]]):
+    """Per kind and queue: how many entries, then the starts and ends of their ranges in the order of the
+    commit. If the ranges hold more entries than that number, they are only the first and the last.
+
+    ``source``: dead letters of this queue are being published. ``xid``: the name of a named transaction.
+    ``batch``: app, query, batch and number in the ledger of a micro-batch. ``left_out``: entries of more
+    queues than are kept.
+    """
+
+    # of the class, because each work makes one of these and few set more than ``who``
+    who = BROKER
+    source: Named | None = None
+    xid = ""
+    batch: tuple[str, str, int, int] | None = None
+    left_out = 0
+    is_plain = True  # without ``xid``, ``batch`` and ``left_out``
+
+    def __bool__(self) -> bool:
+        """Returns whether the history has anything to keep."""
+        return len(self) > 0 or not self.is_plain
+
+    def note(self, kind: int, queue: Named, start: int, end: int, count: int = -1) -> None:
+        """Adds [start, end) of a queue; ``count`` of its entries, if not all."""
+        if count < 0:
+            count = end - start
+        source = self.source if kind == PUBLISHED else None
+        key = (kind if source is None else DEAD_LETTERED, queue, source)
+        found = self.get(key)
+        if found is None:
+            if len(self) < QUEUES:
+                self[key] = [count, start, end]
+            else:
+                self.left_out += count
+                self.is_plain = False
+            return
+        found[0] += count
+        if found[-1] == start:
+            found[-1] = end
+        elif len(found) <= 2 * RANGES:
+            found += (start, end)
+        else:
+            found[1:] = [min(start, *found[1::2]), max(end, *found[2::2])]
 
 
 @dataclass(slots=True, init=False)
@@ -116,3 +227,49 @@ class Change:
     @property
     def drops(self) -> tuple[Drop, ...]:
         return tuple(entry for entry in self.journal if isinstance(entry, Drop))
+
+
+class Numbers:
+    """``sequence`` is the last number given."""
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self.sequence = NO_SEQUENCE
+        self._mark = NO_SEQUENCE
+
+    def restore(self, mark: CommitSequence, records: Iterable[Record]) -> None:
+        """Restores the mark while loading. Records of older versions may name numbers above it."""
+        self._mark = mark
+        named = max((number for record in records for number in _named_by(record)), default=0)
+        self.sequence = CommitSequence(max(mark, named))
+
+    def next_sequence(self, *, transaction: bool = False) -> CommitSequence:
+        """Returns the next commit sequence number, odd for a transaction, for the caller's change."""
+        last = self.sequence
+        self._undo.append((setattr, self, "sequence", last))
+        self.sequence = following = CommitSequence((last + 1) | 1 if transaction else (last + 2) & ~1)
+        return following
+
+    def keep(self) -> Change | None:
+        """Returns what must be written with the works of a commit before they are answered, or None."""
+        if self.sequence <= self._mark:
+            return None
+        self._mark = CommitSequence(self.sequence + AHEAD)
+        return Change(sequence=self._mark)
+
+
+def _named_by(record: Record) -> Iterator[int]:
+    if isinstance(record, QueueRecord):
+        yield record.queue_id
+    elif isinstance(record, RunRecord):
+        yield record.sequence
+    elif isinstance(record, (LedgerRecord, ReleaseRecord)):
+        yield record.commit_sequence
+    elif isinstance(record, HistoryRecord):
+        yield record.last
+    elif isinstance(record, PartRecord):
+        yield from map(int, record.routes)
+    elif isinstance(record, PreparedRecord):
+        yield from (queue_id for queue_id, _, _ in record.settles)
+        for route in record.routes:
+            yield from map(int, route["queues"]) if isinstance(route, dict) else route

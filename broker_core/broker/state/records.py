@@ -296,7 +296,7 @@ class ReleaseNoteRecord(Record):
 @dataclass(frozen=True, slots=True)
 class PreparedRecord(Record):
     """A prepared transaction (XA): durable, invisible, transferable, without a timeout. ``xid`` is its key
-    (``transaction/key.py``).
+    (``access/own_id.py``).
     """
 
     TABLE, KEY = "prepared", ("xid",)
@@ -310,7 +310,7 @@ class PreparedRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecord(Record):
-    """How a named transaction ended: committed or rolled back. ``xid``: its key (``transaction/key.py``)."""
+    """How a named transaction ended: committed or rolled back. ``xid``: its key (``access/own_id.py``)."""
 
     TABLE, KEY = "outcome", ("xid",)
     xid: str

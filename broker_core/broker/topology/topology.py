@@ -21,9 +21,7 @@ from broker_core.broker.arguments import (
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.exchange import DefaultExchange
 from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import ANY, Change
-from broker_core.broker.state.effects import DELETED
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import ANY, DELETED, Change, Numbers
 from broker_core.broker.state.records import (
     BindingRecord,
     ExchangeBindingRecord,
@@ -132,7 +130,7 @@ class Topology(Exchanges[Queue]):
         check_text("the name of a queue", name)
         refusals.check_room(self.queues.values(), name, self.vhost, self.max_queues)
         check_arguments(of, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
-        # the commit sequence never decreases, even over restarts (state/numbers.py), so an id from it is
+        # the commit sequence never decreases, even over restarts (state/change.py), so an id from it is
         # never reused
         change.sequence = change.sequence or self._numbers.next_sequence()
         queue_id = QueueId(max(change.sequence, self._registry.last_id + 1))

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from broker_core.address import VHOST, check_vhost
 from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.numbers import Numbers
+from broker_core.broker.state.change import Change, Numbers
 from broker_core.broker.state.records import VhostRecord
 from broker_core.broker.topology import refusals
 from broker_core.broker.topology.registry import Registry

@@ -2,18 +2,18 @@
 
 A name is an xid or a commit token. It names one transaction of its user in its virtual host, while its
 outcome is remembered (``outcomes.py``): nobody takes the name of another, nor learns from it. Everything
-here is kept by key (``key.py``).
+here is kept by key (``access/own_id.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from broker_core.broker.access.own_id import name_of, older_keys, transaction_key
 from broker_core.broker.access.users import DEFAULT_USER, Users
 from broker_core.broker.arguments import check_text
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.undo import Undo
-from broker_core.broker.transaction.key import name_of, older_keys, transaction_key
 from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.errors import TransactionState, UnknownTransaction

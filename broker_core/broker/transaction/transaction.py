@@ -19,11 +19,11 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
+from broker_core.broker.access.own_id import name_of
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.routing.routing import RowSelection
 from broker_core.broker.state.block import EXPIRATION
 from broker_core.broker.state.records import PreparedRecord
-from broker_core.broker.transaction.key import name_of
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, restore
 from broker_core.errors import TransactionState, TransactionTooLarge
@@ -111,7 +111,7 @@ class Limits:
 
 
 class Transaction:
-    """``xid``: the key of a named transaction (``key.py``), else ""; a commit token is the xid of
+    """``xid``: the key of a named transaction (``own_id.py``), else ""; a commit token is the xid of
     a one-phase commit.
 
     A transaction that is not ``atomic`` is what a channel collected outside tx.select: each of its publishes

@@ -25,8 +25,7 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue.consumer import Consumer, Send
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.effects import Who
+from broker_core.broker.state.change import Change, InboxRow, Who
 from broker_core.errors import (
     InternalFault,
     OptionError,

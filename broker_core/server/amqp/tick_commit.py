@@ -19,8 +19,7 @@ from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import CommitResult
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.effects import Who
+from broker_core.broker.state.change import Change, Who
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
 from broker_core.node.committer import Look

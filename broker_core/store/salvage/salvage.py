@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.address import VHOST
+from broker_core.broker.access.own_id import name_of
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.repair import repair
 from broker_core.broker.state.change import Change, InboxRow, routes_of
@@ -40,7 +41,6 @@ from broker_core.broker.state.records import (
     Record,
     RunRecord,
 )
-from broker_core.broker.transaction.key import name_of
 from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError
 from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file

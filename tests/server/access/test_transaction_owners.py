@@ -14,8 +14,8 @@ from pamqp import commands as c
 
 from broker_core import errors
 from broker_core import password as passwords
+from broker_core.broker.access.own_id import older_keys
 from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
-from broker_core.broker.transaction.key import older_keys
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.launcher import Broker
