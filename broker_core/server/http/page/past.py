@@ -12,12 +12,13 @@ from broker_core.server.http.page.rendering import shown
 from broker_core.server.http.route import page
 
 Row = dict[str, Any]
+TRANSACTION = "/api/txmq/transactions/{sequence}"
 RANGES = 8  # of one effect
 
 
 def _transaction(call: HttpCall) -> Response:
     sequence = call.params.get("sequence", "")
-    found = asked(call, "/api/txmq/transactions/{sequence}", {"sequence": sequence})
+    found = asked(call, TRANSACTION, {"sequence": sequence})
     return shown(call, "transaction.html", found=found, ranges=RANGES)
 
 
