@@ -183,6 +183,38 @@ def test_a_hostile_name_and_body_are_text(tab: Tab) -> None:
     assert "is purged" in tab.text(".notice") and tab.page.title() != "taken"
 
 
+def test_a_message_shows_its_life_and_a_transaction_what_it_did(broker: Broker, tab: Tab) -> None:
+    """With a hostile name: from a peeked message to its transaction, and back."""
+    name = f"past {HOSTILE}"
+    with broker.channel() as channel:
+        channel.queue_declare(name)
+        channel.tx_select()
+        channel.publish(b"one", "", name)
+        channel.publish(b"two", "", name)
+        channel.tx_commit()
+    with broker.channel() as channel:
+        channel.get(name, no_ack=True)
+    tab.go("/ui/queues?name=past")
+    tab.page.get_by_text(name).click()
+    tab.page.click("button[value='1']")
+    tab.page.click("text=Offset 1")
+    tab.page.wait_for_selector("#steps")
+    assert tab.text("h2") == "ready" and "published" in tab.text("#steps") and name in tab.text("h1")
+    sequence = tab.page.locator("#steps a").first.inner_text()
+    tab.page.locator("#steps a").first.click()
+    tab.page.wait_for_selector("#effects")
+    row = tab.page.locator("#effects tbody tr")
+    assert row.count() == 1 and row.locator("td").all_inner_texts()[:3] == [name, "2", "0–1"]
+    row.get_by_text("0", exact=True).click()
+    tab.page.wait_for_selector("#steps")
+    assert tab.text("h2") == "settled" and "acknowledged" in tab.text("#steps")
+    tab.go("/ui/transactions")
+    tab.page.fill("#search", sequence)
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector("#effects")
+    assert name in tab.text("#effects") and tab.page.title() == f"Transaction {sequence} · txmq"
+
+
 def test_numbers_move_without_a_reload_and_what_has_the_focus_keeps_it(broker: Broker, tab: Tab) -> None:
     tab.go("/ui/queues?name=heartbeats")
     tab.page.evaluate("window.here = 1")

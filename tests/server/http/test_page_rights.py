@@ -35,6 +35,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("POST", "/ui/queue/purge?vhost=V&name=gone", "vhost"),
     ("GET", "/ui/queue/delete?vhost=V&name=gone", "vhost"),
     ("POST", "/ui/queue/delete?vhost=V&name=gone", "vhost"),
+    ("GET", "/ui/transaction?sequence=999999999", "management"),
+    ("GET", "/ui/message?vhost=V&name=gone&offset=0", "vhost"),
     ("GET", "/ui/pipelines", "monitoring"),
     ("GET", "/ui/pipeline?vhost=V&app=gone", "monitoring"),
     ("GET", "/ui/transactions", "monitoring"),
@@ -195,7 +197,7 @@ def test_any_query_is_no_defect(broker: Broker, path: str, seed: int) -> None:
         "ready",
         "(",
     )
-    names = ("vhost", "name", "app", "xid", "of", "page", "by", "down", "peek", "next")
+    names = ("vhost", "name", "app", "xid", "of", "page", "sequence", "offset", "by", "down", "peek", "next")
     for _ in range(30):
         query = "&".join(
             f"{source.choice(names)}={source.choice(values)}" for _ in range(source.randint(0, 6))

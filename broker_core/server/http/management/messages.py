@@ -79,6 +79,7 @@ def _shown(row: Row, encoding: str, longest: int, left: int) -> Row:
         "routing_key": row["routing_key"],
         "redelivered": bool(row["redelivered"]),
         "message_count": max(left, 0),
+        "offset": row["offset"],
         "properties": {
             name: value for name in NAMES if (value := getattr(properties, name)) not in (None, {})
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_core.server.http.page import connections, login, overview, pipelines, queues, transactions
+from broker_core.server.http.page import connections, login, overview, past, pipelines, queues, transactions
 from broker_core.server.http.route import Route
 
 PAGES: tuple[Route, ...] = (
@@ -11,5 +11,6 @@ PAGES: tuple[Route, ...] = (
     *queues.ROUTES,
     *pipelines.ROUTES,
     *transactions.ROUTES,
+    *past.ROUTES,
     *connections.ROUTES,
 )
