@@ -42,7 +42,10 @@ JOBS: dict[str, tuple[str, ...]] = {
     "sink": ("tests/spark/test_sink.py",),
     "foreachBatch with tables": ("tests/spark/test_foreach_batch.py", "tests/spark/test_merge.py"),
     "crash table": ("tests/crash/test_spark_crash.py",),
-    "notebook": ("tests/test_notebooks.py::test_notebook_runs_as_a_plain_script[upserts]",),
+    "notebook": (
+        "tests/test_notebooks.py::test_notebook_runs_as_a_plain_script[upserts]",
+        "tests/test_notebooks.py::test_notebook_runs_as_a_plain_script[exactly_once]",
+    ),
 }
 CRASH_TABLE = "crash table"
 LIMIT_S = 3600.0

@@ -111,9 +111,11 @@ def start():
     )
 
 
-query = start()
-txmq.observe(query, data=folder / "data", app_id="shop").wait()
-query.awaitTermination()
+queries = []
+while next(queue.messages for queue in broker.queues() if queue.name == "orders"):  # once; on Spark 4.1 for each batch
+    queries.append(start())
+    txmq.observe(queries[-1], data=folder / "data", app_id="shop").wait()
+    queries[-1].awaitTermination()
 
 # COMMAND ----------
 
@@ -124,7 +126,7 @@ query.awaitTermination()
 # COMMAND ----------
 
 progress = []
-for each in query.recentProgress:
+for each in [said for query in queries for said in query.recentProgress]:
     source = each["sources"][0]
     ends, latest = (json.loads(text or "{}") for text in (source["endOffset"], source["latestOffset"]))
     lag = sum(latest.values()) - sum(ends.values()) if latest else None

@@ -21,6 +21,7 @@ from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 from pyspark.sql import functions as F
 
+import txmq
 from txmq import recommended_conf, transactional
 
 hosts = os.environ.get("KAFKA", "localhost:9092")
@@ -104,6 +105,8 @@ def start():
 
 
 start().awaitTermination()
+while txmq.apps(url=url).set_index("app_id").at[app, "lag"]:  # on Spark 4.1, where a run is one batch
+    start().awaitTermination()
 
 # COMMAND ----------
 
