@@ -131,7 +131,7 @@ SCHEMAS: dict[str, StructType] = {
         unacknowledged=_NUMBER,
     ),
 }
-_LISTS: dict[str, Callable[[Engine, Admin], Sequence[Any]]] = {
+_LISTS: dict[str, Callable[[Engine, Admin], Sequence[object]]] = {
     "queues": lambda _engine, admin: admin.queues(),
     "apps": lambda engine, _admin: engine.apps(),
     "consumers": lambda _engine, admin: admin.consumers(),
@@ -198,7 +198,7 @@ def _row(table: str, row: Row, wanted: StructType) -> Row:
     return {field.name: _value(row[field.name], field.dataType) for field in wanted.fields}
 
 
-def _value(value: Any, kind: DataType) -> Any:
+def _value(value: Any, kind: DataType) -> object:
     """What pyarrow takes as a value of this type. A text that is empty stands for none."""
     if isinstance(kind, StructType):
         given = dict(zip(kind.names, value, strict=True)) if isinstance(value, (tuple, list)) else value
@@ -229,7 +229,7 @@ def _arrow_type(kind: DataType) -> pa.DataType:
 class Listed(InputPartition):
     """The rows of a list; None: the pages of the history or the ledger are read in the task."""
 
-    rows: Sequence[Any] | None
+    rows: Sequence[object] | None
 
 
 class TableReader(DataSourceReader):

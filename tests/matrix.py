@@ -3,7 +3,9 @@ Java that go together, in environments of their own under ``.venv/matrix``. ``--
 docs/spark.md.
 
 Every pair of a Spark and a Python is run, and every Spark on the oldest and the newest Java that it starts on. What
-the machine does not have is named.
+the machine does not have is named. The first Python of a Spark runs every test of the crash table; the others run
+one test of each of its rows. An environment is built while another one is tested. An outcome without a failure is
+kept with its commit: what was interrupted goes on where it was.
 
 Not here: the tests (``JOBS``), which are those of the suite.
 """
@@ -11,8 +13,10 @@ Not here: the tests (``JOBS``), which are those of the suite.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
+import json
 import os
 import re
 import shutil
@@ -20,9 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,8 +42,9 @@ JOBS: dict[str, tuple[str, ...]] = {
     "sink": ("tests/spark/test_sink.py",),
     "foreachBatch with tables": ("tests/spark/test_foreach_batch.py", "tests/spark/test_merge.py"),
     "crash table": ("tests/crash/test_spark_crash.py",),
-    "notebook": ("tests/test_notebooks.py", "-k", "upserts"),
+    "notebook": ("tests/test_notebooks.py::test_notebook_runs_as_a_plain_script[upserts]",),
 }
+CRASH_TABLE = "crash table"
 LIMIT_S = 3600.0
 STARTS = """
 from pyspark.sql import SparkSession
@@ -72,6 +79,11 @@ class Cell:
     spark: Spark
     python: Python
     java: Java
+    whole: bool = True  # every test of the crash table; else one of each row
+
+    @property
+    def names(self) -> list[str]:
+        return [self.spark.spark, self.spark.delta, self.python.version, self.java.version]
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ def pythons() -> list[Python]:
 def cells(sparks: Sequence[Spark], versions: Sequence[Python], homes: Sequence[Java]) -> Iterator[Cell]:
     """Every Spark with every Python, on the Javas in turn."""
     for spark, (column, python) in itertools.product(sparks, enumerate(versions)):
-        yield Cell(spark, python, homes[column % len(homes)])
+        yield Cell(spark, python, homes[column % len(homes)], whole=column == 0)
 
 
 # -- environments --------------------------------------------------------------------------------------------
@@ -198,22 +210,88 @@ def counted(report: Path) -> Outcome:
     return Outcome(len(cases) - len(failed) - skipped, skipped, failed)
 
 
-def row(cell: Cell, jobs: Collection[str] = tuple(JOBS)) -> tuple[str, bool]:
+class Kept:
+    """The outcomes without a failure of a commit, in a file. ``commit`` is "" where the tree differs from its
+    commit: nothing is kept then.
+    """
+
+    def __init__(self, file: Path, commit: str) -> None:
+        self._file, self._commit = file, commit
+        self._found: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            written = json.loads(file.read_text())
+            self._found = written["outcomes"] if written["commit"] == commit else {}
+
+    def outcome(self, cell: Cell, job: str, run: Callable[[], Outcome]) -> Outcome:
+        name = " ".join([*cell.names, job])
+        if self._commit and name in self._found:
+            found = self._found[name]
+            return Outcome(found["passed"], found["skipped"], ())
+        outcome = run()
+        if self._commit and not outcome.failed:
+            self._found[name] = asdict(outcome)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps({"commit": self._commit, "outcomes": self._found}))
+            new.replace(self._file)
+        return outcome
+
+
+def commit() -> str:
+    """The commit of the tree; "" where a file that the tests see differs from it."""
+    git = ["git", "-C", str(ROOT)]
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--", ".", ":!docs"], capture_output=True, text=True
+    )
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    return "" if changed.stdout or changed.returncode else head.stdout.strip()
+
+
+def one_of_each_row(tests: Iterable[str]) -> list[str]:
+    """The first test of each row of the crash table, and the first one on Kafka, of the tests that pytest collects."""
+    first: dict[str, str] = {}
+    for test in tests:
+        numbered = re.search(r"::test_(rows?_\d+|on_kafka)_", test)
+        if numbered:
+            first.setdefault(numbered[1], test)
+    return list(first.values())
+
+
+def tests_of(cell: Cell, job: str, python: Path) -> Sequence[str]:
+    if cell.whole or job != CRASH_TABLE:
+        return JOBS[job]
+    command = [python, "-m", "pytest", "-q", "--collect-only", *JOBS[job]]
+    told = subprocess.run(
+        command, cwd=ROOT, env=surroundings(cell, python), capture_output=True, text=True, timeout=LIMIT_S
+    )
+    return one_of_each_row(told.stdout.splitlines()) or JOBS[job]
+
+
+def row(cell: Cell, python: Path, kept: Kept, jobs: Collection[str] = tuple(JOBS)) -> tuple[str, bool]:
     """A row of the table, and whether all is well. What is not of ``jobs`` is not run."""
-    named = [cell.spark.spark, cell.spark.delta, cell.python.version, cell.java.version]
-    python = environment(cell)
     outcomes: list[Outcome | None] = []
-    for name, tests in JOBS.items():
+    for name in JOBS:
         if name not in jobs:
             outcomes.append(None)
             continue
         begun = time.monotonic()
-        outcomes.append(ran(cell, python, tests))
+        outcomes.append(
+            kept.outcome(cell, name, lambda job=name: ran(cell, python, tests_of(cell, job, python)))
+        )
+        seconds = time.monotonic() - begun
         print(
-            f"{' '.join(named)}: {name}: {outcomes[-1]} ({time.monotonic() - begun:.0f} s)", file=sys.stderr
+            f"{' '.join(cell.names)}: {name}: {outcomes[-1]} ({seconds:.0f} s)", file=sys.stderr, flush=True
         )
     told = ["-" if each is None else str(each) for each in outcomes]
-    return f"| {' | '.join([*named, *told])} |", not any(each and each.failed for each in outcomes)
+    return f"| {' | '.join([*cell.names, *told])} |", not any(each and each.failed for each in outcomes)
+
+
+def rows(cells: Sequence[Cell], jobs: Collection[str] = tuple(JOBS)) -> Iterator[tuple[str, bool]]:
+    """The rows in turn; the environments are built ahead of them."""
+    kept = Kept(ROOT / ".venv" / "matrix" / "outcomes.json", commit())
+    with ThreadPoolExecutor(1) as builder:
+        for cell, python in [(cell, builder.submit(environment, cell)) for cell in cells]:
+            yield row(cell, python.result(), kept, jobs)
 
 
 def planned(
@@ -231,12 +309,16 @@ def planned(
     return found, notes
 
 
-def table(rows: Iterable[str], missing: Sequence[str], notes: Sequence[str], day: datetime.date) -> str:
+def table(lines: Iterable[str], missing: Sequence[str], notes: Sequence[str], day: datetime.date) -> str:
     head = ["pyspark", "delta-spark", "Python", "JDK", *JOBS]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *rows]
+    shown = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]
     absent = [f"Not on that machine, and not run: {', '.join(missing)}."] if missing else []
-    first = " ".join([f"Run on {day.isoformat()} by `make matrix`.", *absent, *notes])
-    return "\n".join([first, "", *lines, ""])
+    parts = [
+        "The crash table is whole with the first Python of a Spark, and one test of each row with the others."
+    ]
+    parts += ["-: not run."]
+    first = " ".join([f"Run on {day.isoformat()} by `make matrix`.", *parts, *absent, *notes])
+    return "\n".join([first, "", *shown, ""])
 
 
 def main() -> int:
@@ -257,13 +339,17 @@ def main() -> int:
     sparks = [spark for spark in SPARKS if spark.spark in only] or SPARKS
     versions = [python for python in versions if python.version in only] or versions
     found, notes = planned(sparks, versions, chosen)
-    rows = [row(cell, given.job or JOBS) for cell in found]
-    text = table([line for line, _ in rows], missing, notes, datetime.date.today())
+    done: list[tuple[str, bool]] = []
+    text = ""
+    for each in rows(found, given.job or JOBS):
+        done.append(each)
+        absent = [f"| {' | '.join([*cell.names, *'-' * len(JOBS)])} |" for cell in found[len(done) :]]
+        text = table([*(line for line, _ in done), *absent], missing, notes, datetime.date.today())
+        if given.write:
+            before, _, rest = PAGE.read_text().partition(BEGIN)
+            PAGE.write_text(f"{before}{BEGIN}{text}\n{END}{rest.partition(END)[2]}")
     print(text)
-    if given.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}{text}\n{END}{rest.partition(END)[2]}")
-    return 0 if all(well for _, well in rows) else 1
+    return 0 if all(well for _, well in done) else 1
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ def test_the_table_says_what_was_not_there_and_what_does_not_start() -> None:
         ["| a |"], ["Python 3.9"], ["Spark 1 does not start on JDK 25 (x)."], datetime.date(2026, 1, 2)
     )
     assert text.startswith(
-        "Run on 2026-01-02 by `make matrix`. Not on that machine, and not run: Python 3.9. "
+        "Run on 2026-01-02 by `make matrix`. The crash table is whole with the first Python of a Spark, and one test of "
+        "each row with the others. -: not run. Not on that machine, and not run: Python 3.9. "
         "Spark 1 does not start on JDK 25 (x).\n\n| pyspark | delta-spark | Python | JDK | source |"
     )
 
@@ -62,7 +63,7 @@ def test_everything_holds_on_each_spark_with_each_python_and_java(spark: Spark) 
     homes = matrix.javas()
     found, _ = matrix.planned([spark], matrix.pythons(), [homes[0], *homes[1:][-1:]])
     assert found
-    assert [line for line, well in map(matrix.row, found) if not well] == []
+    assert [line for line, well in matrix.rows(found) if not well] == []
 
 
 def test_a_cell_is_run_with_its_java_and_its_python(tmp_path: Path) -> None:
@@ -71,3 +72,31 @@ def test_a_cell_is_run_with_its_java_and_its_python(tmp_path: Path) -> None:
     assert told["JAVA_HOME"] == str(tmp_path)
     assert told["PYSPARK_PYTHON"] == told["PYSPARK_DRIVER_PYTHON"] == str(tmp_path / "bin" / "python")
     assert told["PATH"].startswith(str(tmp_path / "bin"))
+
+
+def test_outcomes_without_a_failure_are_kept_with_their_commit(tmp_path: Path) -> None:
+    cell, file = Cell(SPARKS[0], VERSIONS[0], HOMES[0]), tmp_path / "outcomes.json"
+    runs: list[str] = []
+
+    def run(outcome: Outcome) -> Outcome:
+        runs.append("run")
+        return outcome
+
+    good, bad = Outcome(3, 1, ()), Outcome(3, 0, ("t",))
+    assert matrix.Kept(file, "a").outcome(cell, "source", lambda: run(good)) == good
+    assert matrix.Kept(file, "a").outcome(cell, "sink", lambda: run(bad)) == bad
+    assert len(runs) == 2
+    assert matrix.Kept(file, "a").outcome(cell, "source", lambda: run(bad)) == good
+    assert len(runs) == 2, "an outcome that is kept was run again"
+    assert matrix.Kept(file, "a").outcome(cell, "sink", lambda: run(good)) == good
+    assert matrix.Kept(file, "b").outcome(cell, "source", lambda: run(bad)) == bad
+    assert matrix.Kept(file, "").outcome(cell, "source", lambda: run(bad)) == bad
+    assert len(runs) == 5
+
+
+def test_the_other_pythons_run_one_test_of_each_row_of_the_crash_table() -> None:
+    names = ["test_row_1_a", "test_row_1_b", "test_rows_11_and_12_c[x]", "test_row_12_d", "test_on_kafka_e"]
+    lines = [*(f"tests/t.py::{name}" for name in names), "", "5 tests collected"]
+    kept = matrix.one_of_each_row(lines)
+    assert [line.partition("::")[2] for line in kept] == [names[0], names[2], names[3], names[4]]
+    assert [cell.whole for cell in matrix.cells(SPARKS, VERSIONS, HOMES)] == [True, False, False] * 2

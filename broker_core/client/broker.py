@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -50,14 +51,14 @@ from broker_core.engine import (
 )
 from broker_core.flight import contract
 from broker_core.ids import NO_BLOCK, BlockId
-from broker_core.per_process import PerProcess
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Slices = tuple[tuple[str, int, int], ...]
 TicketOf = Callable[[Slices], contract.Ticket]
 
-_clients: PerProcess[Address, BrokerClient] = PerProcess()
+_clients: dict[tuple[int, Address], BrokerClient] = {}
+_clients_lock = threading.Lock()
 
 
 def connect(
@@ -76,8 +77,21 @@ def connect(
     lost connection. ``connect_s``: of a client that is made here. Raises OptionError.
     """
     address = parse_address(url, data, credentials, vhost)
-    first_s = RECONNECT_S if reached else connect_s
-    return _clients.get(address, lambda: _client_of(address, RECONNECT_S, first_s, map_files=True))
+    key = (os.getpid(), address)
+    with _clients_lock:
+        client = _clients.get(key)
+        if client is None or client.closed:
+            first_s = RECONNECT_S if reached else connect_s
+            client = _clients[key] = _client_of(address, RECONNECT_S, first_s, map_files=True)
+        return client
+
+
+def _after_fork() -> None:
+    global _clients_lock
+    _clients_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

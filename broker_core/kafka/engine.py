@@ -30,18 +30,30 @@ from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.kafka.topics.routing import ClusterTopology
-from broker_core.per_process import PerProcess
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_engines: PerProcess[tuple[str, tuple[tuple[str, object], ...]], KafkaEngine] = PerProcess()
+_engines: dict[tuple[int, str, tuple[tuple[str, object], ...]], KafkaEngine] = {}
+_engines_lock = threading.Lock()
 
 
 def connect(url: str, settings: Mapping[str, object] | None = None) -> KafkaEngine:
     """Returns the engine of this process for an address and settings: one, made once. Raises OptionError."""
-    key = url, tuple(sorted((settings or {}).items()))
-    return _engines.get(key, lambda: KafkaEngine(url, settings))
+    key = os.getpid(), url, tuple(sorted((settings or {}).items()))
+    with _engines_lock:
+        engine = _engines.get(key)
+        if engine is None or engine.closed:
+            engine = _engines[key] = KafkaEngine(url, settings)
+        return engine
+
+
+def _after_fork() -> None:
+    global _engines_lock
+    _engines_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def over_sockets(settings: KafkaSettings) -> Wire:

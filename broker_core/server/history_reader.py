@@ -18,7 +18,7 @@ from broker_core.admin import PAGE, HistoryPage, LedgerInfo, MessageLife, Messag
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.records import HistoryRecord
+from broker_core.broker.state.records import HistoryRecord, LedgerRecord
 from broker_core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
 from broker_core.micro_batch.decision import ledger_info, tables
 from broker_core.node.node import Node
@@ -57,7 +57,7 @@ class HistoryReader:
         """
         ledger = self._engines.of(sees.vhost).batches.ledger
 
-        def page(_state: BrokerState) -> list[LedgerInfo]:
+        def page(_state: BrokerState) -> list[LedgerRecord]:
             apps = [app for app in sorted(ledger.apps()) if app >= app_id and (sees.looks or sees.app(app))]
             after = (
                 entry
@@ -65,11 +65,9 @@ class HistoryReader:
                 for entry in ledger.kept(app)
                 if (entry.app_id, entry.sequence) > (app_id, sequence)
             )
-            return [
-                ledger_info(entry, entry.commit_sequence) for entry in islice(after, max(0, min(limit, PAGE)))
-            ]
+            return list(islice(after, max(0, min(limit, PAGE))))
 
-        return self._taken(page)
+        return [ledger_info(entry, entry.commit_sequence) for entry in self._taken(page)]
 
     def page(self, sees: Sees, limit: int = PAGE, before: int = 0) -> HistoryPage:
         """Returns the last transactions below a number, the newest first; 0: of all."""

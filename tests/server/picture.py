@@ -23,6 +23,9 @@ _SKIPPED = {
     "_new_batch_id",
     "_ordinary",
     "cache",
+    "_by_headers",
+    "_relying",
+    "_relied",
 }
 _LEAVES = (str, bytes, int, float, bool, type(None))
 

@@ -59,7 +59,7 @@ def kills(node: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kills]:
     """Of the engine that drivers and commands have in this process."""
     found, url = Kills(node), f"kafka://{node.bootstrap}"
     with KafkaEngine(url, None, found.wire) as engine:
-        kafka_engine._engines.put((url, ()), engine)
+        monkeypatch.setitem(kafka_engine._engines, (os.getpid(), url, ()), engine)
         yield found
         found.revive()
 

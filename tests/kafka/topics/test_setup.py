@@ -211,7 +211,7 @@ def output(
 ) -> Callable[..., str]:
     """What ``txmq setup`` prints about the cluster."""
     engine = KafkaEngine(URL, None, lambda _: kafka.wire())
-    engines._engines.put((URL, ()), engine)
+    monkeypatch.setitem(engines._engines, (os.getpid(), URL, ()), engine)
 
     def run(*arguments: str, code: int = 0) -> str:
         assert cli.main(["setup", "--url", URL, *arguments]) == code

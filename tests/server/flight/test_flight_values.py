@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.engine import Limit, Origin
+from broker_core.flight import contract
 from broker_core.launcher import Broker
 from tests.server.flight.flight_calls import CALLS, TICKETS, Call, Raw, leaves, replaced
 from tests.server.picture import picture
@@ -31,6 +34,7 @@ WRONG: list[Any] = [
     -(2**63) - 1,
     {"$bytes": "AA=="},
     {"$bytes": 5},
+    {"$bytes": [0, 1]},
 ]
 ODD: list[Any] = [
     *WRONG,
@@ -47,6 +51,51 @@ ODD: list[Any] = [
     "\0",
     "start",
 ]
+
+
+LONG = contract.LONG_BYTES
+
+
+@given(st.lists(st.sampled_from([0, 1, LONG - 1, LONG, LONG + 1, 3 * LONG])))
+def test_bytes_of_any_length_cross_as_they_are(sizes: list[int]) -> None:
+    values = [bytes([number]) * size for number, size in enumerate(sizes)]
+    call = contract.ChannelCall("c", 1, {"bodies": values, "more": {"body": values[:1]}})
+    assert contract.decode_checked(contract.ChannelCall, contract.encode(call), "call") == call
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [[0, 11]],
+        [[11, 0], [5, 6]],
+        [[-1, 1]],
+        [[0, -1]],
+        [[0, 2**70]],
+        [[0, True]],
+        [[0, 1.0]],
+        [["0", 1]],
+        [[0]],
+        [[0, 1, 2]],
+        [[0, 10], [0, 1]],  # or a short text would become any number of bytes
+        [[0, 4]] * 3,
+    ],
+    ids=str,
+)
+def test_a_place_behind_the_json_is_within_it_and_taken_once(raw: Raw, places: list[Any]) -> None:
+    body = {"$bytes": places[0]} if len(places) == 1 else [{"$bytes": place} for place in places]
+    call = {"channel": "c", "number": 1, "arguments": {"body": body}}
+    data = json.dumps(call).encode() + b"\0" + bytes(10)
+    with pytest.raises(errors.RemoteProtocolError, match="cannot read"):
+        contract.decode_checked(contract.ChannelCall, data, "call")
+    assert isinstance(raw.action("channel.publish", data), errors.TxmqError)
+
+
+def test_a_long_body_crosses_as_it_is_and_not_as_text() -> None:
+    body = bytes(32 << 20)
+    text = contract.encode(contract.ChannelCall("c", 1, {"body": body}))
+    assert len(text) < len(body) + 200
+    found: contract.ChannelCall = contract.decode_checked(contract.ChannelCall, text, "call")
+    assert found.arguments["body"] == body
 
 
 @pytest.fixture(scope="module")
