@@ -23,7 +23,7 @@ from broker_core.kafka.cluster.cluster import Time
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Produce, Request, TopicPartition
-from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import encoded_batches as published
 from broker_core.kafka.sink import lost_end, staged_branches, staging
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
