@@ -29,7 +29,7 @@ LIMITS = {
     "login": 30,
     "channel": 20,
     "batch": 37,
-    "kafka-batch": 32,
+    "kafka-batch": 33,
 }
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from broker_core import errors
 from broker_core.arrow import parts
+from broker_core.backoff import Time
 from broker_core.engine import BranchHeader
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import Time
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Produce, Request, TopicPartition
