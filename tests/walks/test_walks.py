@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # files at most
 LIMITS = {
     "commit": 25,  # two of them are the history of commits
-    "confirm": 27,
+    "confirm": 26,
     "publish": 12,
     "login": 30,
     "channel": 20,
