@@ -14,9 +14,9 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from bench.report import Figure, note
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.encode import encode
+from broker_core.kafka.record.record_batch import Codec
 
 ROWS = 70_000
 JAVA_BATCH, OUR_BATCH = 150, 8_000

@@ -38,7 +38,6 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.takeover import open_store
 from broker_core.node.vhost_engines import VhostEngines
-from broker_core.options import ServeOptions
 from broker_core.server import log_file
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
@@ -52,6 +51,7 @@ from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
+from broker_core.server.options import ServeOptions
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory

@@ -292,6 +292,42 @@ def test_a_folder_has_few_files() -> None:
     assert {folder: files for folder, files in found.items() if files > FOLDER_FILES} == {}
 
 
+FLOORS = 9
+HIGH_FOLDERS: dict[str, tuple[int, str]] = {
+    "broker_core.broker": (10, "a prepared transaction stands on the commit, and the whole state on it"),
+    "broker_core.node": (10, "engines of virtual hosts, one engine, its reader, and the broker in process"),
+}
+
+
+def floors() -> dict[str, int]:
+    """How many floors each folder has: the longest way of imports between what stands side by side in it."""
+    beside: dict[str, set[str]] = {}  # what stands in a folder -> what of the same folder it imports
+    for module in sources():
+        for other in {module, *imports(module)}:
+            mine, theirs = module.split("."), other.split(".")
+            for depth in range(1, len(mine)):
+                below = beside.setdefault(".".join(mine[: depth + 1]), set())
+                if mine[:depth] == theirs[:depth] and len(theirs) > depth and mine[depth] != theirs[depth]:
+                    below.add(".".join(theirs[: depth + 1]))
+
+    @cache
+    def floor(name: str) -> int:
+        return 1 + max(map(floor, beside[name]), default=0)
+
+    found: dict[str, int] = {}
+    for name in beside:
+        folder = name.rpartition(".")[0]
+        found[folder] = max(found.get(folder, 0), floor(name))
+    return found
+
+
+def test_a_folder_has_few_floors() -> None:
+    """The contracts in ``pyproject.toml`` give each part its floor. They do not limit how many there are."""
+    found = floors()
+    assert found["broker_core"] > 5, "the imports were not read"
+    require(found, FLOORS, HIGH_FOLDERS)
+
+
 def test_a_folder_says_what_it_has() -> None:
     folders = {module.rpartition(".")[0] for module in sources() if "." in module}
     assert [folder for folder in sorted(folders) if not ast.get_docstring(sources()[folder])] == []

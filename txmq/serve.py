@@ -14,7 +14,7 @@ from txmq.command.declare import Options, command
 from txmq.serve_options import declared, with_given
 
 if TYPE_CHECKING:
-    from broker_core.options import ServeOptions
+    from broker_core.server.options import ServeOptions
     from broker_core.server.tls import TlsOptions
 
 LEAST_FRAME, FRAME_MAX, MOST_FRAME = 4096, 131_072, 128 * 1024 * 1024
@@ -31,12 +31,12 @@ def serve(given: Options) -> int:
 
 def options_of(given: Options) -> ServeOptions:
     """Raises OptionError."""
-    from broker_core.options import ServeOptions
     from broker_core.server.access.users_file import read_users
     from broker_core.server.amqp.handlers.handler import Handler
     from broker_core.server.amqp.handlers.rate_limit import PublishRateLimit
     from broker_core.server.amqp.handlers.trace import Tracer
     from broker_core.server.doors import Doors
+    from broker_core.server.options import ServeOptions
 
     _check_sizes(given)
     handlers: list[Handler] = []

@@ -1,7 +1,7 @@
 """The options of ``txmq serve``: one table, of which the arguments, their page and the broker's options are
 made.
 
-Not here: what an option does (the parts of ``broker_core/options.py``), and what several say together
+Not here: what an option does (the parts of ``broker_core/server/options.py``), and what several say together
 (``serve.py``).
 Invariant: the default that a text names is that of the field (``tests/cli/test_serve_options.py``).
 """
@@ -19,7 +19,7 @@ from txmq.command.declare import CommandOption, Options, option
 from txmq.command.values import above_zero, count, positive, seconds_of_hours, staged_seconds
 
 if TYPE_CHECKING:
-    from broker_core.options import ServeOptions
+    from broker_core.server.options import ServeOptions
 
 
 More = Mapping[str, Any]  # for click

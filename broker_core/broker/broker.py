@@ -2,8 +2,8 @@
 
 Pure: no I/O, no clock, no threads. Every operation that must be durable gets a :class:`Change` and fills it.
 It checks first, then changes memory, so a refused operation changes nothing. The committer writes the change
-and calls ``publish``. Bodies of stored blocks and new block ids come from the two functions given at load
-(``load.py``).
+and calls ``Commits.publish``. Bodies of stored blocks and new block ids come from the two functions given at
+load (``load.py``).
 
 Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and are
 invisible to every reader.
@@ -83,7 +83,17 @@ class BrokerState:
         self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)
         vhost_message_limit = VhostMessageLimit(virtual_hosts)
         self.transactions = transactions = Commits(
-            numbers, blocks, names, overflow, messages, stored, settlement, virtual_hosts, vhost_message_limit
+            numbers,
+            blocks,
+            names,
+            overflow,
+            messages,
+            stored,
+            settlement,
+            virtual_hosts,
+            vhost_message_limit,
+            self.expiry,
+            pending_checks,
         )
         self.prepared = Prepared(
             blocks, names, overflow, settlement, transactions, virtual_hosts, vhost_message_limit
@@ -108,19 +118,6 @@ class BrokerState:
         seen = copy.copy(self)
         seen.topology = topology
         return seen
-
-    def publish(self) -> None:
-        """Makes the durable commits in progress visible. The committer calls it under the state lock."""
-        pending_checks = self.pending_checks
-        for queue in pending_checks.touched:
-            if queue.deleted:  # in one of these commits, after the work that touched it
-                continue
-            queue.log.show()
-            if queue.consumers.rings or queue.marks.hasty:
-                pending_checks.runnable[queue] = None
-            if queue.marks.timed:
-                self.expiry.plan(queue)
-        pending_checks.touched.clear()
 
     # -- upkeep ----------------------------------------------------------------------------------------------
     def sealing(self, block_id: BlockId) -> list[RunRecord]:

@@ -12,12 +12,14 @@ import numpy as np
 
 from broker_core.broker.access.own_id import name_of, user_of
 from broker_core.broker.history.history import CommitHistory
+from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals
 from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
+from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import BROKER, CONSUMED, Change, Numbers, Who
 from broker_core.broker.state.records import OutcomeRecord
@@ -59,6 +61,8 @@ class Commits:
         settlement: Settlement,
         virtual_hosts: VirtualHosts,
         vhost_message_limit: VhostMessageLimit,
+        expiry: Expiry,
+        pending_checks: PendingChecks,
     ) -> None:
         self.history = CommitHistory(blocks.undo, numbers)
         self._undo = blocks.undo
@@ -71,6 +75,8 @@ class Commits:
         self._settlement = settlement
         self._virtual_hosts = virtual_hosts
         self._vhost_message_limit = vhost_message_limit
+        self._expiry = expiry
+        self._pending_checks = pending_checks
 
     def commit(self, change: Change, transaction: Transaction, now: int) -> CommitResult:
         """Adds the whole transaction to one change (decision 1).
@@ -129,6 +135,19 @@ class Commits:
         if xid and not transaction.decided:
             self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
         return _new(CommitResult, (change.sequence, returned, rejected, 0))
+
+    def publish(self) -> None:
+        """Makes the durable commits in progress visible. The committer calls it under the state lock."""
+        pending_checks = self._pending_checks
+        for queue in pending_checks.touched:
+            if queue.deleted:  # in one of these commits, after the work that touched it
+                continue
+            queue.log.show()
+            if queue.consumers.rings or queue.marks.hasty:
+                pending_checks.runnable[queue] = None
+            if queue.marks.timed:
+                self._expiry.plan(queue)
+        pending_checks.touched.clear()
 
     def _unreached(self, spilled: Spilled) -> list[Message]:
         """Returns mandatory messages whose queues have all been deleted. Raises CorruptSegment."""

@@ -13,7 +13,6 @@ import hmac
 import os
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import endpoint, errors
 from broker_core.address import Address, bracketed
+from broker_core.backoff import Backoff, Time
 from broker_core.client import starter, tls
 from broker_core.client.login import SendHeader
 from broker_core.endpoint import Endpoint
@@ -30,7 +30,7 @@ from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, pro
 CONNECT_S = 5.0  # for a broker that was never reached
 RECONNECT_S = 30.0
 HELLO_S = 5.0  # a broker that takes connections but does not answer
-BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 BROKEN = (
     arrow_flight.FlightUnavailableError,
@@ -75,31 +75,6 @@ class Live:
         self.identity = ""  # of its data, as long as it runs; "" until it was asked
 
 
-class Patience:
-    """The time that is left for reconnecting; ``renew`` after progress."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._deadline: float | None = None
-        self._failures = 0
-
-    def renew(self) -> None:
-        self._deadline = None
-        self._failures = 0
-
-    def failed(self) -> bool:
-        """Count a failure, wait a little; False when the time is over."""
-        now = time.monotonic()
-        if self._deadline is None:
-            self._deadline = now + self._timeout_s
-        if now >= self._deadline:
-            return False
-        pause = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
-        time.sleep(min(pause, max(self._deadline - now, 0)))
-        self._failures += 1
-        return True
-
-
 class FlightConnection:
     def __init__(
         self, address: Address, reconnect_s: float = RECONNECT_S, connect_s: float = CONNECT_S
@@ -114,12 +89,11 @@ class FlightConnection:
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
-    def patience(self) -> Patience:
-        return Patience(
-            self._reconnect_s
-            if self._reached or self.address.directory
-            else min(self._connect_s, self._reconnect_s)
-        )
+    def patience(self) -> Backoff:
+        limit_s = self._reconnect_s
+        if not self._reached and not self.address.directory:
+            limit_s = min(limit_s, self._connect_s)
+        return Backoff(limit_s, Time(), PAUSES_S)
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -128,7 +102,7 @@ class FlightConnection:
         action: str,
         body: bytes = b"",
         *,
-        patience: Patience | None = None,
+        patience: Backoff | None = None,
         timeout_s: float | None = None,
     ) -> list[pa.Buffer]:
         """The results of an action. Raises what the broker raised, or ConnectionFailed. ``timeout_s``: of one
@@ -144,7 +118,7 @@ class FlightConnection:
                 # a channel keeps the answer to each call
                 self.broken(live, error, patience, again=not action.startswith("channel."))
 
-    def broken(self, live: Live, error: Exception, patience: Patience, *, again: bool = True) -> None:
+    def broken(self, live: Live, error: Exception, patience: Backoff, *, again: bool = True) -> None:
         """Raise the broker's error; or drop the connection, and return if there is time to try again.
         ``again``: the call may be made again after a ResourceShortage.
         """
@@ -166,7 +140,7 @@ class FlightConnection:
 
     # -- making it -------------------------------------------------------------------------------------------
 
-    def live(self, patience: Patience | None = None) -> Live:
+    def live(self, patience: Backoff | None = None) -> Live:
         """The connection. Raises ConnectionFailed when ``patience`` ends."""
         live = self._live
         if live is not None and self._pid == os.getpid():

@@ -19,7 +19,7 @@ from broker_core.kafka.cluster import connection
 from broker_core.kafka.cluster.cluster import RECONNECT_S
 from broker_core.kafka.protocol.port import NodeAddress
 from broker_core.kafka.protocol.sasl import MECHANISMS, SaslLogin
-from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.record_batch import Codec
 
 T = TypeVar("T")
 

@@ -44,9 +44,6 @@ from broker_core.store.port import BlockInfo
 # An open transaction above these limits is written to a segment in pieces, so the broker's memory stays flat.
 SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
-# At its commit, a remainder above these limits is written there too, not row by row to the catalog.
-INBOX_ROWS = 1_000
-INBOX_BYTES = 1024 * 1024
 _STEP = 256  # dead letters that are read under the lock at a time
 _BLOCK_ROWS = 16_384
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -144,7 +141,7 @@ class ChannelCommits:
         """Before its commit: writes what is too much for the catalog to a segment, but not messages that need
         no catalog and fit into memory. Before it is prepared, all of it is written.
         """
-        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
+        if transaction.is_large:
             small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
             if prepare:
                 self.spill(transaction)

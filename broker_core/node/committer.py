@@ -394,7 +394,7 @@ class Committer:
         touched = bool(state.pending_checks.touched)
         if touched:
             with self._lock:  # 3. publish
-                state.publish()
+                state.transactions.publish()
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self.published.tell()
         failpoint.here("committer.published")

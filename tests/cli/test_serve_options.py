@@ -10,7 +10,7 @@ from operator import attrgetter
 import pytest
 
 from broker_core.launcher import Broker
-from broker_core.options import ServeOptions
+from broker_core.server.options import ServeOptions
 from txmq import cli
 from txmq.command.declare import Options
 from txmq.serve import options_of

@@ -34,9 +34,9 @@ from broker_core.kafka.protocol.port import (
     TopicPartition,
 )
 from broker_core.kafka.protocol.sasl import MECHANISMS, SaslLogin
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.encode import encode, encode_headers, stamp
+from broker_core.kafka.record.record_batch import Codec
 from tests.kafka.bench.batches import checked_again
 from tests.kafka.bench.fake_kafka import FakeKafka
 from tests.kafka.bench.real_node import PASSWORD, USER, RealNode

@@ -24,10 +24,10 @@ import pytest
 from kafka import KafkaProducer
 
 from broker_core import errors
+from broker_core.backoff import Time
 from broker_core.engine import START, BranchHeader, LedgerEntry, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import Time
 from broker_core.kafka.cluster.connection import Settings
 from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.engine import KafkaEngine

@@ -23,7 +23,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import Settings
 from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.protocol.port import LATEST, Isolation, NodeAddress, TopicPartition
-from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink.decisions import Decisions
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
 from broker_core.kafka.sink.sink import KafkaSink

@@ -11,7 +11,7 @@ from broker_core.engines import connect, connect_admin
 from broker_core.errors import OptionError
 from broker_core.kafka.cluster.connection import NODES_SHARE
 from broker_core.kafka.protocol.port import NodeAddress
-from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.settings import parse_settings, parse_url, shown
 
 URL = "kafka://one:9092"

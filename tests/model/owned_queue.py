@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_core.broker.state import block as block_module
+from broker_core.broker.transaction import transaction as transaction_module
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.errors import PreconditionFailed, ResourceLocked
 from broker_core.message.properties import Properties
-from broker_core.node import channel_commit
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
@@ -98,9 +98,9 @@ class Clock:
 class OwnedQueue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self._tuned = (channel_commit.INBOX_ROWS, block_module.OPEN_ROWS)
+        self._tuned = (transaction_module.INBOX_ROWS, block_module.OPEN_ROWS)
         # small ones: every history has blocks of each kind
-        channel_commit.INBOX_ROWS, block_module.OPEN_ROWS = 6, 7
+        transaction_module.INBOX_ROWS, block_module.OPEN_ROWS = 6, 7
         self.path = Path(tempfile.mkdtemp(prefix="txmq-owned-"))
         self.clock = Clock()
         self.entries: list[Entry] = []
@@ -120,7 +120,7 @@ class OwnedQueue(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.local.close()
         shutil.rmtree(self.path)
-        channel_commit.INBOX_ROWS, block_module.OPEN_ROWS = self._tuned
+        transaction_module.INBOX_ROWS, block_module.OPEN_ROWS = self._tuned
 
     @initialize(shape=st.sampled_from(SHAPES))
     def declare(self, shape: dict[str, Any]) -> None:

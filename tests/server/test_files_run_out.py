@@ -25,8 +25,8 @@ from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.node import compaction, upkeep
-from broker_core.options import ServeOptions
 from broker_core.server.flight import channels
+from broker_core.server.options import ServeOptions
 from broker_core.store.durable import DurableStore
 from tests.amqp_peer import Closed, Peer
 from tests.amqp_server import AmqpServed, serving

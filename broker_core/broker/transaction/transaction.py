@@ -97,6 +97,9 @@ class Consumed(NamedTuple):
     end: int
 
 
+# At its commit, what is above these limits is written to a segment, not row by row to the catalog.
+INBOX_ROWS = 1_000
+INBOX_BYTES = 1024 * 1024
 MANY_REJECTS = 1_024  # of messages that have a dead-letter exchange
 
 
@@ -164,6 +167,11 @@ class Transaction:
     def __bool__(self) -> bool:
         """Returns whether there is anything to commit."""
         return bool(self.publishes or self.settles or self.spilled)
+
+    @property
+    def is_large(self) -> bool:
+        """Returns whether it has too much for the catalog, so that it is spilled before its commit."""
+        return len(self.publishes) > INBOX_ROWS or self.unspilled_bytes > INBOX_BYTES
 
     @property
     def rejects_many(self) -> bool:

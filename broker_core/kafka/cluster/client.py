@@ -9,8 +9,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from broker_core.backoff import Backoff, Time
 from broker_core.kafka.cluster import acls
-from broker_core.kafka.cluster.cluster import RECONNECT_S, Backoff, Cluster, Time
+from broker_core.kafka.cluster.cluster import RECONNECT_S, Cluster
 from broker_core.kafka.cluster.leaders import Leaders
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code

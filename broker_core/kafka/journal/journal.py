@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from broker_core import failpoint
+from broker_core.backoff import Backoff
 from broker_core.broker.state.records import ReadRecord, canonical
 from broker_core.engine import Ranges
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import Backoff
 from broker_core.kafka.journal.history import History, PositionRecord, Proposal, read_key, surviving
 from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered

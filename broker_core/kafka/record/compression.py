@@ -9,23 +9,12 @@ with its input is a ValueError.
 
 from __future__ import annotations
 
-import enum
 import struct
 
 import pyarrow as pa
 import xxhash
 
-from broker_core.kafka.record.varint import read_unsigned
-
-
-class Codec(enum.IntEnum):
-    """Bits 0 to 2 of a batch's attributes (Kafka protocol guide, "Record Batch")."""
-
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
+from broker_core.kafka.record.record_batch import Codec, read_unsigned
 
 
 class TooLarge(ValueError):

@@ -26,12 +26,15 @@ from broker_core.kafka.record.record_batch import (
     SMALLEST_RECORD,
     TRANSACTIONAL,
     Head,
+    Integers,
+    column_unsigned,
     damaged,
     is_abort_marker,
     read_head,
+    unzigzag,
+    windows,
 )
 from broker_core.kafka.record.record_boundaries import PADDING, Bytes, Section, find_starts
-from broker_core.kafka.record.varint import Integers, column_unsigned, unzigzag, windows
 
 LIMIT = 256 << 20  # bytes at once; Arrow's binary columns end at 2 GiB
 # that the columns of a record take beside its content, so that many empty ones are no way around the limit

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from broker_core.kafka.record.record_batch import LOG_APPEND_TIME, Head, damaged
-from broker_core.kafka.record.varint import read_signed, read_unsigned
+from broker_core.kafka.record.record_batch import LOG_APPEND_TIME, Head, damaged, read_signed, read_unsigned
 
 NO_HEADERS = b"\0"
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core import errors
-from broker_core.kafka.record.compression import Codec, deflate
+from broker_core.kafka.record.compression import deflate
 from broker_core.kafka.record.record_batch import (
     ATTRIBUTES_AT,
     CRC_AT,
@@ -32,8 +32,11 @@ from broker_core.kafka.record.record_batch import (
     PRODUCER_AT,
     TIMESTAMPS_AT,
     TRANSACTIONAL,
+    Codec,
+    Integers,
+    column_encoded,
+    encode_signed,
 )
-from broker_core.kafka.record.varint import Integers, column_encoded, encode_signed
 
 MAX_ROWS = 1 << 20  # of a batch: an offset delta takes at most three bytes
 MAX_RECORD = 1 << 27  # bytes of a record; its length takes at most four bytes then

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.kafka.record.varint import Integers
+from broker_core.kafka.record.record_batch import Integers
 
 _SEED, _FACTOR = 0x9747B28C, 0x5BD1E995
 _PADDING = 3  # so that four bytes are behind the last one's position

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from broker_core.kafka.record.varint import WINDOW, Integers, read_unsigned, word_unsigned
+from broker_core.kafka.record.record_batch import WINDOW, Integers, read_unsigned, word_unsigned
 
 Bytes = npt.NDArray[np.uint8]
 

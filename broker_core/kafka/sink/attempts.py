@@ -1,6 +1,6 @@
 """What is staged and not decided, for operators: found by reading the stage topics, because no state is kept.
 
-Not here: deleting it, which the next decision does (``cleanup.py``).
+Not here: deleting it, which the next decision does (``staged_branches.py``).
 """
 
 from __future__ import annotations

@@ -18,12 +18,10 @@ from broker_core.broker.routing.routing import Routed, row_numbers
 from broker_core.errors import TransactionTooLarge
 from broker_core.ids import QueueId
 from broker_core.kafka.protocol.port import TopicPartition
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.encode import MAX_ROWS, encode, encode_headers
 from broker_core.kafka.record.headers import of_message
 from broker_core.kafka.record.partitioner import partitions_of
-from broker_core.kafka.record.record_batch import HEAD
-from broker_core.kafka.record.varint import Integers
+from broker_core.kafka.record.record_batch import HEAD, Codec, Integers
 from broker_core.kafka.topics.routing import Target
 
 BATCH_BYTES = 900_000  # of the records of one batch

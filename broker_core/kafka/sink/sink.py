@@ -31,13 +31,13 @@ from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import TopicPartition
-from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import attempts, batch_writes, staged_branches
-from broker_core.kafka.sink.cleanup import EVERY_BYTES, Cleaner
 from broker_core.kafka.sink.decide import Decider, OnUnroutable
 from broker_core.kafka.sink.decisions import Decisions
 from broker_core.kafka.sink.receipt import BranchPlace
 from broker_core.kafka.sink.resume import resume
+from broker_core.kafka.sink.staged_branches import EVERY_BYTES, Cleaner
 from broker_core.kafka.sink.staging import KafkaStaging
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms

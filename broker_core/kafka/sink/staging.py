@@ -27,8 +27,8 @@ from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
 from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import TopicPartition
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.encode import encode_headers, encode_large
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES, Publisher
 from broker_core.kafka.sink.receipt import BranchPlace, Receipt, Span, joined, of
 from broker_core.kafka.topics import topics

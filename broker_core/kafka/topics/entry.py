@@ -24,10 +24,10 @@ from broker_core.broker.state.records import RECORDS, Record, canonical
 from broker_core.broker.state.records import parse as canonical_parse
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import Records, decode
 from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
 from broker_core.kafka.record.encode import encode, encode_headers
+from broker_core.kafka.record.record_batch import Codec
 
 _KINDS: dict[str, type[Record]] = {kind.TABLE: kind for kind in RECORDS}
 _VHOST = "vhost"

@@ -35,7 +35,7 @@ from broker_core.server.amqp.shown import clients, connection_info
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
-from broker_core.server.loop import new_loop
+from broker_core.server.loop import new_loop, serve
 from broker_core.server.quotas import Quotas, sockets
 from broker_core.server.tls import TlsFiles
 
@@ -138,19 +138,8 @@ class AmqpServer:
 
     # -- the thread ------------------------------------------------------------------------------------------
     def _run(self, started: Future[None]) -> None:
-        loop = self.loop = new_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            try:
-                loop.run_until_complete(self._listen())
-            except BaseException as error:
-                started.set_exception(error)
-                return
-            started.set_result(None)
-            loop.run_forever()
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        self.loop = new_loop()
+        serve(self.loop, self._listen(), started)
 
     async def _listen(self) -> None:
         _allow_many_sockets()

@@ -26,7 +26,7 @@ from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
-from broker_core.server.loop import new_loop
+from broker_core.server.loop import new_loop, serve
 from broker_core.server.quotas import Quota, http_connection, http_request
 from broker_core.server.threads import started_pool
 from broker_core.server.tls import TlsFiles
@@ -121,21 +121,13 @@ class HttpServer:
 
     # -- the thread ------------------------------------------------------------------------------------------
     def _run(self, started: Future[None]) -> None:
-        loop = self._loop = new_loop()
-        asyncio.set_event_loop(loop)
+        self._loop = new_loop()
+        serve(self._loop, self._listen(), started)
+
+    async def _listen(self) -> None:
         make = factory(self)
-        try:
-            try:
-                loop.run_until_complete(self.listeners.open(make, make, self.options.head_s))
-            except BaseException as error:
-                started.set_exception(error)
-                return
-            self._sampling = loop.create_task(self._sample())
-            started.set_result(None)
-            loop.run_forever()
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        await self.listeners.open(make, make, self.options.head_s)
+        self._sampling = self._loop.create_task(self._sample())
 
     async def _sample(self) -> None:
         sampler = Sampler(self._served, self._beside)

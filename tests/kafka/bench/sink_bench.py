@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from broker_core.backoff import Time
 from broker_core.engine import BranchHeader, BranchKind, Committed, LedgerEntry, Opened, StagedBranch
 from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import Time
 from broker_core.kafka.journal.app_progress import Lag
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import decode
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.topics import entry
 from tests.kafka.bench.fake_kafka import FakeKafka

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
+from broker_core.backoff import Time
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import REFRESH_S, Time
+from broker_core.kafka.cluster.cluster import REFRESH_S
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import MOVED, UNCLEAR, Code
 from broker_core.kafka.protocol.port import LATEST, Isolation, Producer, Request, TopicPartition, Unanswered

@@ -5,7 +5,6 @@ none. The clock is moved by hand.
 
 from __future__ import annotations
 
-import random
 import threading
 from functools import partial
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
+from broker_core.backoff import Time
 from broker_core.engine import START, Vector
 from broker_core.kafka import engine as engines
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import Backoff, Time
 from broker_core.kafka.cluster.connection import REQUEST_S, Settings
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol import port
@@ -136,26 +134,3 @@ def test_a_silent_node_is_not_asked_again_where_another_one_knows() -> None:
     kafka.fault = lambda node, request: asked.append(node) if isinstance(request, port.Metadata) else None
     client.topic("orders", fresh=True)
     assert asked == [1]
-
-
-def test_whoever_waited_too_long_for_the_first_answer_asks_once_more() -> None:
-    now = [0.0]
-    patience = Backoff(30.0, Time(lambda: now[0], lambda seconds: None))
-    now[0] = 100.0
-    error = errors.ConnectionFailed("silent")
-    patience.wait(error)
-    with pytest.raises(errors.ConnectionFailed, match="silent"):
-        patience.wait(error)
-    patience.renew()
-    now[0] = 200.0
-    patience.wait(error)
-
-
-def test_a_pause_leaves_the_random_numbers_of_the_program_alone() -> None:
-    """A thread that shows the lag may pause while a program that has set a seed draws its numbers."""
-    slept: list[float] = []
-    patience = Backoff(30.0, Time(sleep=slept.append))
-    before = random.getstate()
-    for _ in range(2):
-        patience.wait(errors.ConnectionFailed("silent"))
-    assert random.getstate() == before and len(set(slept)) == 2

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from broker_core import errors
 from broker_core.kafka.record import decode as module
 from broker_core.kafka.record import record_boundaries
-from broker_core.kafka.record.compression import Codec
 from broker_core.kafka.record.decode import RECORD_BYTES, decode
-from broker_core.kafka.record.varint import windows
+from broker_core.kafka.record.record_batch import Codec, windows
 from tests.kafka.bench.batches import (
     EVERYTHING,
     LOG,

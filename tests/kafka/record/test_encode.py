@@ -12,9 +12,10 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from broker_core import errors
 from broker_core.kafka.record import encode as module
-from broker_core.kafka.record.compression import Codec, TooLarge, deflate, inflate
+from broker_core.kafka.record.compression import TooLarge, deflate, inflate
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.encode import encode, encode_headers, encode_large, stamp
+from broker_core.kafka.record.record_batch import Codec
 from tests.kafka.bench.batches import EVERYTHING, LOG, Row, rows, rows_of_kafka_python
 
 NOW = 1_700_000_000_000

@@ -16,14 +16,14 @@ import pytest
 
 from broker_core import errors
 from broker_core.arrow import parts
+from broker_core.backoff import Time
 from broker_core.engine import BranchHeader
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.cluster.cluster import Time
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Produce, Request, TopicPartition
-from broker_core.kafka.record.compression import Codec
+from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import encoded_batches as published
 from broker_core.kafka.sink import lost_end, staged_branches, staging
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES

@@ -232,7 +232,7 @@ def judge_without_replay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def delete_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage topic is cleaned whatever is still to be applied."""
-    from broker_core.kafka.sink.cleanup import Cleaner
+    from broker_core.kafka.sink.staged_branches import Cleaner
 
     clean = Cleaner.clean
     monkeypatch.setattr(Cleaner, "clean", lambda self, unapplied: clean(self, []))
