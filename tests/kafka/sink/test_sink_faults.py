@@ -27,7 +27,7 @@ from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import encoded_batches as published
 from broker_core.kafka.sink import staged_branches, staging
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
-from broker_core.kafka.topics import entry
+from broker_core.kafka.topics import entry as topic_entry
 from tests.kafka.bench.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
 
@@ -384,7 +384,7 @@ def test_a_transaction_whose_end_kafka_has_lost_and_forgotten_is_one_error_that_
     """Nothing is decided before somebody has ended it in the logs. An older version has not named them."""
     cluster = Cluster(version)
     if of_older_version:
-        monkeypatch.setattr(entry, "logs_header", lambda logs: ())
+        monkeypatch.setattr(topic_entry, "logs_header", lambda logs: ())
     log = hanging(cluster, "CompleteCommit" if of_older_version else "Empty")
     stable = cluster.reader.offsets({log: LATEST})[log]
     driver = cluster.driver(reconnect_s=0.05)
