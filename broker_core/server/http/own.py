@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from broker_core.admin import PAGE
 from broker_core.broker.decision import Decision
 from broker_core.errors import QueueNotFound, UnknownTransaction
 from broker_core.server.history_reader import HistoryReader
@@ -103,8 +104,17 @@ def _message(call: HttpCall) -> Row:
         raise not_found() from None
 
 
+def _history(call: HttpCall) -> Row:
+    limit, before = (_counted(call.query.get(name, "0"), name) for name in ("limit", "before"))
+    history = HistoryReader(call.served.broker, call.served.engines, waits=False)
+    return asdict(history.page(call.caller.sees, limit or PAGE, before))
+
+
 def _number(call: HttpCall, name: str) -> int:
-    text = call.params[name]
+    return _counted(call.params[name], name)
+
+
+def _counted(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise bad_request(f"'{text[:20]}' is not the number of a {name}")
     return int(text)
@@ -173,6 +183,14 @@ ROUTES = (
         "management",
         _committed,
         "What a committed transaction did, as far as the history goes back",
+        works=True,
+    ),
+    Route(
+        "GET",
+        "/api/txmq/history/{vhost}",
+        "vhost",
+        _history,
+        "The last transactions, the newest first; ?before=N: those below that number",
         works=True,
     ),
     Route(

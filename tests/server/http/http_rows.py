@@ -95,6 +95,7 @@ vhost
     POST /api/queues/{vhost}/{name}/actions
     POST /api/queues/{vhost}/{name}/get
     GET /api/txmq/messages/{vhost}/{name}/{offset}
+    GET /api/txmq/history/{vhost}
     POST /api/txmq/prepared/{vhost}/{xid}/commit
     POST /api/txmq/prepared/{vhost}/{xid}/rollback
     GET /api/queues/{vhost}/{name}/bindings

@@ -15,6 +15,7 @@ import pytest
 
 from broker_core.launcher import Broker
 from broker_core.server.http import server
+from broker_core.server.http.page.transactions import LAST
 from tests.progress import GUARD_S, wait_until
 from tests.server.conftest import Served
 from tests.server.http.browser import WAIT_MS, Tab, chromium
@@ -37,6 +38,10 @@ PAGES = {
 SHOWN = {*(f"{name}-light" for name in PAGES), "overview-dark"}
 SAMPLES = 60  # until a picture has curves
 MANY = 1_000
+SHOWN_LAST = """() => [
+    [...document.querySelectorAll("#last tbody th")].map((each) => Number(each.textContent)),
+    document.querySelector("#last a[rel=next]").getAttribute("href"),
+]"""
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +218,40 @@ def test_a_message_shows_its_life_and_a_transaction_what_it_did(broker: Broker, 
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_selector("#effects")
     assert name in tab.text("#effects") and tab.page.title() == f"Transaction {sequence} · txmq"
+
+
+def test_the_last_transactions_lead_to_older_ones_and_to_what_each_did(broker: Broker, tab: Tab) -> None:
+    """Each of them is on one page, also while others commit."""
+    with broker.channel() as channel:
+        channel.queue_declare("steps")
+        for _ in range(2 * LAST + 10):
+            channel.publish(b"x", "", "steps")
+    tab.go("/ui/transactions")
+    numbers: list[int] = []
+    for page in range(3):
+        found, older = tab.page.evaluate(SHOWN_LAST)  # at once: the newest page moves
+        assert found == sorted(found, reverse=True) and len(found) == LAST
+        assert not numbers or found[0] < numbers[-1]
+        numbers += found
+        with broker.channel() as channel:
+            channel.publish(b"x", "", "steps")
+        if page == 0:
+            tab.go(older)
+        elif page == 1:
+            tab.page.locator("#last").get_by_text("older").click()
+            tab.page.wait_for_url(f"**{older}")
+    assert len(set(numbers)) == 3 * LAST and "published 1 in steps" in tab.text("#last")
+    tab.page.locator("#last tbody th a").first.click()
+    tab.page.wait_for_selector("#effects")
+    assert "steps" in tab.text("#effects") and tab.page.title().startswith(
+        f"Transaction {numbers[2 * LAST]} "
+    )
+    tab.go("/ui/transactions?before=3")
+    tab.page.get_by_text("newest").click()
+    tab.page.wait_for_url(lambda url: "before" not in url)
+    tab.page.locator("section", has=tab.page.locator("#last")).get_by_text("other", exact=True).click()
+    tab.page.wait_for_url("**vhost=other")
+    assert "The history has none." in tab.text("#last")
 
 
 def test_numbers_move_without_a_reload_and_what_has_the_focus_keeps_it(broker: Broker, tab: Tab) -> None:

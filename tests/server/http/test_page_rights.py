@@ -39,7 +39,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("GET", "/ui/message?vhost=V&name=gone&offset=0", "vhost"),
     ("GET", "/ui/pipelines", "monitoring"),
     ("GET", "/ui/pipeline?vhost=V&app=gone", "monitoring"),
-    ("GET", "/ui/transactions", "monitoring"),
+    ("GET", "/ui/transactions?vhost=V&before=5", "monitoring"),
     ("GET", "/ui/store", "monitoring"),
     ("GET", "/ui/transaction/commit?vhost=V&xid=gone&of=boss", "monitoring"),
     ("GET", "/ui/transaction/rollback?vhost=V&xid=gone&of=boss", "monitoring"),
@@ -197,7 +197,21 @@ def test_any_query_is_no_defect(broker: Broker, path: str, seed: int) -> None:
         "ready",
         "(",
     )
-    names = ("vhost", "name", "app", "xid", "of", "page", "sequence", "offset", "by", "down", "peek", "next")
+    names = (
+        "vhost",
+        "name",
+        "app",
+        "xid",
+        "of",
+        "page",
+        "sequence",
+        "before",
+        "offset",
+        "by",
+        "down",
+        "peek",
+        "next",
+    )
     for _ in range(30):
         query = "&".join(
             f"{source.choice(names)}={source.choice(values)}" for _ in range(source.randint(0, 6))

@@ -7,9 +7,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from broker_core.address import VHOST
 from broker_core.broker.decision import Decision
 from broker_core.server.http.call import HttpCall
-from broker_core.server.http.gate import within
+from broker_core.server.http.gate import visible, within
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import count, duration, moved, shown, size
 from broker_core.server.http.refusal import not_found
@@ -17,16 +18,27 @@ from broker_core.server.http.route import Route, page
 
 Row = dict[str, Any]
 HOME = "/ui/transactions"
+LAST = 50  # committed ones, of a page
+EFFECTS = 4  # of one
 DECIDE = {verb: f"/api/txmq/prepared/{{vhost}}/{{xid}}/{verb}" for verb in ("commit", "rollback")}
 
 
 def _transactions(call: HttpCall) -> Response:
+    hosts = [topology.vhost for topology in visible(call.served, call.caller)]
+    vhost = call.params.get("vhost") or (VHOST if VHOST in hosts else hosts[0])
+    before = call.params.get("before") or "0"
+    query = {"limit": str(LAST), "before": before}
     return shown(
         call,
         "transactions.html",
         prepared=asked(call, "/api/txmq/prepared"),
         open=asked(call, "/api/txmq/transactions"),
         operates=call.caller.operates,
+        last=asked(call, "/api/txmq/history/{vhost}", {"vhost": vhost}, query=query),
+        before=int(before),
+        vhost=vhost,
+        hosts=hosts,
+        most=EFFECTS,
     )
 
 
