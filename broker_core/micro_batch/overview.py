@@ -12,9 +12,9 @@ from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.block import ReadBlock
-from broker_core.engine import AppInfo, AttemptInfo, LedgerEntry
+from broker_core.broker.state.records import LedgerRecord
+from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.micro_batch.claims.releases import Releases
-from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.extent import waiting_since
 from broker_core.micro_batch.micro_batch import MicroBatches
 
@@ -61,7 +61,7 @@ class AppBatches(NamedTuple):
     """An app, and its last decided batches, oldest first."""
 
     app: AppInfo
-    last: list[LedgerEntry]
+    last: list[LedgerRecord]
 
 
 def pipelines(
@@ -69,7 +69,7 @@ def pipelines(
 ) -> list[AppBatches]:
     """Returns every app, or one, with its last ``count`` batches."""
     return [
-        AppBatches(app, [public(entry) for entry in deque(batches.ledger.kept(app.app_id), count)])
+        AppBatches(app, list(deque(batches.ledger.kept(app.app_id), count)))
         for app in apps(state, batches, now_us)
         if app_id in (None, app.app_id)
     ]

@@ -153,8 +153,8 @@ def _apps(served: Served) -> Families:
         unmirrored.add_metric(names, app.unmirrored)
         batch.add_metric(names, app.sequence)
         if last:
-            at.add_metric(names, last[-1].committed_at_us / 1e6)
-            took.add_metric(names, (last[-1].committed_at_us - last[0].committed_at_us) / 1e6)
+            at.add_metric(names, last[-1].committed_at / 1e6)
+            took.add_metric(names, (last[-1].committed_at - last[0].committed_at) / 1e6)
     return [lag, lag_s, unapplied, unmirrored, batch, at, took]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from broker_core.admin import PAGE
 from broker_core.broker.decision import Decision
 from broker_core.errors import QueueNotFound, UnknownTransaction
+from broker_core.micro_batch.decision import ledger_info, public
 from broker_core.server.history_reader import HistoryReader
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
@@ -35,8 +36,8 @@ def _apps(call: HttpCall) -> list[Row]:
                     "batch_id": last.batch_id,
                     "messages": last.messages,
                     "published": last.published,
-                    "committed_at": last.committed_at_us / 1e6,
-                    "age_s": round(max(0, now_us - last.committed_at_us) / 1e6, 3),
+                    "committed_at": last.committed_at / 1e6,
+                    "age_s": round(max(0, now_us - last.committed_at) / 1e6, 3),
                 }
             rows.append(row)
     return rows
@@ -48,16 +49,14 @@ def _ledger(call: HttpCall) -> list[Row]:
     if not found:
         raise not_found()
     ((_, entries),) = found
-    shown = ("sequence", "query_id", "batch_id", "messages", "published", "applied", "mirrored")
-    return [
-        {
-            **{name: getattr(entry, name) for name in shown},
-            "ranges": {log: list(ends) for log, ends in entry.ranges.items()},
-            "committed_at": entry.committed_at_us / 1e6,
-            "to_apply": len(entry.to_apply),
-        }
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        row = asdict(ledger_info(entry, entry.commit_sequence))
+        del row["app_id"]
+        row["committed_at"] = row.pop("committed_at_us") / 1e6
+        row["to_apply"] = len(public(entry).to_apply)
+        rows.append(row)
+    return rows
 
 
 def _prepared(call: HttpCall) -> list[Row]:

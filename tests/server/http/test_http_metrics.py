@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
+from broker_core.engine import BranchHeader
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving
@@ -112,7 +114,9 @@ def test_the_api_of_txmq_shows_pipelines_transactions_and_the_store(
     assert (app["app_id"], app["lag"], app["vhost"], app["queues"]) == ("sums", 3, "/", ["in"])
     assert app["last_batch"]["messages"] == 10 and app["last_batch"]["published"] == 10
     (entry,) = watcher.get("/api/txmq/ledger/%2F/sums")
-    assert entry["ranges"] == {"in": [0, 10]} and entry["applied"] is True
+    assert entry["ranges"] == {"in": [0, 10]} and entry["applied"] is True and entry["tables"] == []
+    did = watcher.get(f"/api/txmq/transactions/{entry['transaction']}")
+    assert (did["app_id"], did["batch_id"], did["ledger_sequence"]) == ("sums", 0, entry["sequence"])
     assert watcher.ask("GET", "/api/txmq/ledger/%2F/nobody").status == 404
     assert watcher.ask("GET", "/api/txmq/ledger/nowhere/sums").status == 404
     boss = Api(broker.http_urls[0], "boss")
@@ -187,3 +191,27 @@ def test_ten_thousand_queues_are_shown_in_less_than_a_second(broker: Broker, wat
     visitor.close()
     assert len([name for name, _ in samples(watcher)]) < 200
     assert len(samples(watcher, "/metrics/per-object")) == 4 * (MANY + 3)
+
+
+def test_the_ledger_says_to_which_tables_a_batch_goes(broker: Broker, watcher: Api) -> None:
+    with BrokerClient(broker.url, credentials=Credentials("boss", PASSWORD)) as client:
+        token = client.open_batch("lake", "lake query", 0, "fail").token
+        header = BranchHeader(token, "rows", "append", {"table": "t"}, "lake", "lake query", 0)
+        staged = client.stage(header, [pa.record_batch({"n": [1, 2, 3]})])
+        client.commit_batch("lake", "lake query", 0, token, [staged])
+        (entry,) = watcher.get("/api/txmq/ledger/%2F/lake")
+        (table,) = entry["tables"]
+        assert (table["table"], table["operation"], table["rows"], table["applied"]) == (
+            "t",
+            "append",
+            3,
+            False,
+        )
+        assert entry["to_apply"] == 1
+        client.mark_applied("lake", entry["sequence"])
+        (entry,) = watcher.get("/api/txmq/ledger/%2F/lake")
+        assert entry["tables"][0]["applied"] and (entry["to_apply"], entry["applied"]) == (0, True)
+    visitor = Visitor(broker.http_urls[0], "boss")
+    page = visitor.get("/ui/pipeline?vhost=%2F&app=lake").text
+    visitor.close()
+    assert f'<a href="/ui/transaction?sequence={entry["transaction"]}">0</a>' in page and "t append 3" in page
