@@ -15,7 +15,7 @@ import pyarrow as pa
 from broker_core.broker.access.own_id import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
-from broker_core.broker.repair import Info, repair
+from broker_core.broker.repair import Info, leave_out_history, repair
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import ROUTE, InboxRow, routes_of
@@ -25,6 +25,7 @@ from broker_core.broker.state.records import (
     BindingRecord,
     ChannelCommitRecord,
     ClaimRecord,
+    Damaged,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
@@ -68,6 +69,7 @@ class Image(Protocol):
     sequence: CommitSequence
     clean: bool
     history: list[tuple[BlockId, bytes]]
+    damaged_history: list[Damaged]
 
     @property
     def blocks(self) -> Sequence[Info]: ...
@@ -121,9 +123,10 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
             for kind in (UserRecord, PermissionRecord, TopicPermissionRecord, AppUserRecord, WriteUserRecord)
         )
     )
-    state.transactions.history.restore(
+    unread = state.transactions.history.restore(
         by_class.get(HistoryRecord, ()), image.history, by_class.get(ForgottenRecord, ())
     )
+    leave_out_history(found, [*image.damaged_history, *unread])
     state.loaded.latest_us = max(state.loaded.latest_us, state.transactions.history.latest_us)
     state.blocks.forget_unpinned()
     state.loaded.records = {kind: records for kind, records in by_class.items() if kind in _OF_MICRO_BATCHES}

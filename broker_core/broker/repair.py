@@ -23,9 +23,11 @@ from broker_core.broker.state.records import (
     AttemptRecord,
     BindingRecord,
     ClaimRecord,
+    Damaged,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
+    HistoryRecord,
     HoleRecord,
     LedgerRecord,
     LineageRecord,
@@ -131,6 +133,14 @@ def repair(records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterabl
     (block_id, row) order.
     """
     return _Repair(records, inbox, blocks).run()
+
+
+def leave_out_history(found: Repaired, damaged: Iterable[Damaged]) -> None:
+    """Drops rows of the history of commits that cannot be read: no message needs them."""
+    for each in damaged:
+        if each.number:
+            found.journal.append(Drop(HistoryRecord, (each.number,)))
+        found.done.append(f"{each.why}; the history of commits goes on without it")
 
 
 class _Repair:

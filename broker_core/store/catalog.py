@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from broker_core import failpoint
 from broker_core.address import VHOST
 from broker_core.broker.state.change import ANY, Change, InboxRow
-from broker_core.broker.state.records import RECORDS, Record
+from broker_core.broker.state.records import RECORDS, Damaged, HistoryRecord, Record
 from broker_core.errors import DataDirectoryFormat
 from broker_core.ids import BlockId
 from broker_core.store.codec import (
@@ -76,6 +76,7 @@ QUERIES: dict[str, str] = {
 }
 
 
+_Rows = Iterator[tuple[Any, ...]]
 _PUT_INBOX = QUERIES["put_inbox"]
 RENAMES = [statement for statement in _added()[4].split(";") if "ALTER TABLE" in statement]  # since format 4
 
@@ -307,13 +308,15 @@ class Catalog:
     def segments(self) -> list[SegmentRow]:
         return [SegmentRow(*row) for row in self._guarded(QUERIES["segments"], "segment")]
 
-    def _guarded(self, query: str, table: str) -> Iterator[tuple[Any, ...]]:
+    def _guarded(self, query: str, table: str, damaged: list[Damaged] | None = None) -> _Rows:
         for row in self._execute(query):
-            if not is_whole(row):
-                raise corrupt_catalog(
-                    self.path, f"a row of table {table} with key {row[0]!r} does not match its checksum"
-                )
-            yield row[:-1]
+            if is_whole(row):
+                yield row[:-1]
+            else:
+                why = f"a row of table {table} with key {row[0]!r} does not match its checksum"
+                if damaged is None:
+                    raise corrupt_catalog(self.path, why)
+                damaged.append(Damaged(row[0], why))
 
     def blocks(self) -> dict[BlockId, BlockPlace]:
         rows = self._guarded(QUERIES["blocks"], "block")
@@ -326,9 +329,11 @@ class Catalog:
     def packed_inbox(self) -> Iterator[tuple[Any, ...]]:
         return self._guarded(QUERIES["inbox"], "inbox")
 
-    def records(self) -> Iterator[Record]:
+    def records(self, damaged: list[Damaged] | None = None) -> Iterator[Record]:
+        """``damaged`` takes those of the history, which no message needs; without it they are refused."""
         for cls, statements in _RECORD_STATEMENTS.items():
-            for row in self._guarded(statements.select, cls.TABLE):
+            spare = damaged if cls is HistoryRecord else None
+            for row in self._guarded(statements.select, cls.TABLE, spare):
                 yield decode(cls, row)
 
     def integrity(self) -> list[str]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
 from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.records import Damaged
 from broker_core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.store.cache import BlockCache
@@ -155,7 +156,8 @@ class DurableStore:
     def load(self) -> StoreImage:
         """Returns the durable data, without bodies in segments. Raises CorruptCatalog."""
         try:
-            records = list(self._catalog.records())
+            damaged: list[Damaged] = []
+            records = list(self._catalog.records(damaged))
             inbox, history = unpack_all(self._catalog.packed_inbox())
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise unread_catalog(error, self._path) from error
@@ -168,7 +170,7 @@ class DurableStore:
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
         self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._inbox)])
         blocks = [_info(block_id, place) for block_id, place in self._places.items()]
-        return StoreImage(records, inbox, blocks, self._sequence, self._clean, history)
+        return StoreImage(records, inbox, blocks, self._sequence, self._clean, history, damaged)
 
     # Writing
 

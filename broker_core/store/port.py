@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import Record
+from broker_core.broker.state.records import Damaged, Record
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.message.message import Location as Location
 
@@ -62,6 +62,7 @@ class StoreImage:
     history: list[tuple[BlockId, bytes]] = field(
         default_factory=list
     )  # history beside inbox rows, in their order
+    damaged_history: list[Damaged] = field(default_factory=list)  # its records are not among ``records``
 
 
 class Store(Protocol):

@@ -14,7 +14,7 @@ from broker_core.admin import TransactionInfo
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
-from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, REJECTED, Effects, Who
+from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, REJECTED, Change, Effects, Who
 from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import OptionError
 from broker_core.ids import CommitSequence, QueueId
@@ -209,6 +209,70 @@ def test_without_bytes_there_is_none_and_what_there_was_goes(node: Node) -> None
     assert told(node) == [] and node.broker.state.transactions.history.size_bytes == 0
     with pytest.raises(OptionError):
         HistoryLimits(age_s=0)
+
+
+def test_with_bytes_again_it_begins_anew_and_what_had_gone_stays_gone(node: Node) -> None:
+    """Also what is still beside messages."""
+    for _ in range(3):
+        publish(node, 1)
+    node.restart()
+    node.broker.state.transactions.history.limits = HistoryLimits(size_bytes=0)
+    compact_history(node.broker.committer, node.broker.clock())
+    publish(node, 1)
+    node.restart()
+    assert told(node) == []
+    publish(node, 1)
+    publish(node, 1)
+    before = told(node)
+    assert len(before) == 2
+    node.restart()
+    assert told(node) == before
+    assert len(node.drain("in")) == 6
+
+
+# -- rows that cannot be read --------------------------------------------------------------------------------
+def test_a_row_that_cannot_be_read_is_left_out_and_the_messages_are_there(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(node, 2)
+    node.broker.upkeep.close_open()
+    node.broker.upkeep.seal()
+    publish(node, 1)
+    before = told(node)
+    for text in (b"", b"[]", b"{}", b'{"commits":[[1]]}', b'{"plain":"AAAA"}', b"\xff"):
+        node.store.commit([Change(journal=[HistoryRecord(999, 998, 999, 1, 0, text)])])
+        caplog.clear()
+        node.restart()
+        assert "row 999 of table history" in caplog.text and told(node) == before
+        caplog.clear()
+        node.restart()
+        assert "row 999" not in caplog.text  # it was dropped
+    assert len(node.drain("in")) == 3
+
+
+def test_rows_beside_messages_are_left_out_up_to_one_that_says_all_names(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(4):
+        publish(node, 1)
+    before = told(node)
+    kept = node.store._kept.history
+    at = next(place for place, (_, text) in enumerate(kept) if b"fresh" in text)
+    kept[at] = (kept[at][0], b"{")
+    node.restart()
+    assert "a history beside messages of block" in caplog.text and "it follows one" in caplog.text
+    left = told(node)
+    assert len(left) < len(before) and left == before[len(before) - len(left) :]
+    publish(node, 1)
+    publish(node, 2)
+    after = told(node)
+    assert after[:-2] == left
+    node.restart()
+    assert told(node) == after
+    node.broker.upkeep.close_open()
+    node.broker.upkeep.seal()
+    node.restart()
+    assert told(node) == after and len(node.drain("in")) == 7
 
 
 def test_a_clock_that_is_set_back_changes_neither_order_nor_bounds(node: Node) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from broker_core.broker.history.rows import LINES, NAMES_BYTES, Entries, Names, written
 from broker_core.broker.state.change import Change, Effects, Numbers
-from broker_core.broker.state.records import ForgottenRecord, HistoryRecord, LedgerRecord
+from broker_core.broker.state.records import Damaged, ForgottenRecord, HistoryRecord, LedgerRecord
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError
 from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, CommitSequence
@@ -33,6 +33,7 @@ TOGETHER = 256  # rows that are packed into one
 TOGETHER_BYTES = 256 * 1024
 TRIMMED = 256  # rows that one commit drops because of their age
 _HIDDEN = "history@"  # before the name of a virtual host, as the kind of a horizon
+_GONE = "history"  # the kind of the horizon up to which rows beside messages were dropped
 _ROW_BYTES = 400  # of a row in memory and in the catalog, beside its text
 
 
@@ -75,6 +76,7 @@ class CommitHistory:
         self.size_bytes = 0
         # up to these times a virtual host was another one of its name, which was deleted
         self.hidden: dict[str, int] = {}
+        self._gone_us = 0  # what is beside messages up to this time is not read again
         self._undo = undo
         self._numbers = numbers
         self._packed: deque[HistoryRecord] = deque()
@@ -88,30 +90,54 @@ class CommitHistory:
         records: Iterable[HistoryRecord],
         history: Iterable[tuple[BlockId, bytes]],
         horizons: Iterable[ForgottenRecord],
-    ) -> None:
-        """Restores the rows while loading. Raises ValueError for one that this class did not write."""
+    ) -> list[Damaged]:
+        """Restores the rows while loading. Returns those that cannot be read, and goes on without them."""
+        damaged: list[Damaged] = []
         single: list[Single] = []
+        for horizon in horizons:
+            if horizon.kind == _GONE:
+                self._gone_us = horizon.decided_at
+            elif horizon.kind.startswith(_HIDDEN):
+                self.hidden[horizon.kind.removeprefix(_HIDDEN)] = horizon.decided_at
         for record in sorted(records, key=lambda record: record.number):
+            self._next = max(self._next, record.number + 1)
             if record.packed:
                 self._packed.append(record)
-            else:
-                single.append(_restored(record.number, json.loads(record.commits), Names()))
-            self._next = max(self._next, record.number + 1)
+                continue
+            try:
+                single.append(_restored(record.number, _read(record.commits), Names()))
+            except ValueError as error:
+                damaged.append(Damaged(record.number, f"row {record.number} of table history: {error}"))
         covered = self._packed[-1].last if self._packed else 0
-        for block_id, text in history:
-            found = json.loads(text)
-            if block_id not in self._beside or "fresh" in found:
-                self._beside[block_id] = Names()
-            row = _restored(0, found, self._beside[block_id], block_id)
-            if row.entries.last > covered:
-                single.append(row)
+        beside, unread = self._restored_beside(history)
+        single += [
+            row for row in beside if row.entries.last > covered and row.entries.ended_at > self._gone_us
+        ]
         self._single.extend(sorted(single, key=attrgetter("entries.first")))
         self.size_bytes = sum(map(_size, self._packed)) + sum(each.size_bytes for each in self._single)
-        self.hidden.update(
-            (record.kind.removeprefix(_HIDDEN), record.decided_at)
-            for record in horizons
-            if record.kind.startswith(_HIDDEN)
-        )
+        return damaged + unread
+
+    def _restored_beside(
+        self, history: Iterable[tuple[BlockId, bytes]]
+    ) -> tuple[list[Single], list[Damaged]]:
+        """After one that cannot be read, those of its block cannot either, up to one that says all names."""
+        rows: list[Single] = []
+        damaged: list[Damaged] = []
+        broken: set[BlockId] = set()
+        for block_id, text in history:
+            try:
+                found = _read(text)
+                if block_id not in self._beside or "fresh" in found:
+                    self._beside[block_id] = Names()
+                    broken.discard(block_id)
+                if block_id in broken:
+                    raise ValueError("it follows one that cannot be read")
+                rows.append(_restored(0, found, self._beside[block_id], block_id))
+            except ValueError as error:
+                broken.add(block_id)
+                self._beside[block_id] = Names()
+                damaged.append(Damaged(0, f"a history beside messages of block {block_id}: {error}"))
+        return rows, damaged
 
     @property
     def latest_us(self) -> int:
@@ -243,7 +269,11 @@ class CommitHistory:
             self.size_bytes -= row.size_bytes if isinstance(row, Single) else _size(row)
             if row.number:
                 change.drop(HistoryRecord, (row.number,))
+            elif not limits.size_bytes:  # with a limit, the oldest leave again at once
+                self._gone_us = _ended_at(row)
             dropped += 1
+        if dropped and self._gone_us and not limits.size_bytes:
+            change.put(ForgottenRecord(_GONE, self._gone_us))
 
     # -- packing ---------------------------------------------------------------------------------------------
     def to_pack(self) -> tuple[Single, HistoryRecord] | None:
@@ -263,6 +293,7 @@ class CommitHistory:
             self._replace(change, rows, into)
 
     def _keep_for_undo(self) -> None:
+        self._undo.append((setattr, self, "_gone_us", self._gone_us))
         self._undo.append((self._put_back, self._packed.copy(), self._single.copy(), self.size_bytes))
 
     def _put_back(self, packed: deque[HistoryRecord], single: deque[Single], size_bytes: int) -> None:
@@ -274,6 +305,14 @@ def _restored(number: int, row: dict[str, Any], names: Names, block_id: BlockId 
     entries = names.learn(row)
     size_bytes = entries.size_bytes + names.size_bytes - known_bytes + _ROW_BYTES
     return Single(number, entries, names, size_bytes, block_id)
+
+
+def _read(text: bytes) -> dict[str, Any]:
+    """Raises ValueError."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("it is no object of JSON")
+    return found
 
 
 def _ended_at(row: Single | HistoryRecord) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from broker_core.address import VHOST
 from broker_core.ids import BlockId, CommitSequence, QueueId
@@ -417,6 +417,15 @@ class HistoryRecord(Record):
     ended_at: int
     packed: int
     commits: bytes
+
+
+class Damaged(NamedTuple):
+    """A row of the history of commits that cannot be read. ``number``: of its record, 0 for one that is
+    beside messages.
+    """
+
+    number: int
+    why: str
 
 
 RECORDS: tuple[type[Record], ...] = (

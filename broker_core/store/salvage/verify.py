@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from broker_core.broker.repair import repair
+from broker_core.broker.repair import leave_out_history, repair
 from broker_core.broker.state.change import InboxRow
-from broker_core.broker.state.records import Record
+from broker_core.broker.state.records import Damaged, Record
 from broker_core.errors import CorruptCatalog, DataDirectoryInvalid, DiskFull, StoreError, TxmqError
 from broker_core.ids import BlockId
 from broker_core.store.catalog import Catalog, SegmentRow
@@ -58,6 +58,7 @@ class _Contents(NamedTuple):
     blocks: dict[BlockId, BlockPlace]
     inbox: list[InboxRow]
     records: list[Record]
+    damaged: list[Damaged]
 
 
 def verify(path: str | Path) -> VerifyReport:
@@ -102,13 +103,15 @@ def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
 
 
 def _contents(path: Path) -> _Contents:
+    damaged: list[Damaged] = []
     with closing(Catalog(path, log=False)) as catalog:
         return _Contents(
             catalog.integrity(),
             list(catalog.segments()),
             catalog.blocks(),
             list(catalog.inbox()),
-            list(catalog.records()),
+            list(catalog.records(damaged)),
+            damaged,
         )
 
 
@@ -139,6 +142,7 @@ def _verify_contents(directory: Path, catalog: _Contents, report: VerifyReport) 
         for block_id, place in places.items()
     ]
     repaired = repair(records, rows, infos)
+    leave_out_history(repaired, catalog.damaged)
     report.problems += repaired.problems
     report.repairs += repaired.done
 
