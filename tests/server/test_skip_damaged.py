@@ -15,12 +15,14 @@ from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, Limit, Origin
 from broker_core.errors import CorruptSegment
 from broker_core.launcher import Broker
+from broker_core.server.doors import Doors
 from broker_core.store.salvage.verify import verify
 from tests.amqp_server import serving
 from tests.cli.test_accounts import Shell, shell
 from tests.forked import Forked
 from tests.progress import wait_for_end
 from tests.server.conftest import Served, bodies, fill
+from tests.server.http.http_client import Api
 from tests.server.test_kill import patient
 from txmq import cli
 
@@ -172,6 +174,42 @@ def test_a_missing_segment_loses_all_of_it_and_the_next_messages_flow(directory:
         said = json.loads(shell.run("skip-damaged", "a", "--yes", "--json", "--url", broker.url))
         assert {(part["start"], part["end"]) for part in said["messages"]} == {(0, COUNT)}
         assert said["file"] == "" and bodies(broker.engine, "a") == [b"next"]
+
+
+def test_over_http_it_is_shown_first_and_leaves_when_told_to(directory: Path) -> None:
+    damage(directory, NUMBERS[0])
+    path = "/api/txmq/queues/%2F/a/skip-damaged"
+    with Broker.open(directory, doors=Doors(http=["127.0.0.1:0"])) as broker:
+        api = Api(broker.http_urls[0])
+        for body in (None, {}, {"check": True}):
+            shown = api.ask("POST", path, body)
+            assert shown.status == 200 and (shown.body["check"], shown.body["file"]) == (True, "")
+            assert [(each["queue"], each["start"], each["end"]) for each in shown.body["messages"]] == [
+                ("a", 0, 256),
+                ("b", 0, 256),
+            ]
+        for body, status in (({"check": "no"}, 400), ({"check": 0}, 400), ([], 400)):
+            assert api.ask("POST", path, body).status == status
+        assert api.ask("POST", path.replace("/a/", "/gone/"), {"check": False}).status == 404
+        broker.engine.claim("etl", ["a"], {"a": START}, Limit(), Origin(), "fail")
+        refused = api.ask("POST", path, {"check": False})
+        assert refused.status == 400 and "app 'etl' has claimed" in refused.body["reason"]
+        broker.engine.release("etl", "a", force=True)
+        assert broker.queues()[0].messages == COUNT and list(directory.glob("doubtful*")) == []
+        done = api.ask("POST", path, {"check": False})
+        assert done.status == 200 and done.body["doubtful"] == 2 * 256 and Path(done.body["file"]).is_file()
+        assert done.body["messages"] == shown.body["messages"] and done.body["check"] is False
+        for name in ("a", "b"):
+            assert bodies(broker.engine, name) == NUMBERS[256:]
+        again = api.ask("POST", path, {"check": False}).body
+        assert (again["messages"], again["blocks"], again["file"]) == ([], 0, "")
+        api.close()
+    lines = [json.loads(line) for line in (directory / "audit.log").read_text().splitlines()]
+    told = [line for line in lines if line["event"] == "queue.skip_damaged"]
+    assert [(line["queue"], line["door"], line["check"]) for line in told] == [
+        *[("a", "http", True)] * 3,
+        *[("a", "http", False)] * 2,
+    ]
 
 
 @pytest.mark.crash

@@ -151,6 +151,15 @@ def _decide(verb: Decision, call: HttpCall) -> Row:
     return {"decided": verb, "dropped": done.dropped}
 
 
+def _skip_damaged(call: HttpCall) -> Row:
+    """Only looks, unless the body says otherwise: what leaves a queue does not come back."""
+    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
+    name, check = call.params["name"], call.get("check", bool, True)
+    found = call.served.broker.skip_damaged(name, check, vhost)
+    call.record("queue.skip_damaged", vhost=vhost, queue=name, check=check)
+    return {"check": check, **asdict(found)}
+
+
 _LEDGER = "/api/txmq/ledger/{vhost}/{app}"
 ROUTES = (
     Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch", works=True),
@@ -170,6 +179,14 @@ ROUTES = (
         "vhost",
         partial(_decide, "rollback"),
         "Roll a prepared transaction back",
+        works=True,
+    ),
+    Route(
+        "POST",
+        "/api/txmq/queues/{vhost}/{name}/skip-damaged",
+        "administrator",
+        _skip_damaged,
+        'What is damaged in a queue; with {"check": false} it leaves the queue',
         works=True,
     ),
     Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided", works=True),

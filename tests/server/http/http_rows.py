@@ -134,6 +134,7 @@ monitoring
     GET /api/txmq/store
     GET /api/txmq/alarms
 administrator
+    POST /api/txmq/queues/{vhost}/{name}/skip-damaged
     PUT /api/vhosts/{vhost}
     DELETE /api/vhosts/{vhost}
     GET /api/vhosts/{vhost}/permissions
