@@ -144,6 +144,9 @@ def _column(numbers: npt.NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
+_Kept = tuple[int, pa.Array]  # a value, and a column of it
+
+
 class _Constants:
     """Constant columns, made once per size and sliced. A race between threads only makes one twice."""
 
@@ -153,8 +156,8 @@ class _Constants:
         self._logs: dict[str, pa.Array] = {}
         self._flags: dict[bool, pa.Array] = {}
         self._partitions: pa.Array | None = None
-        self._time: tuple[int, pa.Array] | None = None  # of the last commit that was read
-        self._sequence: tuple[int, pa.Array] | None = None
+        self._time: _Kept | None = None  # of the last commit that was read
+        self._sequence: _Kept | None = None
 
     def queues(self, log: str, size: int) -> pa.Array:
         column = self._logs.get(log)
@@ -173,15 +176,11 @@ class _Constants:
         return column.slice(0, size)
 
     def timestamps(self, committed_at: int, size: int) -> pa.Array:
-        known = self._time
-        if known is None or known[0] != committed_at or len(known[1]) < size:
-            known = self._time = (committed_at, _repeat(pa.scalar(committed_at, TIMESTAMP), size))
+        known = self._time = _kept(self._time, committed_at, TIMESTAMP, size)
         return known[1].slice(0, size)
 
     def sequences(self, sequence: int, size: int) -> pa.Array:
-        known = self._sequence
-        if known is None or known[0] != sequence or len(known[1]) < size:
-            known = self._sequence = (sequence, _repeat(pa.scalar(sequence, pa.int64()), size))
+        known = self._sequence = _kept(self._sequence, sequence, pa.int64(), size)
         return known[1].slice(0, size)
 
     def booleans(self, value: bool, size: int) -> pa.Array:
@@ -189,6 +188,13 @@ class _Constants:
         if column is None or len(column) < size:
             column = self._flags[value] = _repeat(pa.scalar(value, pa.bool_()), size)
         return column.slice(0, size)
+
+
+def _kept(known: _Kept | None, value: int, kind: pa.DataType, size: int) -> _Kept:
+    """Returns what is known of this value if it is long enough, or a new column."""
+    if known is not None and known[0] == value and len(known[1]) >= size:
+        return known
+    return value, _repeat(pa.scalar(value, kind), size)
 
 
 def _repeat(value: pa.Scalar, size: int) -> pa.Array:

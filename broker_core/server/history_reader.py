@@ -47,10 +47,6 @@ class HistoryReader:
             )
         return self._with_tables([found])[0]
 
-    def latest(self, sees: Sees, limit: int = PAGE) -> list[TransactionInfo]:
-        """Returns the last transactions, the newest first, as far as one call looks."""
-        return list(self.page(sees, limit).transactions)
-
     def ledger(self, sees: Sees, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
         """Returns decided batches that are kept and that come after this one, by app and sequence. Raises
         NotAllowed: there is no such virtual host.
