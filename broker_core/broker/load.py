@@ -18,7 +18,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.state.block import ReadBlock
-from broker_core.broker.state.change import ROUTE, InboxRow, routes_of
+from broker_core.broker.state.change import ROUTE, HistoryBeside, InboxRow, routes_of
 from broker_core.broker.state.records import (
     AppUserRecord,
     AttemptRecord,
@@ -68,7 +68,7 @@ class Image(Protocol):
     inbox: list[InboxRow]
     sequence: CommitSequence
     clean: bool
-    history: list[tuple[BlockId, bytes]]
+    history: list[HistoryBeside]
     damaged_history: list[Damaged]
 
     @property

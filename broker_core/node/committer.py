@@ -332,7 +332,7 @@ class Committer:
                         self._hand_on()
                     else:
                         self._led = False
-                gates = _gates([*done, *load], mine)
+                gates = _gates([*done, *load], mine) if len(done) + len(load) > 1 else ()
             for gate in gates:
                 _open(gate)
 

@@ -45,7 +45,7 @@ from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 
-FORMAT = 11
+FORMAT = 12
 HOSTS = 6  # the format since which names are those of a virtual host
 USERS = 9  # the format since which tokens and branches are those of a user
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)

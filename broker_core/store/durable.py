@@ -64,7 +64,7 @@ class Plan:
         self.forgotten: list[BlockId] = []
         self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
         self.only_messages = True
-        self.history = b""
+        self.history: tuple[bytes, bytes] | None = None
         for change in changes:
             if change.sequence > self.sequence:
                 self.sequence = change.sequence

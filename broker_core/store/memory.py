@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from broker_core import failpoint
-from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.change import Change, HistoryBeside, InboxRow
 from broker_core.broker.state.records import Record
 from broker_core.errors import DataLoss, StoreFailed
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
@@ -44,7 +44,7 @@ class _Kept:
     records: dict[type[Record], Rows] = field(default_factory=dict)
     inbox: dict[BlockId, list[InboxRow]] = field(default_factory=dict)
     blocks: dict[BlockId, pa.RecordBatch] = field(default_factory=dict)
-    history: list[tuple[BlockId, bytes]] = field(default_factory=list)
+    history: list[HistoryBeside] = field(default_factory=list)
     sequence: CommitSequence = NO_SEQUENCE
     last_block_id: int = 0
     clean: bool = True
@@ -120,11 +120,12 @@ class MemoryStore:
             records = merged(encoded)
             failpoint.here("store.commit.executed")  # 3. everything that can fail is done
             with self._lock:
-                beside = next((change.rows[-1][0] for change in reversed(changes) if change.rows), None)
+                group = [row for change in changes for row in change.rows]
                 for change in changes:
                     self._apply(change)
-                    if change.history and beside is not None:
-                        self._kept.history.append((beside, change.history))
+                    if change.history and group:
+                        full, own = change.history
+                        self._kept.history.append(HistoryBeside(group[-1].block_id, own or full, group))
                 for cls, rows in records.items():
                     table = self._kept.records.setdefault(cls, {})
                     for key, values in rows.items():
@@ -181,7 +182,7 @@ class MemoryStore:
                 kept.blocks[block_id] = self._written.pop(block_id)
                 kept.inbox.pop(block_id, None)
         if kept.history and (gone := {*change.seals, *change.forgets}):
-            kept.history = [(block_id, history) for block_id, history in kept.history if block_id not in gone]
+            kept.history = [each for each in kept.history if each.block_id not in gone]
         for block_id in change.forgets:
             for place in (kept.blocks, kept.inbox, self._staged, self._written):
                 place.pop(block_id, None)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.state.change import Change, HistoryBeside, InboxRow
 from broker_core.broker.state.records import Damaged, Record
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.message.message import Location as Location
@@ -59,9 +59,7 @@ class StoreImage:
     blocks: list[BlockInfo] = field(default_factory=list)
     sequence: CommitSequence = NO_SEQUENCE  # last commit sequence number used
     clean: bool = True  # the last owner closed the store
-    history: list[tuple[BlockId, bytes]] = field(
-        default_factory=list
-    )  # history beside inbox rows, in their order
+    history: list[HistoryBeside] = field(default_factory=list)  # in the order of the inbox
     damaged_history: list[Damaged] = field(default_factory=list)  # its records are not among ``records``
 
 

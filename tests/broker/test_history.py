@@ -257,8 +257,8 @@ def test_rows_beside_messages_are_left_out_up_to_one_that_says_all_names(
         publish(node, 1)
     before = told(node)
     kept = node.store._kept.history
-    at = next(place for place, (_, text) in enumerate(kept) if b"fresh" in text)
-    kept[at] = (kept[at][0], b"{")
+    at = next(place for place, each in enumerate(kept) if b"fresh" in each.text)
+    kept[at] = kept[at]._replace(text=b"{")
     node.restart()
     assert "a history beside messages of block" in caplog.text and "it follows one" in caplog.text
     left = told(node)

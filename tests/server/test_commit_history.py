@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from broker_core import errors
+from broker_core import errors, failpoint
 from broker_core import password as passwords
 from broker_core.admin import TransactionInfo
+from broker_core.broker.history.rows import PastCommit, commits
+from broker_core.broker.state.records import HistoryRecord
 from broker_core.client import admin
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import Limit, Origin, ReadTicket
 from broker_core.launcher import Broker
+from broker_core.store.inbox import unpack_all
 from broker_core.store.salvage.verify import verify
+from tests.progress import wait_until
 from txmq.cli import main
 
 USERS = {"plain": (), "watcher": ("monitoring",), "other": ()}
@@ -129,6 +137,48 @@ def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.
     assert [row["sequence"] for row in json.loads(capsys.readouterr().out)] == [number]
     assert main(["transaction", "999999", *at]) != 0
     assert "[TXMQ_UNKNOWN_TRANSACTION]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body_bytes", [100, 30_000], ids=["share a row", "in several rows"])
+def test_commits_of_a_group_are_the_same_after_a_restart(tmp_path: Path, body_bytes: int) -> None:
+    """Each publishes one message, for one of three users; the history is in the rows of the messages."""
+    with Broker.open(tmp_path / "data") as broker:
+        publish(broker, "q0", "q1", "q2")
+        works, held, go_on = broker._local.committer, threading.Event(), threading.Event()
+
+        def hold(_name: str) -> None:
+            held.set()
+            assert go_on.wait(600)
+
+        def commit(number: int) -> None:
+            with broker._local.channel(user=f"user {number % 3}") as channel:
+                channel.publish(bytes(body_bytes), routing_key=f"q{number % 3}")
+
+        for number in range(3):  # whose names are in the history of the block from now on
+            commit(number)
+        failpoint.arm("committer.durable", hold)
+        with ThreadPoolExecutor(8) as pool:
+            try:
+                done = [pool.submit(commit, 0)]
+                assert held.wait(600)
+                done += [pool.submit(commit, number) for number in range(1, 8)]
+                wait_until(lambda: len(works._waiting) == 7)
+            finally:
+                go_on.set()
+        assert [each.result() for each in done] == [None] * 8
+        before = broker._local.run(lambda state, _change, _now: state.transactions.history.rows())
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / "catalog.db")) as catalog:
+        _, beside = unpack_all(
+            catalog.execute("SELECT id, count, messages FROM inbox ORDER BY id").fetchall()
+        )
+    assert (b'"own"' in beside[-1].text and len(beside[-1].messages) == 7) == (body_bytes == 100)
+    with Broker.open(tmp_path / "data") as broker:
+        after = broker._local.run(lambda state, _change, _now: state.transactions.history.rows())
+        assert list(map(commits_of, after)) == list(map(commits_of, before))
+
+
+def commits_of(row: HistoryRecord) -> list[PastCommit]:
+    return list(commits(row))
 
 
 def test_it_is_in_the_data_directory_beside_messages_as_records_and_packed(tmp_path: Path) -> None:

@@ -54,6 +54,22 @@ def rows(draw: st.DrawFn) -> list[InboxRow]:
     ]
 
 
+@given(rows().filter(bool), st.sampled_from((0, GROUP_BYTES)))
+def test_a_history_is_kept_in_fewer_bytes_where_a_row_has_all_its_messages(
+    messages: list[InboxRow], more_bytes: int
+) -> None:
+    messages[0] = messages[0]._replace(body=bytes(more_bytes))
+    packed = inbox.pack_group(messages, (b"the history", b"own"))
+    unpacked, history = inbox.unpack_all(packed)
+    assert unpacked == [row for each in pack(messages) for row in unpack(*each)]
+    (found,) = history
+    assert found.block_id == messages[-1].block_id and found.messages[-1] == messages[-1]
+    if len(pack(messages)) == 1:
+        assert found.text == b"own" and found.messages == messages
+    else:
+        assert found.text == b"the history"
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(rows())
 def test_what_is_packed_is_unpacked_in_order_and_whole(messages: list[InboxRow]) -> None:

@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from broker_core.broker.history.rows import LINES, NAMES_BYTES, Entries, Names, written
-from broker_core.broker.state.change import Change, Effects, Numbers
+from broker_core.broker.state.change import Change, Effects, HistoryBeside, InboxRow, Numbers
 from broker_core.broker.state.records import Damaged, ForgottenRecord, HistoryRecord, LedgerRecord
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError
@@ -88,7 +88,7 @@ class CommitHistory:
     def restore(
         self,
         records: Iterable[HistoryRecord],
-        history: Iterable[tuple[BlockId, bytes]],
+        history: Iterable[HistoryBeside],
         horizons: Iterable[ForgottenRecord],
     ) -> list[Damaged]:
         """Restores the rows while loading. Returns those that cannot be read, and goes on without them."""
@@ -117,14 +117,12 @@ class CommitHistory:
         self.size_bytes = sum(map(_size, self._packed)) + sum(each.size_bytes for each in self._single)
         return damaged + unread
 
-    def _restored_beside(
-        self, history: Iterable[tuple[BlockId, bytes]]
-    ) -> tuple[list[Single], list[Damaged]]:
+    def _restored_beside(self, history: Iterable[HistoryBeside]) -> tuple[list[Single], list[Damaged]]:
         """After one that cannot be read, those of its block cannot either, up to one that says all names."""
         rows: list[Single] = []
         damaged: list[Damaged] = []
         broken: set[BlockId] = set()
-        for block_id, text in history:
+        for block_id, text, messages in history:
             try:
                 found = _read(text)
                 if block_id not in self._beside or "fresh" in found:
@@ -132,7 +130,7 @@ class CommitHistory:
                     broken.discard(block_id)
                 if block_id in broken:
                     raise ValueError("it follows one that cannot be read")
-                rows.append(_restored(0, found, self._beside[block_id], block_id))
+                rows.append(_restored(0, found, self._beside[block_id], block_id, messages))
             except ValueError as error:
                 broken.add(block_id)
                 self._beside[block_id] = Names()
@@ -168,10 +166,12 @@ class CommitHistory:
         returned.
         """
         beside: Change | None = None
+        messages = 0
         leaves = False  # blocks leave the inbox
         for each in changes:
             if each.rows:
                 beside = each
+                messages += len(each.rows)
             if each.seals or each.forgets:
                 leaves = True
         change = self._save_leaving(changes) if leaves and self._beside else None
@@ -190,10 +190,10 @@ class CommitHistory:
         if block_id:
             assert beside is not None
             self._beside[block_id] = names
-            beside.history = names.new_text(entries)
+            beside.history = names.new_texts(entries, messages)
         else:
             number, self._next = self._next, self._next + 1
-        size_bytes = entries.size_bytes + names.size_bytes - known_bytes + _ROW_BYTES
+        size_bytes = len(entries.plain) + len(entries.texts) + names.size_bytes - known_bytes + _ROW_BYTES
         row = _new(Single, (number, entries, names, size_bytes, block_id))
         if number:
             change = change or Change()
@@ -300,9 +300,15 @@ class CommitHistory:
         self._packed, self._single, self.size_bytes = packed, single, size_bytes
 
 
-def _restored(number: int, row: dict[str, Any], names: Names, block_id: BlockId = NO_BLOCK) -> Single:
+def _restored(
+    number: int,
+    row: dict[str, Any],
+    names: Names,
+    block_id: BlockId = NO_BLOCK,
+    messages: Sequence[InboxRow] = (),
+) -> Single:
     known_bytes = names.size_bytes
-    entries = names.learn(row)
+    entries = names.learn(row, messages)
     size_bytes = entries.size_bytes + names.size_bytes - known_bytes + _ROW_BYTES
     return Single(number, entries, names, size_bytes, block_id)
 

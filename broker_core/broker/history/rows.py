@@ -10,7 +10,8 @@ time, queue, start, entries (int64), place and kind (uint32). Nearly all are lik
 seven times as long to write.
 
 What is beside the messages of a block says in ``who`` and ``queues`` only what the earlier ones of this block
-do not say, from one on that is ``fresh``.
+do not say, from one on that is ``fresh``. If its commits have only published these messages, one each, it
+says ``own`` instead of ``plain``: the places in ``who``; all else is in the messages.
 
 An effect is ``[kind, queue, source, entries, start, end, ...]``, with several ranges; ``source``: the queue
 of dead letters, else 0. ``more``, if there is any: ``xid``, ``batch``, ``left_out``. A packed row has several
@@ -33,7 +34,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from broker_core.broker.state.change import KINDS, Effects, Key, Named, Who
+from broker_core.broker.state.change import KINDS, PUBLISHED, Effects, InboxRow, Key, Named, Who, routes_of
 from broker_core.broker.state.records import HistoryRecord
 from broker_core.ids import CommitSequence
 
@@ -43,6 +44,7 @@ _NAME_BYTES = 200  # of one, beside its text
 LINES, COMPRESSED = 1, 2  # how a row is packed
 _UNPACKED = 512 * 1024 * 1024  # no row that was written has so much
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
+_OWN = [b'{"own":[%d]}' % place for place in range(100)]  # nearly always it is one of these
 _PLAIN = struct.Struct("<5q2I")  # of a multiple of three bytes, so that texts can be joined
 
 
@@ -80,7 +82,7 @@ class PastCommit(NamedTuple):
 
 class Entries(NamedTuple):
     """Commits of a row, from one sequence to another, the last one at ``ended_at``: ``plain`` as bytes, and
-    the others as text.
+    the others as text. ``places``: in ``who``, if all have published one message each; otherwise none.
     """
 
     first: int
@@ -88,6 +90,7 @@ class Entries(NamedTuple):
     ended_at: int
     plain: bytes
     texts: str
+    places: list[int]
 
     @property
     def size_bytes(self) -> int:
@@ -126,16 +129,24 @@ class Names:
         """Returns a row of these entries that says all."""
         return self._row(0, 0, entries)
 
-    def new_text(self, entries: Entries) -> bytes:
-        """Returns a row of these entries that says what no row before has said."""
+    def new_texts(self, entries: Entries, messages: int) -> tuple[bytes, bytes]:
+        """Returns a row of these entries that says what no row before has said, and the same with ``own``, or
+        b"" where that cannot be. ``messages``: of the group.
+        """
         who, queues = self._written
-        if who == len(self.who) and queues == len(self.queues):
-            if not entries.texts:  # like _commits_text, in a third of the time
-                return b'{"plain":"%b"}' % b2a_base64(entries.plain, newline=False)
-            return f"{{{_commits_text((entries,))}}}".encode()
-        self._written = len(self.who), len(self.queues)
-        row = self._row(who, queues, (entries,))
-        return (row if who else f'{{"fresh":1,{row[1:]}').encode()
+        if who != len(self.who) or queues != len(self.queues):
+            self._written = len(self.who), len(self.queues)
+            row = self._row(who, queues, (entries,))
+            return (row if who else f'{{"fresh":1,{row[1:]}').encode(), b""
+        if messages == 1 and entries.places:
+            (place,) = entries.places
+            own = _OWN[place] if place < len(_OWN) else b'{"own":[%d]}' % place
+            return own, own
+        own = b'{"own":%a}' % entries.places if len(entries.places) == messages else b""
+        if entries.texts:
+            return f"{{{_commits_text((entries,))}}}".encode(), own
+        # like _commits_text, in a third of the time
+        return b'{"plain":"%b"}' % b2a_base64(entries.plain, newline=False), own
 
     def _row(self, who: int, queues: int, entries: Iterable[Entries]) -> str:
         return (
@@ -144,9 +155,11 @@ class Names:
             f"{_commits_text(entries)}}}"
         )
 
-    def learn(self, row: dict[str, Any]) -> Entries:
-        """Takes the names of a row that was beside messages, and returns its commits. Raises ValueError."""
+    def learn(self, row: dict[str, Any], messages: Sequence[InboxRow] = ()) -> Entries:
+        """Takes the names of a row that was beside ``messages``. Returns its commits. Raises ValueError."""
         try:
+            if "own" in row:
+                row = {**row, "plain": b2a_base64(_published(row["own"], messages))}
             for each in row.get("who", ()):
                 self.place(Who(*each))
             for queue_id, name in row.get("queues", {}).items():
@@ -159,12 +172,24 @@ class Names:
             raise ValueError(f"a row of the history cannot be read: {error}") from error
         self._written = len(self.who), len(self.queues)
         first, last = found[0], found[-1]
-        return Entries(first[0], last[0], last[1], a2b_base64(row.get("plain", "")), ",".join(texts))
+        return Entries(first[0], last[0], last[1], a2b_base64(row.get("plain", "")), ",".join(texts), [])
+
+
+def _published(places: list[int], messages: Sequence[InboxRow]) -> bytes:
+    """Returns the plain entries of commits that have published a message each. Raises ValueError."""
+    entries = []
+    for place, message in zip(places, messages, strict=True):
+        ((queue_id, offset),) = routes_of(message)
+        entries.append(
+            _PLAIN.pack(message.sequence, message.committed_at, queue_id, offset, 1, place, PUBLISHED)
+        )
+    return b"".join(entries)
 
 
 def written(group: Sequence[tuple[CommitSequence, int, Effects]], names: Names) -> Entries | None:
     """Returns the commits of a group, in their order; None if they concern only queues that are not shown."""
     plain, texts = [], []
+    places: list[int] = []
     who, place = None, 0
     for sequence, now_us, effects in group:
         if effects.who is not who:
@@ -177,13 +202,17 @@ def written(group: Sequence[tuple[CommitSequence, int, Effects]], names: Names) 
                 count, start, end = found
                 if end - start == count:
                     plain.append(_PLAIN.pack(sequence, now_us, queue_id, start, count, place, kind))
+                    if kind == PUBLISHED and count == 1:
+                        places.append(place)
                     continue
         text = _entry(sequence, now_us, place, effects, names)
         if text:
             texts.append(text)
     if not plain and not texts:
         return None
-    return _new(Entries, (group[0][0], sequence, now_us, b"".join(plain), ",".join(texts)))
+    if texts or len(places) < len(plain):
+        places = []
+    return _new(Entries, (group[0][0], sequence, now_us, b"".join(plain), ",".join(texts), places))
 
 
 def _entry(sequence: int, now_us: int, place: int, effects: Effects, names: Names) -> str:

@@ -64,6 +64,16 @@ class InboxRow(NamedTuple):
     routes: bytes  # pairs of little-endian int64: queue_id, offset
 
 
+class HistoryBeside(NamedTuple):
+    """The history of a group commit, as it is beside the last of its rows in the inbox. ``messages``: of the
+    row of the catalog that it is a part of, at least the last of the group.
+    """
+
+    block_id: BlockId
+    text: bytes
+    messages: list[InboxRow]
+
+
 ROUTE = struct.Struct("<qq")
 
 
@@ -167,7 +177,8 @@ class Change:
 
     ``journal``: records that are put, and drops, in order. An appended block that nothing will name goes to
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``). ``effects``: what the history keeps of
-    it (``history/``). ``history``: of the group, to be kept beside its last row while that is in the inbox.
+    it (``history/``). ``history``: of the group, to be kept beside its last row while that is in the inbox;
+    in full, and in fewer bytes (b"" for none) for a store that keeps all rows of the group together.
     """
 
     sequence: CommitSequence
@@ -180,7 +191,7 @@ class Change:
     tidy: bool  # unneeded segments are removed even if there is nothing to write
     encoded: object
     effects: Effects
-    history: bytes
+    history: tuple[bytes, bytes] | None
 
     def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
@@ -203,7 +214,7 @@ class Change:
         self.tidy = tidy
         self.encoded = None
         self.effects = Effects()
-        self.history = b""
+        self.history = None
 
     def __bool__(self) -> bool:
         """Returns whether there is anything to write."""
