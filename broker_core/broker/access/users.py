@@ -26,7 +26,7 @@ of an older one is never taken for a current one. It changes last: whoever reads
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import quote, unquote
 
 from broker_core.address import VHOST
@@ -130,7 +130,7 @@ class Users:
         return frozenset({ADMINISTRATOR} if self.exists(name) else ())
 
     # -- changes ---------------------------------------------------------------------------------------------
-    def add(self, change: Change, name: str, password_hash: str, tags: Iterable[str] = ()) -> None:
+    def add(self, change: Change, name: str, password_hash: str, tags: Sequence[str] = ()) -> None:
         """Raises OptionError: it exists, or the name or a tag is wrong."""
         if not name or ":" in name:
             raise OptionError(f"{name!r} cannot be the name of a user", "give one without a colon")
@@ -143,7 +143,7 @@ class Users:
         """Raises OptionError."""
         self._put(change, UserRecord(name, password_hash, list(self._user(name).tags)))
 
-    def set_tags(self, change: Change, name: str, tags: Iterable[str]) -> None:
+    def set_tags(self, change: Change, name: str, tags: Sequence[str]) -> None:
         """Raises OptionError."""
         self._put(change, UserRecord(name, self._user(name).password_hash, _tags(tags)))
 
