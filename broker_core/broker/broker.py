@@ -74,9 +74,7 @@ class BrokerState:
         self.names = names = TransactionNames(self.undo, self.users)
         self.overflow = overflow = Overflow(blocks, pending_checks)
         self.messages = messages = Messages(virtual_hosts, numbers, blocks, names, overflow, pending_checks)
-        self.stored = stored = StoredMessages(
-            virtual_hosts, numbers, blocks, overflow, messages, pending_checks
-        )
+        self.stored = stored = StoredMessages(messages)
         self.expiry = Expiry(virtual_hosts.registry, blocks, messages, overflow, pending_checks)
         self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)
         vhost_message_limit = VhostMessageLimit(virtual_hosts)
@@ -93,9 +91,7 @@ class BrokerState:
             self.expiry,
             pending_checks,
         )
-        self.prepared = Prepared(
-            blocks, names, overflow, settlement, transactions, virtual_hosts, vhost_message_limit
-        )
+        self.prepared = Prepared(transactions)
         self.dispatch = Dispatch(virtual_hosts.registry, blocks, self.expiry, pending_checks)
         self.loaded = Loaded()
 

@@ -118,8 +118,7 @@ class Commits:
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
-            removals = Removals()
-            removals.effects = change.effects
+            removals = Removals(change.effects)
             returned += self._messages.enqueue(
                 change, publishes, now, removals, transaction.atomic, rejected, transaction.connection
             )
@@ -172,26 +171,14 @@ MOST_PREPARED = 10_000  # undecided ones, of all users
 class Prepared:
     """Prepared transactions: durable, invisible, and independent of a session until they are decided."""
 
-    def __init__(
-        self,
-        blocks: Blocks,
-        names: TransactionNames,
-        overflow: Overflow,
-        settlement: Settlement,
-        transactions: Commits,
-        virtual_hosts: VirtualHosts,
-        vhost_message_limit: VhostMessageLimit,
-    ) -> None:
-        self._undo = blocks.undo
-        self._blocks = blocks
-        self._names = names
-        self._overflow = overflow
-        self._settlement = settlement
+    def __init__(self, transactions: Commits) -> None:
         self._transactions = transactions
-        self._virtual_hosts = virtual_hosts
-        self._vhost_message_limit = vhost_message_limit
-        self.by_key = names.prepared
-        self.vhosts = names.prepared_in
+        self._undo, self._blocks = transactions._undo, transactions._blocks
+        self._names, self._overflow = transactions._names, transactions._overflow
+        self._settlement, self._virtual_hosts = transactions._settlement, transactions._virtual_hosts
+        self._vhost_message_limit = transactions._vhost_message_limit
+        self.by_key = self._names.prepared
+        self.vhosts = self._names.prepared_in
         self.since_us: dict[str, int] = {}  # by key: when it was prepared, in microseconds since the epoch
 
     def prepare(

@@ -62,25 +62,12 @@ class Messages:
         self._ordinary = b""  # the last properties of a persistent message without an expiration
 
     # -- enqueueing ------------------------------------------------------------------------------------------
-    def enqueue_rows(
-        self,
-        change: Change,
-        publishes: Sequence[Publish],
-        now: int,
-        *,
-        atomic: bool = True,
-        rejected: list[int] | None = None,
-        connection: object = None,
-    ) -> list[Message]:
+    def enqueue_rows(self, change: Change, publishes: Sequence[Publish], now: int) -> list[Message]:
         """Enqueues small commits: rows of the open block, transient rows in memory. Returns unrouted
         mandatory messages.
-
-        If not ``atomic``, a full reject-publish queue does not get a message, the other queues do; indexes in
-        ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
         """
-        removals = Removals()
-        removals.effects = change.effects
-        returned = self.enqueue(change, publishes, now, removals, atomic, rejected, connection)
+        removals = Removals(change.effects)
+        returned = self.enqueue(change, publishes, now, removals)
         if removals:
             self.dead_letter_all(change, removals, now)
         return returned
@@ -95,7 +82,11 @@ class Messages:
         rejected: list[int] | None = None,
         connection: object = None,
     ) -> list[Message]:
-        """Like ``enqueue_rows``; messages that must be dead-lettered are added to ``removals``."""
+        """Like ``enqueue_rows``; messages that must be dead-lettered are added to ``removals``.
+
+        If not ``atomic``, a full reject-publish queue does not get a message, the other queues do; indexes in
+        ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
+        """
         returned: list[Message] = []
         sequence = change.sequence
         if not sequence:
@@ -276,24 +267,14 @@ class StoredMessages:
     forgotten by the same change.
     """
 
-    def __init__(
-        self,
-        virtual_hosts: VirtualHosts,
-        numbers: Numbers,
-        blocks: Blocks,
-        overflow: Overflow,
-        messages: Messages,
-        pending_checks: PendingChecks,
-    ) -> None:
-        self._undo = blocks.undo
-        self._virtual_hosts = virtual_hosts
-        self._queues = virtual_hosts.registry.by_id
-        self._numbers = numbers
-        self._blocks = blocks
-        self._overflow = overflow
+    def __init__(self, messages: Messages) -> None:
         self._messages = messages
-        self._pending_checks = pending_checks
-        self._touched = pending_checks.touched
+        self._blocks, self._numbers, self._overflow = messages._blocks, messages._numbers, messages._overflow
+        self._undo = self._blocks.undo
+        self._virtual_hosts = messages._virtual_hosts
+        self._queues = self._virtual_hosts.registry.by_id
+        self._pending_checks = messages._pending_checks
+        self._touched = self._pending_checks.touched
 
     def enqueue_block(
         self,
@@ -327,8 +308,7 @@ class StoredMessages:
         if block.expiring is None:
             block.expiring = expiring
         firsts: dict[QueueId, int] = {}
-        removals = Removals()
-        removals.effects = change.effects
+        removals = Removals(change.effects)
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self._queues[queue_id]
             first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
@@ -399,8 +379,7 @@ class StoredMessages:
             self._enqueue_share(change, spilled, share, now, connection)
             if share.queue.arguments.limited:
                 limited[share.queue] = None
-        removals = Removals()
-        removals.effects = change.effects
+        removals = Removals(change.effects)
         for queue in limited:
             self._overflow.cut(change, queue, now, removals)
         if removals:
