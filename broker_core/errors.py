@@ -36,6 +36,11 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
 _BY_CODE: dict[str, type[TxmqError]] = {}
 
 
@@ -148,7 +153,19 @@ class NotImplementedFeature(ConnectionException):
 
 
 class InternalFault(ConnectionException):
+    """An exception that no rule expects: a defect of the broker. Only its caller gets it."""
+
     code, reply_code, reply_name = "TXMQ_AMQP_INTERNAL", 541, "INTERNAL_ERROR"
+
+    @classmethod
+    def of(cls, error: Exception) -> InternalFault:
+        found = cls(
+            f"the operation failed by a defect of the broker ({type(error).__name__}: {one_line(error)}), "
+            "and nothing of it was done",
+            "report it with the broker's log; the broker goes on",
+        )
+        found.__cause__ = error
+        return found
 
 
 class LoginRefused(TxmqError):
@@ -346,6 +363,15 @@ class StoreFailed(StoreError):
 
     code = "TXMQ_STORE_FAILED"
     retriable = True
+
+    @classmethod
+    def of(cls, error: BaseException) -> StoreFailed:
+        found = cls(
+            f"the broker stopped, because a commit failed ({one_line(error) or type(error).__name__}); start "
+            "it again, it recovers what was committed"
+        )
+        found.__cause__ = error
+        return found
 
 
 _TEXT = re.compile(r"\[(TXMQ_[A-Z_]+)\] ([^\n]*)")

@@ -26,7 +26,7 @@ ENTRY = "one method for each call of a port or a specification, and each is shor
 LEDGER = "the rules C1, C4, C5 and C6 over the same entries"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
-    "broker_core.amqp.v0_9_1.methods": (576, TABLE),
+    "broker_core.amqp.v0_9_1.methods": (506, TABLE),
     "broker_core.node.engine": (568, ENTRY),
     "broker_core.store.salvage.salvage": (558, "one pass over a damaged directory"),
 }
@@ -88,7 +88,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
         "what a commit needs to know, in one place",
     ),
     "connector.batch.foreach_batch.Transactional": (18, "what a user asks of a pipeline, and its parts"),
-    "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
+    "broker_core.server.amqp.server.AmqpServer": (17, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }
@@ -293,10 +293,6 @@ def test_a_folder_has_few_files() -> None:
 
 
 FLOORS = 9
-HIGH_FOLDERS: dict[str, tuple[int, str]] = {
-    "broker_core.broker": (10, "a prepared transaction stands on the commit, and the whole state on it"),
-    "broker_core.node": (10, "engines of virtual hosts, one engine, its reader, and the broker in process"),
-}
 
 
 def floors() -> dict[str, int]:
@@ -325,7 +321,7 @@ def test_a_folder_has_few_floors() -> None:
     """The contracts in ``pyproject.toml`` give each part its floor. They do not limit how many there are."""
     found = floors()
     assert found["broker_core"] > 5, "the imports were not read"
-    require(found, FLOORS, HIGH_FOLDERS)
+    require(found, FLOORS, {})
 
 
 def test_a_folder_says_what_it_has() -> None:

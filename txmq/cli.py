@@ -21,7 +21,14 @@ from click.shell_completion import get_completion_class, shell_complete
 from broker_core import __version__
 from broker_core.admin import NOBODY
 from broker_core.engine import Engine
-from broker_core.errors import AccessRefused, OptionError, RemoteProtocolError, TxmqError, UnknownTransaction
+from broker_core.errors import (
+    AccessRefused,
+    OptionError,
+    RemoteProtocolError,
+    TxmqError,
+    UnknownTransaction,
+    one_line,
+)
 from broker_core.message.properties import Properties
 from txmq import accounts, channels, ledger, move, serve, topology, vhosts  # noqa: F401  they declare commands
 from txmq.address import BROKER, admin_at, app_names, client_at, engine_at, queue_names
@@ -40,7 +47,7 @@ from txmq.command.declare import (
 )
 from txmq.command.values import count
 from txmq.doctor import command as doctor  # noqa: F401
-from txmq.output import Row, confirm, done, print_json, print_lines, script, show, summary
+from txmq.output import Row, confirm, done, print_json, print_lines, script, show
 
 OF = option("--of", "USER", "who named it, as `txmq transactions` lists it")
 
@@ -64,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as ended:  # --help, --version
         return ended.exit_code
     except TxmqError as error:
-        print_lines(f"txmq: {summary(error)}", error=True)
+        print_lines(f"txmq: {one_line(error)}", error=True)
         return 1
     except BrokenPipeError:  # the reader of the output (head) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

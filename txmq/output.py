@@ -59,10 +59,6 @@ def print_lines(*lines: str, error: bool = False) -> None:
         print(printable(line), file=sys.stderr if error else sys.stdout)
 
 
-def summary(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def cut(text: str, columns: int) -> str:
     """``text`` without what is beyond ``columns`` of a terminal, where some letters take two."""
     wide, at = 0, 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from broker_core.errors import one_line
+
 UNREADABLE = (pa.ArrowException, ValueError, OSError, EOFError)  # what Arrow raises for damaged data
 
 
@@ -49,4 +51,4 @@ def buffer_bytes(batch: pa.RecordBatch) -> int:
 
 def line(error: BaseException) -> str:
     """Returns the text of an error of Arrow as one line, not too long."""
-    return " ".join(str(error).split())[:200]
+    return one_line(error)[:200]

@@ -19,15 +19,13 @@ import numpy as np
 
 from broker_core.address import VHOST
 from broker_core.broker.access.users import Users
-from broker_core.broker.commit import Commits
+from broker_core.broker.commit import Commits, Prepared
 from broker_core.broker.message.dispatch import Dispatch
 from broker_core.broker.message.expiry import Expiry
-from broker_core.broker.message.messages import Messages
+from broker_core.broker.message.messages import Messages, StoredMessages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.settlement import Settlement
-from broker_core.broker.message.stored import StoredMessages
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
-from broker_core.broker.prepared import Prepared
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.repair import Repaired
@@ -35,7 +33,7 @@ from broker_core.broker.state.block import Blocks, ReadBlock
 from broker_core.broker.state.change import Change, Numbers
 from broker_core.broker.state.records import Record, RunRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.names import TransactionNames
+from broker_core.broker.transaction.transaction import TransactionNames
 from broker_core.ids import BlockId
 
 R = TypeVar("R", bound=Record)
@@ -76,9 +74,7 @@ class BrokerState:
         self.names = names = TransactionNames(self.undo, self.users)
         self.overflow = overflow = Overflow(blocks, pending_checks)
         self.messages = messages = Messages(virtual_hosts, numbers, blocks, names, overflow, pending_checks)
-        self.stored = stored = StoredMessages(
-            virtual_hosts, numbers, blocks, overflow, messages, pending_checks
-        )
+        self.stored = stored = StoredMessages(messages)
         self.expiry = Expiry(virtual_hosts.registry, blocks, messages, overflow, pending_checks)
         self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)
         vhost_message_limit = VhostMessageLimit(virtual_hosts)
@@ -95,9 +91,7 @@ class BrokerState:
             self.expiry,
             pending_checks,
         )
-        self.prepared = Prepared(
-            blocks, names, overflow, settlement, transactions, virtual_hosts, vhost_message_limit
-        )
+        self.prepared = Prepared(transactions)
         self.dispatch = Dispatch(virtual_hosts.registry, blocks, self.expiry, pending_checks)
         self.loaded = Loaded()
 

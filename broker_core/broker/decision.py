@@ -1,6 +1,6 @@
 """Who decides a prepared transaction: the user who named it, or an operator. One function for all doors.
 
-Not here: what a decision does (``prepared.py``), and what a door calls the words.
+Not here: what a decision does (``commit.py``), and what a door calls the words.
 Invariant: a caller decides its own transaction, or one that it names by its user; a name alone never means
 that of another user where the caller has one too. Its owner is asked again for its permissions.
 """
@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.actor import OWNER, Actor
-from broker_core.broker.access.own_id import is_owned, name_of, user_of
 from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.users import is_owned, name_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.state.change import Change

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.access.own_id import name_of
+from broker_core.broker.access.users import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair

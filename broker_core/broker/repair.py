@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from broker_core.address import VHOST
-from broker_core.broker.access.own_id import name_of
-from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.access.users import name_of
+from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.state.change import ROUTE, Drop, InboxRow, routes_of
 from broker_core.broker.state.records import (
     AttemptRecord,

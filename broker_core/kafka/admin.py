@@ -33,8 +33,7 @@ from broker_core.broker.topology.listing import binding_rows, bindings, exchange
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition, parse_log
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.routing import Rules
 from broker_core.kafka.topics.row_times import committed_ms
@@ -196,7 +195,7 @@ class KafkaAdmin:
 
         with contextlib.suppress(errors.QueueNotFound):
             self._engine.client.delete_topic(name)
-        if topics.find(self._engine.client, topics.topology()) is not None:
+        if self._engine.client.find_topic(names.TOPOLOGY) is not None:
             self._engine.topology.change(unbind)
 
     # -- exchanges -------------------------------------------------------------------------------------------

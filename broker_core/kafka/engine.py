@@ -24,7 +24,7 @@ from broker_core.engine import (
 from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.wire import SocketWire
-from broker_core.kafka.journal.journal_progress import JournalProgress
+from broker_core.kafka.journal.journal import JournalProgress
 from broker_core.kafka.protocol.port import Wire
 from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
 from broker_core.kafka.sink.sink import KafkaSink

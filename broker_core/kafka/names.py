@@ -1,4 +1,4 @@
-"""The names of topics: those of queues, those of txmq itself, and logs as text.
+"""The names of topics: those of queues, and those of txmq itself.
 
 Not here: what the topics hold (``topics/topics.py``).
 Invariant: two apps never share a topic, also where Kafka takes ``.`` and ``_`` for equal; the topics of txmq
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 
 from broker_core.errors import OptionError
-from broker_core.kafka.protocol.port import TopicPartition
 
 RESERVED = "_txmq"
 OURS = f"{RESERVED}."
@@ -22,7 +21,6 @@ LONGEST = 249  # bytes of a topic's name
 
 _APP, _STAGE_OF = f"{OURS}app.", f"{STAGE}."
 _VALID = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST}}}")
-_LOG = re.compile(r"([^/]+)/(0|[1-9][0-9]{0,8})")
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
 
 DECISIONS, JOURNAL = 0, 1  # the partitions of an app's topic
@@ -44,17 +42,6 @@ def require_queue_name(name: str) -> str:
         f"queue {name!r} is not a valid name of a Kafka topic",
         f"use 1 to {LONGEST} of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
     )
-
-
-def parse_log(text: str) -> TopicPartition:
-    """Returns the log that ``str(log)`` wrote, such as ``orders/3``. Raises OptionError."""
-    found = _LOG.fullmatch(text)
-    if found is None:
-        raise OptionError(
-            f"{text!r} is not a log of Kafka",
-            "write the queue, a slash and the number of the partition: orders/3",
-        )
-    return TopicPartition(found[1], int(found[2]))
 
 
 def app_topic(app_id: str) -> str:

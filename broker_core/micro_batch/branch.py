@@ -25,10 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.arrow.parts import branch_checksum
-from broker_core.broker.access.own_id import name_in, user_in
+from broker_core.broker.access.users import name_in, user_in
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.routing.routing import RowSelection, selected_rows
-from broker_core.broker.state.block import ReadBlock
+from broker_core.broker.state.block import ReadBlock, RowSelection, selected_rows
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import AttemptRecord, PartRecord
 from broker_core.broker.state.undo import Undo

@@ -12,7 +12,7 @@ from typing import Any
 
 from broker_core.address import VHOST
 from broker_core.admin import LedgerInfo, TableInfo
-from broker_core.broker.access.own_id import name_in
+from broker_core.broker.access.users import name_in
 from broker_core.broker.state.records import LedgerRecord, canonical
 from broker_core.engine import EMPTY, FILES, REFUSED, VERSION, BranchKind, LedgerEntry, ToApply
 from broker_core.ids import CommitSequence

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.access.actor import OWNER, Actor
-from broker_core.broker.access.own_id import name_in, older_write_key, write_key
+from broker_core.broker.access.users import name_in, older_write_key, write_key
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.block import ReadBlock
 from broker_core.broker.state.change import Change

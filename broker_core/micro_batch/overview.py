@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from broker_core.broker.access.own_id import name_in, user_in
+from broker_core.broker.access.users import name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.block import ReadBlock

@@ -18,9 +18,8 @@ from dataclasses import replace
 
 from broker_core.broker import command_permissions
 from broker_core.broker.access.actor import Actor
-from broker_core.broker.access.own_id import name_in, user_in
 from broker_core.broker.access.rights import Rights
-from broker_core.broker.access.users import ADMINISTRATOR
+from broker_core.broker.access.users import ADMINISTRATOR, name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_user_id
 from broker_core.broker.state.block import NotLoaded, ReadBlock, together

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker_core.broker.access.actor import Actor
-from broker_core.broker.access.own_id import name_in
+from broker_core.broker.access.users import name_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import StagedTransaction

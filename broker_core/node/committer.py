@@ -42,7 +42,7 @@ from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import Change
 from broker_core.errors import InternalFault, StoreFailed, TxmqError
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.loaded_blocks import NOTHING, HeldUp, Loaded, LoadedBlocks
+from broker_core.node.loaded_blocks import NOTHING, HeldUp, Loaded, LoadedBlocks, Look
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
@@ -54,6 +54,7 @@ Work = Callable[[BrokerState, Change, int], T]
 _MAX_GROUP = 1024  # works in one commit
 # fewer full blocks wait for a tick of the upkeep: short-lived messages are settled by then, and never sealed
 WAITING = 2
+_TOLERANCE_US = 1_000_000  # of the clock
 SLOW_S = 1.0  # a commit that takes longer is logged
 
 
@@ -90,26 +91,6 @@ class Waiting:
         self.leads = False
         self.wakes: Waiting | None = None
         self.gate: Waiter | None = None
-
-
-class Look:
-    """Access to the state without a commit: ``with look as state``. The state does not change meanwhile.
-
-    Only memory may be changed under it: consumers, what a channel holds, what is ready again.
-    """
-
-    __slots__ = ("_lock", "_state")
-
-    def __init__(self, state: BrokerState, lock: _thread.LockType) -> None:
-        self._state = state
-        self._lock = lock
-
-    def __enter__(self) -> BrokerState:
-        self._lock.acquire()
-        return self._state
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class CommitCounts:
@@ -281,9 +262,7 @@ class Committer:
         return True
 
     def lead(self, mine: Waiting) -> None:
-        """Commits as the new leader: ``mine``, which is removed from the waiting callers, and all that wait
-        now.
-        """
+        """Commits as the new leader: ``mine``, which waits no more, and all that wait now."""
         self._lead(mine, None)
 
     def check(self) -> None:
@@ -300,7 +279,7 @@ class Committer:
         """Like ``stop``, and returns when no other thread is in a commit, so the store may be closed."""
         self.stop(error)
         with contextlib.suppress(StoreFailed):
-            self.run(_nothing)
+            self.run(lambda _state, _change, _now: None)
 
     def _lead(self, mine: Waiting, group: list[Waiting] | None, *, last: bool = True) -> None:
         """Commits and answers ``group``, which starts with ``mine``. After the ``last`` group of the leader
@@ -421,32 +400,18 @@ class Committer:
             undo.roll_back()
             if isinstance(error, StoreFailed):
                 raise
-            waiting.error = error if isinstance(error, TxmqError) else _defect(error)
+            if not isinstance(error, TxmqError):
+                logger.error("a commit was undone after an unexpected exception", exc_info=error)
+                error = InternalFault.of(error)
+            waiting.error = error
         return True
 
     def _fail(self, error: BaseException, group: list[Waiting]) -> None:
         if self.failure is None:
-            self.failure = error if isinstance(error, StoreFailed) else _stopped(error)
+            self.failure = error if isinstance(error, StoreFailed) else StoreFailed.of(error)
         for waiting in group:
             waiting.error = self.failure
         self.published.tell()
-
-
-def _defect(error: Exception) -> TxmqError:
-    """Reports an exception that no rule expects: a defect of the broker. Only its caller gets it."""
-    logger.error("a commit was undone after an unexpected exception", exc_info=error)
-    cause = " ".join(str(error).split())
-    found = InternalFault(
-        f"the operation failed by a defect of the broker ({type(error).__name__}: {cause}), and nothing of "
-        "it was done",
-        "report it with the broker's log; the broker goes on",
-    )
-    found.__cause__ = error
-    return found
-
-
-def _nothing(_state: BrokerState, _change: Change, _now: int) -> None:
-    """A work without effect, to wait for its turn."""
 
 
 def _gates(answered: list[Waiting], mine: Waiting) -> list[Waiter]:
@@ -483,11 +448,49 @@ def _open(gate: Waiter) -> bool:
     return True
 
 
-def _stopped(error: BaseException) -> StoreFailed:
-    cause = " ".join(str(error).split()) or type(error).__name__
-    failed = StoreFailed(
-        f"the broker stopped, because a commit failed ({cause}); start it again, it recovers what was "
-        "committed"
-    )
-    failed.__cause__ = error
-    return failed
+def now_us() -> int:
+    """Returns microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+class SteadyClock:
+    """The time of day, except that it never stops or goes back when that is set back. ``wall`` returns
+    microseconds since the epoch. Thread-safe: results of two threads may be slightly out of order.
+
+    If the time of day is more than a second behind the latest result (or the latest commit before a restart),
+    the clock runs from there at half speed until the time of day has caught up. Messages then expire late,
+    after at most twice their time to live.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], int] = now_us,
+        *,
+        monotonic: Callable[[], int] = time.monotonic_ns,
+        latest_us: int = 0,
+    ) -> None:
+        """``latest_us``: the earliest time that the clock returns."""
+        self._wall = wall
+        self._monotonic = monotonic
+        self._latest_us = latest_us
+        # a result and its monotonic time, while the time of day is behind
+        self._behind: tuple[int, int] | None = None
+
+    def __call__(self) -> int:
+        wall = self._wall()
+        behind = self._behind
+        if behind is None:
+            latest_us = self._latest_us
+            if wall >= latest_us:
+                self._latest_us = wall
+                return wall
+            if wall >= latest_us - _TOLERANCE_US:
+                return wall
+            behind = self._behind = (self._latest_us, self._monotonic())
+        base_us, since_ns = behind
+        steady = base_us + (self._monotonic() - since_ns) // 2000
+        if wall >= steady:
+            self._behind = None
+            self._latest_us = wall
+            return wall
+        return steady

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from broker_core.admin import LISTED, ChannelInfo, ClientInfo, ConsumerInfo
-from broker_core.broker.access.own_id import name_of, user_of
+from broker_core.broker.access.users import name_of, user_of
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer

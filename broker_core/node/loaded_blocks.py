@@ -13,14 +13,15 @@ needs. A block that cannot be read gives its error to the code that reads it, in
 
 from __future__ import annotations
 
+import _thread
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
 from broker_core import failpoint
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.block import Blocks, NotLoaded
 from broker_core.broker.state.change import InboxRow
 from broker_core.ids import BlockId
@@ -30,6 +31,26 @@ Part = Callable[[pa.RecordBatch], pa.RecordBatch]
 # what was loaded for one caller: blocks or parts of them, or why they cannot be read
 Loaded = dict[tuple[BlockId, Part | None], "pa.RecordBatch | Exception"]
 NOTHING: Loaded = {}
+
+
+class Look:
+    """Access to the state without a commit: ``with look as state``. The state does not change meanwhile.
+
+    Only memory may be changed under it: consumers, what a channel holds, what is ready again.
+    """
+
+    __slots__ = ("_lock", "_state")
+
+    def __init__(self, state: BrokerState, lock: _thread.LockType) -> None:
+        self._state = state
+        self._lock = lock
+
+    def __enter__(self) -> BrokerState:
+        self._lock.acquire()
+        return self._state
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class LoadedBlocks:
@@ -56,7 +77,7 @@ class LoadedBlocks:
             raise NotLoaded([block_id], part=part)
         return block
 
-    def load(self, missing: NotLoaded, loaded: Loaded, look: AbstractContextManager[object]) -> None:
+    def load(self, missing: NotLoaded, loaded: Loaded, look: Look) -> None:
         """Loads blocks into ``loaded``, without the lock. Raises nothing that reading a block raises."""
         prepare = missing.prepare
         while True:

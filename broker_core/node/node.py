@@ -30,11 +30,10 @@ from broker_core.errors import StoreError, StoreFailed
 from broker_core.ids import BlockId
 from broker_core.message.message import MERGED_SCHEMA
 from broker_core.node.channel_commit import ChannelCommits
-from broker_core.node.clock import SteadyClock, now_us
-from broker_core.node.committer import Committer, Look, Work, changes
+from broker_core.node.committer import Committer, SteadyClock, Work, changes, now_us
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import HeldChannels
-from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Part, open_rows
+from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Look, Part, open_rows
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store

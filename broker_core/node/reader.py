@@ -19,7 +19,7 @@ import pyarrow as pa
 from broker_core.arrow.rows import Piece, ReadPlan, assemble, span
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.state.records import ClaimRecord
 from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.node.loaded_blocks import open_rows

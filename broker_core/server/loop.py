@@ -1,9 +1,10 @@
-"""The event loop of a door: uvloop's where it is installed; and the thread that runs it."""
+"""The event loop of a door, in a thread of its own: uvloop's where it is installed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 
 
@@ -15,21 +16,57 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def serve(
-    loop: asyncio.AbstractEventLoop, listening: Coroutine[object, None, None], started: Future[None]
-) -> None:
-    """Runs the loop in this thread until it is stopped, then closes it. ``started`` gets the error of
-    ``listening``, or its success.
-    """
-    asyncio.set_event_loop(loop)
-    try:
+class LoopThread(ABC):
+    """``start`` and ``stop`` are for any thread; all else of a door belongs to the thread of its loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    async def _listen(self) -> None:
+        """Raises OptionError if an address cannot be used."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Takes no more clients, and ends those that there are."""
+
+    def start(self) -> None:
+        """Listens and serves in a thread of its own. Raises OptionError if an address cannot be used."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
+        self._thread.start()
         try:
-            loop.run_until_complete(listening)
-        except BaseException as error:
-            started.set_exception(error)
-            return
-        started.set_result(None)
-        loop.run_forever()
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+            started.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            raise
+
+    def stop(self) -> bool:
+        """Ends all clients, then the thread. Returns whether it had been started; it may be repeated."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return False
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        thread.join()
+        return True
+
+    def _run(self, started: Future[None]) -> None:
+        """``started`` gets the error of ``_listen``, or its success."""
+        self.loop = loop = new_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            try:
+                loop.run_until_complete(self._listen())
+            except BaseException as error:
+                started.set_exception(error)
+                return
+            started.set_result(None)
+            loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()

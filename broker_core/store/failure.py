@@ -19,6 +19,7 @@ from broker_core.errors import (
     ResourceShortage,
     StoreError,
     StoreFailed,
+    one_line,
 )
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -154,7 +155,7 @@ def store_error(error: BaseException, directory: Path) -> StoreError:
         return disk_full(
             Path(error.filename) if isinstance(error.filename, str) else directory, error.strerror
         )
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(error) or type(error).__name__
     return StoreFailed(
         f"a write to the data directory {directory} failed: {text}; the broker takes no more "
         "work until it is started again"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from broker_core.broker.access.own_id import own_id
+from broker_core.broker.access.users import own_id
 from broker_core.broker.state.records import (
     AppUserRecord,
     AttemptRecord,

@@ -25,7 +25,14 @@ import xxhash
 from broker_core import failpoint
 from broker_core.arrow.part_file import END_MARK as END_MARK
 from broker_core.arrow.part_file import PartFile, unwritable
-from broker_core.errors import CorruptSegment, DataLoss, OptionError, ResourceLocked, ResourceShortage
+from broker_core.errors import (
+    CorruptSegment,
+    DataLoss,
+    OptionError,
+    ResourceLocked,
+    ResourceShortage,
+    one_line,
+)
 from broker_core.ids import BlockId
 from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
@@ -139,7 +146,7 @@ def parse(
     try:
         block = pa.ipc.read_record_batch(buffer, schema)
     except (pa.ArrowInvalid, OSError) as error:
-        raise _corrupt(path, block_id, place, " ".join(str(error).split())) from error
+        raise _corrupt(path, block_id, place, one_line(error)) from error
     if block.num_rows != place.rows:
         raise _corrupt(path, block_id, place, f"{block.num_rows} rows instead of {place.rows}")
     return block

@@ -13,6 +13,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType
 
+from broker_core.errors import one_line
+
 VALUE, FAULT = "value", "fault"
 _LONGEST_FAULT = 300  # characters
 
@@ -54,7 +56,7 @@ def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
 
 def fault_text(error: BaseException) -> str:
     """An error of a library, in one line."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return encodable(f"{type(error).__name__}: {text}"[:_LONGEST_FAULT])
 
 

@@ -18,7 +18,7 @@ from broker_core.errors import OptionError
 from connector.sql import quoted
 from connector.typed import avro, json_schema
 from connector.typed.decode_udf import FAULT, VALUE, over_columns
-from connector.typed.formats import Fault, Format, schema_of
+from connector.typed.formats import Fault, Format, FromPackage, schema_of
 from connector.typed.protobuf import read
 from connector.typed.protobuf.descriptors import Descriptors, UnsupportedSchema, descriptor_of, library
 from connector.typed.protobuf.read import OwnType, SchemaMismatch, nullable
@@ -30,20 +30,8 @@ _TEXT = "text"
 _ID, _BODY = "id", "body"
 
 
-@dataclass(frozen=True)
-class Registered:
+class Registered(FromPackage):
     """``parse``: bodies with an id to structs of ``decode_udf.py``."""
-
-    name: str
-    schema: StructType
-    parse: Callable[[Column], Column]
-
-    def encoded(self, body: Column, text: Column) -> Column:
-        del text
-        return body
-
-    def parsed(self, encoded: Column) -> Column:
-        return self.parse(encoded)
 
     def value(self, parsed: Column) -> Column:
         return parsed.getField(VALUE)
@@ -52,9 +40,6 @@ class Registered:
         del text
         yield parsed.getField(FAULT).isNotNull(), parsed.getField(FAULT)
         yield parsed.getField(VALUE).isNull(), f"the body is not {self.name} of the schema"
-
-    def reasons(self) -> list[str]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -153,7 +138,7 @@ def registered_protobuf(
 def _registered(name: str, columns: StructType, decoder: Callable[[object], object]) -> Registered:
     found = schema_of(nullable(columns))
     kind = StructType([StructField(VALUE, found), StructField(FAULT, StringType())])
-    return Registered(name, found, over_columns(decoder, kind))
+    return Registered(name, over_columns(decoder, kind), found)
 
 
 def _columns_of_set(own: OwnType) -> StructType:

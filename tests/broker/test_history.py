@@ -18,7 +18,7 @@ from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, REJECTED,
 from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import OptionError
 from broker_core.ids import CommitSequence, QueueId
-from broker_core.node.compaction import compact_history
+from broker_core.node.upkeep import compact_history
 from tests.broker.conftest import Node
 
 ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker_core.errors import OptionError
 from broker_core.kafka import names
-from broker_core.kafka.protocol.port import TopicPartition
+from broker_core.kafka.protocol.port import TopicPartition, parse_log
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=19)  # escaped, they always fit
 
@@ -66,7 +66,7 @@ def test_a_queue_with_a_name_of_ours_is_refused() -> None:
 
 @given(st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True), st.integers(0, 10**9 - 1))
 def test_a_log_is_parsed_as_it_was_written(topic: str, partition: int) -> None:
-    assert names.parse_log(str(TopicPartition(topic, partition))) == (topic, partition)
+    assert parse_log(str(TopicPartition(topic, partition))) == (topic, partition)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_log_is_parsed_as_it_was_written(topic: str, partition: int) -> None:
 )
 def test_what_is_no_log_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="is not a log of Kafka"):
-        names.parse_log(text)
+        parse_log(text)
 
 
 def test_a_producer_is_named_after_its_app() -> None:

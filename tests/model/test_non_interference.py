@@ -19,10 +19,9 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from broker_core.broker import command_permissions as rules
-from broker_core.broker.access.own_id import transaction_key
-from broker_core.broker.access.users import Users
+from broker_core.broker.access.users import Users, transaction_key
 from broker_core.broker.topology.topology import Topology
-from broker_core.broker.transaction import names
+from broker_core.broker.transaction import transaction
 from broker_core.launcher import Broker
 from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
@@ -256,25 +255,25 @@ CASES = (
     ),
     Case(
         "a name is no key of the broker's own",
-        _off(names, "transaction_key", _bare),
+        _off(transaction, "transaction_key", _bare),
         "h_write m_names h_commit_write",
         "names transactions",
     ),
     Case(
         "a name is one of its user: nobody squats it",
-        _off(names, "transaction_key", _of_all),
+        _off(transaction, "transaction_key", _of_all),
         "m_names h_asks h_token",
         "names transactions",
     ),
     Case(
         "a prepared transaction is decided by its user",
-        _off(names, "transaction_key", _of_all),
+        _off(transaction, "transaction_key", _of_all),
         "h_prepare m_commits h_decide",
         "names transactions",
     ),
     Case(
         "the same over AMQP",
-        _off(names, "transaction_key", _of_all),
+        _off(transaction, "transaction_key", _of_all),
         "h_prepare m_rolls_back h_decide",
         "names transactions",
     ),

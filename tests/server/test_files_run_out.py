@@ -24,7 +24,7 @@ from broker_core.client import channel as client_channel
 from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
-from broker_core.node import compaction, upkeep
+from broker_core.node import upkeep
 from broker_core.server.flight import channels
 from broker_core.server.options import ServeOptions
 from broker_core.store.durable import DurableStore
@@ -236,7 +236,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> RefusedCalls:
     monkeypatch.setattr(channels, "LOOK_S", 0.1)
     monkeypatch.setattr(client_channel, "KEEPALIVE_S", 1000.0)
     monkeypatch.setattr(upkeep, "COMPACT_TICKS", 2)
-    monkeypatch.setattr(compaction, "OPEN_BYTES", 1_000)
+    monkeypatch.setattr(upkeep, "OPEN_BYTES", 1_000)
     return RefusedCalls(monkeypatch)
 
 

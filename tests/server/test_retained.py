@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker_core import errors
-from broker_core.broker import prepared
+from broker_core.broker import commit
 from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
@@ -24,7 +24,7 @@ from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.routing import route_room
 from broker_core.broker.state.change import Change
 from broker_core.broker.topology import refusals
-from broker_core.broker.transaction import names, outcomes
+from broker_core.broker.transaction import outcomes, transaction
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
@@ -189,7 +189,7 @@ def staged_bytes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Pa
 def prepared_transactions(
     broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path
 ) -> tuple[int, int]:
-    low.setattr(prepared, "MOST", LOW)
+    low.setattr(commit, "MOST_PREPARED", LOW)
     with broker.channel() as channel:
         channel.queue_declare("in")
         for _user, name in things:
@@ -220,7 +220,7 @@ def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
 
 
 def named(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    low.setattr(names, "NAMES_KEPT", LOW)
+    low.setattr(transaction, "NAMES_KEPT", LOW)
     with broker.channel() as channel:
         channel.queue_declare("q")
         channel.tx_select()
@@ -337,9 +337,9 @@ ROWS = {
     "queries of an app": Fill(f"{ledger.KEPT_LINEAGES:,}", queries),
     "open attempts": Fill(f"{StagedLimits().user_attempts:,}", attempts),
     "staged bytes": Fill("`--staged-bytes`", staged_bytes),
-    "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),
+    "prepared transactions": Fill(f"{commit.MOST_PREPARED:,}", prepared_transactions),
     "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
-    "names of transactions, for their dead letters": Fill(f"{names.NAMES_KEPT:,}", named),
+    "names of transactions, for their dead letters": Fill(f"{transaction.NAMES_KEPT:,}", named),
     "who has called over Flight, and opened attempts": Fill(f"{clients.KEPT:,} of each", heard),
     "errors of the upkeep that are logged once": Fill(f"{upkeep.LOGGED:,}", logged_errors),
     "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),

@@ -10,7 +10,7 @@ import pytest
 from broker_core import errors, failpoint
 from broker_core.address import VHOST
 from broker_core.broker.access.actor import Actor
-from broker_core.broker.access.own_id import name_in, own_id
+from broker_core.broker.access.users import name_in, own_id
 from broker_core.broker.state.records import RECORDS
 from broker_core.engine import StagedBranch
 from broker_core.launcher import Broker

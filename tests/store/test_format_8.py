@@ -15,7 +15,7 @@ import pytest
 from broker_core import errors, failpoint
 from broker_core import password as passwords
 from broker_core.broker.access.actor import Actor
-from broker_core.broker.access.own_id import name_in
+from broker_core.broker.access.users import name_in
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import (
     AttemptRecord,
@@ -28,7 +28,7 @@ from broker_core.broker.state.records import (
 from broker_core.engine import BranchHeader, Engine, StagedBranch
 from broker_core.launcher import Broker
 from broker_core.store.catalog import FORMAT, Catalog
-from broker_core.store.codec import encode_change
+from broker_core.store.inbox import encode_change
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
 

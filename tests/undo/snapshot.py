@@ -15,11 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core.broker.queue.interval import IntervalSet
-from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.log import Log, Run
+from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.ready import Ready
-from broker_core.broker.queue.run import Run
 from broker_core.broker.state.block import Block
 
 LEFT_OUT = frozenset(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from broker_core.broker.access.own_id import transaction_key
+from broker_core.broker.access.users import transaction_key
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction.transaction import Limits, Transaction
 from broker_core.engine import START, Limit, Origin, ReadTicket

@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # files at most
 LIMITS = {
-    "commit": 25,  # two of them are the history of commits
-    "confirm": 26,
+    "commit": 24,  # two of them are the history of commits
+    "confirm": 24,
     "publish": 12,
     "login": 30,
-    "channel": 20,
-    "batch": 37,
-    "kafka-batch": 33,
+    "channel": 18,
+    "batch": 30,
+    "kafka-batch": 25,
 }
 
 

@@ -21,9 +21,9 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
-from broker_core.errors import ConnectionFailed, OptionError
+from broker_core.errors import ConnectionFailed, OptionError, one_line
 from txmq.command.declare import Options
-from txmq.output import cut, print_lines, summary
+from txmq.output import cut, print_lines
 
 LOOK_S = 0.25  # how soon a key is seen
 SILENT_S = 1.0  # more than the interval: the broker does not answer
@@ -46,7 +46,7 @@ def watch(options: Options) -> int:
         try:
             options.command(options)
         except ConnectionFailed as error:  # it may come back
-            print_lines(f"txmq: {summary(error)}", error=True)
+            print_lines(f"txmq: {one_line(error)}", error=True)
         printed.flush()
         time.sleep(options.watch)
 
@@ -95,7 +95,7 @@ class _Fetching:
                 self.lines = self._fetch(shutil.get_terminal_size().lines - 1)
                 self._answered, self._why = time.monotonic(), ""
             except ConnectionFailed as error:
-                self._why = summary(error)
+                self._why = one_line(error)
             except Exception as error:
                 self.failed = error
             time.sleep(self._interval_s)

@@ -13,11 +13,11 @@ from broker_core.client import starter
 from broker_core.client.admin import status
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
-from broker_core.errors import ConnectionFailed
+from broker_core.errors import ConnectionFailed, one_line
 from txmq.address import BROKER, client_at, require_directory
 from txmq.command.declare import WATCH, Options, command
 from txmq.login import credentials
-from txmq.output import print_json, print_lines, summary
+from txmq.output import print_json, print_lines
 
 ALARM, NO_ANSWER = 3, 4  # exit codes
 MiB = 1024 * 1024
@@ -29,7 +29,7 @@ def _status(options: Options) -> int:
         with _client(options) as client:
             found = status(client)
     except ConnectionFailed as error:
-        print_lines(f"txmq: {summary(error)}", error=True)
+        print_lines(f"txmq: {one_line(error)}", error=True)
         return NO_ANSWER
     if options.json:
         print_json({**dataclasses.asdict(found), "alarms": found.alarms})

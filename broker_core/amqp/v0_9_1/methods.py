@@ -44,10 +44,11 @@ class Method:
     def __init_subclass__(
         cls, ids: tuple[int, int] | None = None, sent_by: Sender = "both", has_content: bool = False
     ) -> None:
-        """``ids``: class and method number. None when ``dataclass`` makes the class again with slots; all is
-        known by then.
+        """``ids``: class and method number. None when ``dataclass`` makes the class again with slots: it
+        is the one in METHODS, and all is known by then.
         """
         if ids is None:
+            METHODS[cls.CLASS_ID, cls.METHOD_ID] = cls
             return
         cls.CLASS_ID, cls.METHOD_ID = ids
         cls.HAS_CONTENT, cls.SENT_BY = has_content, sent_by
@@ -56,6 +57,10 @@ class Method:
         cls.LAYOUT = tuple(
             _place(name, annotation) for name, annotation in inspect.get_annotations(cls).items()
         )
+
+
+METHODS: dict[tuple[int, int], type[Method]] = {}
+"""Every method by its class and method number."""
 
 
 def _place(name: str, annotation: Any) -> tuple[str | None, str]:
@@ -499,78 +504,3 @@ class TxRollback(Method, ids=(90, 30), sent_by="client"):
 @dataclass(frozen=True, slots=True)
 class TxRollbackOk(Method, ids=(90, 31), sent_by="server"):
     pass
-
-
-# ------------------------------------------------------------------------------------------------------------
-
-_CLASSES: tuple[type[Method], ...] = (
-    ConnectionStart,
-    ConnectionStartOk,
-    ConnectionSecure,
-    ConnectionSecureOk,
-    ConnectionTune,
-    ConnectionTuneOk,
-    ConnectionOpen,
-    ConnectionOpenOk,
-    ConnectionClose,
-    ConnectionCloseOk,
-    ConnectionBlocked,
-    ConnectionUnblocked,
-    ConnectionUpdateSecret,
-    ConnectionUpdateSecretOk,
-    ChannelOpen,
-    ChannelOpenOk,
-    ChannelFlow,
-    ChannelFlowOk,
-    ChannelClose,
-    ChannelCloseOk,
-    ExchangeDeclare,
-    ExchangeDeclareOk,
-    ExchangeDelete,
-    ExchangeDeleteOk,
-    ExchangeBind,
-    ExchangeBindOk,
-    ExchangeUnbind,
-    ExchangeUnbindOk,
-    QueueDeclare,
-    QueueDeclareOk,
-    QueueBind,
-    QueueBindOk,
-    QueuePurge,
-    QueuePurgeOk,
-    QueueDelete,
-    QueueDeleteOk,
-    QueueUnbind,
-    QueueUnbindOk,
-    BasicQos,
-    BasicQosOk,
-    BasicConsume,
-    BasicConsumeOk,
-    BasicCancel,
-    BasicCancelOk,
-    BasicPublish,
-    BasicReturn,
-    BasicDeliver,
-    BasicGet,
-    BasicGetOk,
-    BasicGetEmpty,
-    BasicAck,
-    BasicReject,
-    BasicRecoverAsync,
-    BasicRecover,
-    BasicRecoverOk,
-    BasicNack,
-    ConfirmSelect,
-    ConfirmSelectOk,
-    TxSelect,
-    TxSelectOk,
-    TxCommit,
-    TxCommitOk,
-    TxRollback,
-    TxRollbackOk,
-)
-
-METHODS: dict[tuple[int, int], type[Method]] = {
-    (method.CLASS_ID, method.METHOD_ID): method for method in _CLASSES
-}
-"""Every method by its class and method number."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.interval import IntervalSet
-from broker_core.broker.queue.run import Run
+from broker_core.broker.queue.log import Run
+from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change
 from broker_core.errors import PreconditionFailed

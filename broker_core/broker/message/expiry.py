@@ -152,8 +152,7 @@ class Expiry:
         left: list[Queue] = []
         cut: list[Queue] = []
         missing: list[NotLoaded] = []
-        removals = Removals()
-        removals.effects = change.effects
+        removals = Removals(change.effects)
         room, room_bytes = limit, SLICE_BYTES
         for queue in looked:
             if room <= 0 or room_bytes <= 0 or len(missing) == TOGETHER:

@@ -31,12 +31,15 @@ class Removed(NamedTuple):
 
 class Removals(deque[Removed]):
     """Messages that left queues in a change and are not dead-lettered yet. ``room`` and ``room_bytes`` are
-    what overflow may still add. ``effects``: of the change.
+    what overflow may still add.
     """
 
     room = _DRIVEN_OUT
     room_bytes = _DRIVEN_OUT_BYTES
-    effects: Effects
+
+    def __init__(self, effects: Effects) -> None:
+        super().__init__()
+        self.effects = effects
 
 
 def discard(queue: Queue, offsets: Sequence[int], reason: Reason, removals: Removals) -> None:

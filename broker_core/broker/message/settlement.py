@@ -56,8 +56,7 @@ class Settlement:
 
     def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
         """Settles all of them in order. Consecutive entries with the same outcome are one step."""
-        removals = Removals()
-        removals.effects = change.effects
+        removals = Removals(change.effects)
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
         at, count, note = 0, len(settles), change.effects.note
@@ -117,8 +116,7 @@ class Settlement:
         a later commit records it.
         """
         queues: dict[Queue, None] = {}
-        removals = Removals()
-        removals.effects = (change or Change()).effects
+        removals = Removals((change or Change()).effects)
         last: Queue | None = None
         start = end = 0
         for queue, offset in (*settles, (None, 0)):

@@ -3,8 +3,8 @@
 Not here: routing and access checks (``broker/topology/topology.py``).
 """
 
+from broker_core.broker.queue.log import Run as Run
 from broker_core.broker.queue.queue import REPLIES as REPLIES
 from broker_core.broker.queue.queue import Queue as Queue
-from broker_core.broker.queue.run import Run as Run
 
 Queues = tuple[Queue, ...]

@@ -3,24 +3,214 @@
 Not here: which entries are settled (``progress.py``) or delivered (``ready.py``); they decide when a run is
 dropped. Offsets are dense, in commit order. Readers look only below ``visible_end``.
 Invariant: runs are in the order of their offsets and do not overlap. A run pins its block, and unpins it when
-it leaves the log.
+it leaves the log. Rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 
-from broker_core.broker.queue.decoded import DecodedBlocks
-from broker_core.broker.queue.run import Run
-from broker_core.broker.state.block import Block, Blocks
+import numpy as np
+import numpy.typing as npt
+
+from broker_core.broker.state.block import Block, Blocks, RowNumbers
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.state.records import RunRecord
 from broker_core.broker.state.undo import Tally
-from broker_core.errors import DataLoss
+from broker_core.errors import CorruptCatalog, DataLoss
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
+_BLOCK_ROWS = 256
+_BLOCK_BYTES = 1024 * 1024
 _FIRST_RUNS_KEPT = 1024  # dropped runs at the front of the list before they are removed from it
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """``count`` offsets from ``first`` on, naming rows of one block in the same order (see RunRecord). An
+    operation that would break this raises, because a wrong row is another message, perhaps of another queue.
+
+    A clipped run (``Log.runs_between``) skips the first ``skip`` set bits of its bitmap. A run that grows
+    keeps its rows as numbers beside the bitmap.
+    """
+
+    first: int
+    count: int
+    block: Block
+    row: int
+    bitmap: bytes | bytearray
+    sequence: CommitSequence  # NO_SEQUENCE: each row of the block has its own
+    committed_at: int
+    skip: int = 0
+    numbers: list[int] | None = None  # the rows of the bitmap, for a run that grows
+    saved: int = 0  # ``Undo.work`` when its rows were last saved
+    recorded: bool = False  # a RunRecord of it is in the catalog
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def block_id(self) -> BlockId:
+        return self.block.block_id
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns the approximate size of the bodies: the run's share of the block."""
+        return self.block.size_bytes * self.count // max(1, self.block.rows)
+
+    def rows(self) -> RowNumbers:
+        """Returns the row numbers in offset order: a range if they are contiguous, otherwise an array. Raises
+        CorruptCatalog.
+        """
+        if not self.bitmap:
+            return range(self.row, self.row + self.count)
+        bits = np.unpackbits(np.frombuffer(bytes(self.bitmap), dtype=np.uint8), bitorder="little")
+        found = np.flatnonzero(bits)[self.skip : self.skip + self.count]
+        if len(found) != self.count:
+            raise CorruptCatalog(
+                f"{self._text()}: its bitmap selects {len(found)} rows, not {self.count}; `txmq verify` "
+                "names all such runs"
+            )
+        return found.astype(np.int64) + self.row
+
+    @property
+    def last_row(self) -> int:
+        """Returns the highest row of a run that may grow."""
+        return self.row + self.count - 1 if self.numbers is None else self.numbers[-1]
+
+    def _text(self) -> str:
+        return f"the run at offset {self.first} over block {self.block_id}"
+
+    def clip(self, start: int, end: int) -> Run:
+        """Returns a copy of the part within [start, end)."""
+        start, end = max(start, self.first), min(end, self.end)
+        ahead = start - self.first
+        clipped = Run(
+            start, end - start, self.block, self.row, bytes(self.bitmap), self.sequence, self.committed_at
+        )
+        if self.bitmap:
+            clipped.skip = self.skip + ahead
+        else:
+            clipped.row += ahead
+        return clipped
+
+    def record(self, queue_id: QueueId) -> RunRecord:
+        """Returns the record for the catalog. Raises ValueError if the bitmap contradicts ``count``."""
+        if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
+            raise ValueError(
+                f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others"
+            )
+        return RunRecord(
+            queue_id,
+            self.first,
+            self.count,
+            self.block_id,
+            self.row,
+            bytes(self.bitmap),
+            self.sequence,
+            self.committed_at,
+        )
+
+    def extend(self, row: int) -> None:
+        """Adds one row above all rows so far (else ValueError). A gap turns the run into a bitmap."""
+        if row <= self.last_row:
+            raise ValueError(f"{self._text()} ends with row {self.last_row}: row {row} does not follow it")
+        if not self.bitmap:
+            if row == self.row + self.count:
+                self.count += 1
+                return
+            self.numbers = list(range(self.row, self.row + self.count))
+            whole, rest = divmod(self.count, 8)
+            self.bitmap = bytearray(b"\xff" * whole + bytes([(1 << rest) - 1] if rest else []))
+        bit = row - self.row
+        bitmap = self.bitmap
+        assert isinstance(bitmap, bytearray)
+        if bit >> 3 >= len(bitmap):
+            bitmap.extend(bytes((bit >> 3) + 1 - len(bitmap)))
+        bitmap[bit >> 3] |= 1 << (bit & 7)
+        assert self.numbers is not None
+        self.numbers.append(row)
+        self.count += 1
+
+    def extend_by(self, count: int) -> None:
+        """Adds the ``count`` rows that follow its last one."""
+        if self.numbers is not None and count:
+            first = self.numbers[-1] + 1
+            bit = first - self.row
+            bitmap = self.bitmap
+            assert isinstance(bitmap, bytearray)
+            at, shift = bit >> 3, bit & 7
+            bits = int.from_bytes(bitmap[at:], "little") | ((1 << count) - 1) << shift
+            bitmap[at:] = bits.to_bytes((shift + count + 7) >> 3, "little")
+            self.numbers.extend(range(first, first + count))
+        self.count += count
+
+    def shorten(self, count: int) -> None:
+        """Undoes ``extend``: keeps only the first ``count`` rows."""
+        if self.numbers is not None and isinstance(self.bitmap, bytearray):
+            for number in self.numbers[count:]:
+                bit = number - self.row
+                if bit >> 3 < len(self.bitmap):
+                    self.bitmap[bit >> 3] &= ~(1 << (bit & 7)) & 0xFF
+            del self.numbers[count:]
+        self.count = count
+
+
+class DecodedBlocks:
+    """What a log has read of its blocks: decoded rows, and the row numbers of one run, which are those of
+    ``selected[0]`` at its length ``selected[1]``. All of it may be dropped at any moment; nothing is undone.
+    """
+
+    __slots__ = ("_blocks", "_first", "_rows", "selected")
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self.selected: tuple[Run, int, npt.NDArray[np.int64]] | None = None
+        self._first = 0
+        self._rows: list[InboxRow] = []  # consecutive stored entries, from ``_first`` on
+
+    def row_of(self, run: Run, offset: int) -> int:
+        """Returns the row of an entry of a run with a bitmap. Raises CorruptCatalog."""
+        selected = self.selected
+        if selected is None or selected[0] is not run or selected[1] != run.count:
+            rows = run.rows()
+            assert not isinstance(rows, range)
+            selected = self.selected = (run, run.count, rows)
+        return int(selected[2][offset - run.first])
+
+    def rows(self, run: Run, row: int, start: int, end: int) -> list[InboxRow]:
+        """Returns entries in a segment; the first is in row ``row``. They are decoded in groups, and a group
+        is kept until its last entry is requested.
+        """
+        first, rows = self._first, self._rows
+        if not first <= start < first + len(rows):
+            average = max(1, run.block.size_bytes // max(1, run.block.rows))
+            first, count = start, min(run.end - start, _BLOCK_ROWS, max(1, _BLOCK_BYTES // average))
+            numbers: RowNumbers = range(row, row + count)
+            if run.numbers is not None:
+                numbers = np.array(run.numbers[start - run.first : start - run.first + count], np.int64)
+            elif run.bitmap:
+                assert self.selected is not None  # by ``row_of``
+                numbers = self.selected[2][start - run.first : start - run.first + count]
+            rows = self._blocks.decode(run.block_id, numbers, run.sequence, run.committed_at)
+            self._first, self._rows = first, rows
+        found = rows[start - first : end - first]
+        if start + len(found) == first + len(rows):
+            self._rows = []
+        return found
+
+    def clear(self) -> None:
+        """Drops everything: other entries may get the same offsets."""
+        self.selected = None
+        self._rows = []
+
+    def forget(self, run: Run) -> None:
+        """Drops the row numbers of a run that leaves the log."""
+        if self.selected is not None and self.selected[0] is run:
+            self.selected = None
 
 
 class Log:

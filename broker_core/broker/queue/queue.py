@@ -15,9 +15,8 @@ from typing import Any
 from broker_core.address import VHOST
 from broker_core.broker.arguments import QueueArguments
 from broker_core.broker.queue.deliveries import Deliveries
-from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.queue.log import Log
-from broker_core.broker.queue.progress import Progress
+from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room

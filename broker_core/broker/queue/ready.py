@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker_core.broker.queue.deliveries import Deliveries
-from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.queue.log import Log
-from broker_core.broker.queue.progress import Progress
+from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.room import Room
 from broker_core.broker.state.undo import Undo

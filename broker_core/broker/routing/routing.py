@@ -17,7 +17,10 @@ import pyarrow as pa
 
 from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.broker.routing.exchange import Exchange, Q, RoutedQueue
-from broker_core.broker.state.block import RowNumbers
+from broker_core.broker.state.block import (
+    RowSelection,
+    select_rows,
+)
 from broker_core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.ids import QueueId
 
@@ -34,16 +37,6 @@ Held = AbstractContextManager[object]
 FREE: Held = nullcontext()  # nobody changes the bindings meanwhile
 
 
-class RowSelection(NamedTuple):
-    """Rows of a block, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row``
-    (see RunRecord).
-    """
-
-    row: int
-    rows: int
-    bitmap: bytes  # empty: contiguous
-
-
 class Routed(NamedTuple):
     """The rows for each queue id, how many reach no queue, and up to three (exchange, routing_key) of
     those.
@@ -52,26 +45,6 @@ class Routed(NamedTuple):
     selections: dict[QueueId, RowSelection]
     unroutable: int
     examples: list[tuple[str, str]]
-
-
-def selected_rows(selection: RowSelection) -> RowNumbers:
-    """Returns row numbers, in order."""
-    row, rows, bitmap = selection
-    if not bitmap:
-        return range(row, row + rows)
-    return (
-        np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little"))[:rows].astype(
-            np.int64
-        )
-        + row
-    )
-
-
-def row_numbers(selection: RowSelection) -> npt.NDArray[np.int64]:
-    """As :func:`selected_rows`, as an array."""
-    rows = selected_rows(selection)
-    # numpy would ask a range for each of its numbers
-    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
 def find_exchange(exchanges: Mapping[str, Exchange[Q]], name: str, vhost: str) -> Exchange[Q]:
@@ -84,17 +57,6 @@ def find_exchange(exchanges: Mapping[str, Exchange[Q]], name: str, vhost: str) -
     if exchange.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{name}' in vhost '{vhost}'")
     return exchange
-
-
-def select(mask: npt.NDArray[np.bool_]) -> RowSelection:
-    """Returns the set rows of ``mask``, at least one, in the shortest form."""
-    count = int(np.count_nonzero(mask))
-    first = int(mask.argmax())
-    last = len(mask) - 1 - int(mask[::-1].argmax())
-    if last - first + 1 == count:
-        return RowSelection(first, count, b"")
-    row = first & ~7
-    return RowSelection(row, count, np.packbits(mask[row : last + 1], bitorder="little").tobytes())
 
 
 def route_column(
@@ -237,17 +199,6 @@ def _too_large(what: str) -> TransactionTooLarge:
         f"the rows of one part reach {what}, which is more than a part may",
         "bind fewer queues to what they match, or publish fewer different rows at a time",
     )
-
-
-def select_rows(rows: npt.NDArray[np.int64]) -> RowSelection:
-    """Returns these rows, at least one and each once, in any order, in the shortest form."""
-    first, last, count = int(rows.min()), int(rows.max()), len(rows)
-    if last - first + 1 == count:
-        return RowSelection(first, count, b"")
-    row = first & ~7
-    mask = np.zeros(last + 1 - row, dtype=np.bool_)
-    mask[rows - row] = True
-    return RowSelection(row, count, np.packbits(mask, bitorder="little").tobytes())
 
 
 def is_alike(column: str | pa.Array) -> bool:

@@ -9,6 +9,7 @@ ones) or by leaving ``by_id`` (memory-only). A pin is a run of a queue, or a sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,58 @@ RowNumbers = range | npt.NDArray[np.int64]  # of a block, rising
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
 EXPIRATION = 1  # in the first byte of the property flags
+
+
+class RowSelection(NamedTuple):
+    """Rows of a block, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row``
+    (see RunRecord).
+    """
+
+    row: int
+    rows: int
+    bitmap: bytes  # empty: contiguous
+
+
+def selected_rows(selection: RowSelection) -> RowNumbers:
+    """Returns row numbers, in order."""
+    row, rows, bitmap = selection
+    if not bitmap:
+        return range(row, row + rows)
+    return (
+        np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little"))[:rows].astype(
+            np.int64
+        )
+        + row
+    )
+
+
+def row_numbers(selection: RowSelection) -> npt.NDArray[np.int64]:
+    """As :func:`selected_rows`, as an array."""
+    rows = selected_rows(selection)
+    # numpy would ask a range for each of its numbers
+    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+def select(mask: npt.NDArray[np.bool_]) -> RowSelection:
+    """Returns the set rows of ``mask``, at least one, in the shortest form."""
+    count = int(np.count_nonzero(mask))
+    first = int(mask.argmax())
+    last = len(mask) - 1 - int(mask[::-1].argmax())
+    if last - first + 1 == count:
+        return RowSelection(first, count, b"")
+    row = first & ~7
+    return RowSelection(row, count, np.packbits(mask[row : last + 1], bitorder="little").tobytes())
+
+
+def select_rows(rows: npt.NDArray[np.int64]) -> RowSelection:
+    """Returns these rows, at least one and each once, in any order, in the shortest form."""
+    first, last, count = int(rows.min()), int(rows.max()), len(rows)
+    if last - first + 1 == count:
+        return RowSelection(first, count, b"")
+    row = first & ~7
+    mask = np.zeros(last + 1 - row, dtype=np.bool_)
+    mask[rows - row] = True
+    return RowSelection(row, count, np.packbits(mask, bitorder="little").tobytes())
 
 
 class NotLoaded(BaseException):

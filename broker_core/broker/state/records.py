@@ -296,7 +296,7 @@ class ReleaseNoteRecord(Record):
 @dataclass(frozen=True, slots=True)
 class PreparedRecord(Record):
     """A prepared transaction (XA): durable, invisible, transferable, without a timeout. ``xid`` is its key
-    (``access/own_id.py``).
+    (``access/users.py``).
     """
 
     TABLE, KEY = "prepared", ("xid",)
@@ -310,7 +310,7 @@ class PreparedRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecord(Record):
-    """How a named transaction ended: committed or rolled back. ``xid``: its key (``access/own_id.py``)."""
+    """How a named transaction ended: committed or rolled back. ``xid``: its key (``access/users.py``)."""
 
     TABLE, KEY = "outcome", ("xid",)
     xid: str

@@ -7,7 +7,7 @@ transaction of this name has ended after the horizon; whether one ended before i
 A channel in another process numbers its calls. Its last commit is kept in one record per channel. Such
 commits are not queried by name, so they do not count among the names.
 
-Not here: prepared transactions, which have no outcome yet (``prepared.py``).
+Not here: prepared transactions, which have no outcome yet (``commit.py``).
 Invariant: a forgotten outcome was decided at or before the horizon.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeVar
 
-from broker_core.broker.access.own_id import name_in
+from broker_core.broker.access.users import name_in
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord, Record
 from broker_core.broker.state.undo import Undo

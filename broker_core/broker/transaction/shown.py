@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from broker_core.admin import PreparedInfo
-from broker_core.broker.access.own_id import name_of, user_of
+from broker_core.broker.access.users import name_of, user_of
 from broker_core.broker.transaction.transaction import Transaction
 
 BODIES, BODY_BYTES = 3, 200

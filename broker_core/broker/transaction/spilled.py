@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing.routing import RowSelection, row_numbers, select
-from broker_core.broker.state.block import EXPIRATION
+from broker_core.broker.state.block import EXPIRATION, RowSelection, row_numbers, select
 from broker_core.broker.transaction.publish import Publish
 from broker_core.ids import BlockId, QueueId
 from broker_core.message.properties import TRANSIENT, delivery_mode

@@ -1,6 +1,6 @@
 """What a client asks of a cluster: topics, offsets, records, transactions and the positions of groups.
 
-Not here: which node is asked, and when again (``cluster.py``, ``leaders.py``); what records mean.
+Not here: which node is asked, and when again (``cluster.py``); what records mean.
 Invariant: a method repeats a request only where twice is the same as once, or says so.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from broker_core import errors
 from broker_core.backoff import Backoff, Time
 from broker_core.kafka.cluster import acls
-from broker_core.kafka.cluster.cluster import RECONNECT_S, Cluster
-from broker_core.kafka.cluster.leaders import Leaders
+from broker_core.kafka.cluster.cluster import RECONNECT_S, Cluster, Leaders
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Isolation, NodeAddress, Producer, TopicPartition, Wire
@@ -76,6 +76,13 @@ class Client:
     def topic(self, name: str, *, fresh: bool = False) -> port.TopicMetadata:
         """Its partitions, as they were at most REFRESH_S ago, or as they are now. Raises QueueNotFound."""
         return self._cluster.refresh(name) if fresh else self._cluster.topic(name)
+
+    def find_topic(self, name: str) -> port.TopicMetadata | None:
+        """As ``topic``; None if it is missing."""
+        try:
+            return self.topic(name)
+        except errors.QueueNotFound:
+            return None
 
     def create_topic(
         self,

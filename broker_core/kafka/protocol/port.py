@@ -11,12 +11,14 @@ no answer.
 from __future__ import annotations
 
 import enum
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from broker_core import errors
+from broker_core.errors import OptionError
 from broker_core.kafka.protocol.codes import Code
 
 A = TypeVar("A")
@@ -50,6 +52,20 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}"
+
+
+_LOG = re.compile(r"([^/]+)/(0|[1-9][0-9]{0,8})")
+
+
+def parse_log(text: str) -> TopicPartition:
+    """Returns the log that ``str(log)`` wrote, such as ``orders/3``. Raises OptionError."""
+    found = _LOG.fullmatch(text)
+    if found is None:
+        raise OptionError(
+            f"{text!r} is not a log of Kafka",
+            "write the queue, a slash and the number of the partition: orders/3",
+        )
+    return TopicPartition(found[1], int(found[2]))
 
 
 class Producer(NamedTuple):

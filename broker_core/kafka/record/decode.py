@@ -2,7 +2,7 @@
 
 Numpy finds the fields of all records at once, Arrow copies them out.
 Not here: fetching; what a header or a key means.
-Invariant: equal to :func:`broker_core.kafka.record.decode_reference.records`, batch by batch, on every input.
+Invariant: equal to :func:`plain_records`, batch by batch, on every input.
 What the fast form does not handle (numbers longer than eight bytes) and everything damaged goes to the plain
 one, which gives the rows or says what is wrong.
 Memory: the data and a few times LIMIT.
@@ -12,29 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core import errors
-from broker_core.kafka.record import decode_reference
 from broker_core.kafka.record.compression import TooLarge, inflate
 from broker_core.kafka.record.record_batch import (
     CONTROL,
     LOG_APPEND_TIME,
+    PADDING,
     SMALLEST_RECORD,
     TRANSACTIONAL,
+    Bytes,
     Head,
     Integers,
+    Section,
     column_unsigned,
     damaged,
+    find_starts,
     is_abort_marker,
     read_head,
+    read_signed,
+    read_unsigned,
     unzigzag,
     windows,
 )
-from broker_core.kafka.record.record_boundaries import PADDING, Bytes, Section, find_starts
 
 LIMIT = 256 << 20  # bytes at once; Arrow's binary columns end at 2 GiB
 # that the columns of a record take beside its content, so that many empty ones are no way around the limit
@@ -51,7 +56,7 @@ class Records:
 
     ``timestamps`` are milliseconds since the epoch. ``keys`` and ``headers`` are None where no record has
     one. ``headers`` is a dictionary array of blocks for
-    :func:`broker_core.kafka.record.decode_reference.header_pairs`, each checked. Keys and values may be null.
+    :func:`header_pairs`, each checked. Keys and values may be null.
     """
 
     offsets: Integers
@@ -297,21 +302,21 @@ def _headers(buffer: pa.Buffer, fields: _Fields, kept: slice) -> pa.DictionaryAr
     # all of them are checked, also those out of range, as the plain form does
     blocks = _column(buffer, fields.headers, fields.headers_length).dictionary_encode()
     for block in blocks.dictionary.to_pylist():
-        decode_reference.check_headers(block)
+        check_headers(block)
     return _without_empty(blocks[kept])
 
 
 def _without_empty(blocks: pa.DictionaryArray) -> pa.DictionaryArray | None:
     """None where no record has headers."""
     used = blocks.dictionary.take(blocks.indices.unique())
-    return None if used.to_pylist() in ([], [decode_reference.NO_HEADERS]) else blocks
+    return None if used.to_pylist() in ([], [NO_HEADERS]) else blocks
 
 
 def _plain(batches: list[tuple[Head, bytes | memoryview]], start: int, end: int, log: str) -> Records:
     found = [
         record
         for head, content in batches
-        for record in decode_reference.records(head, bytes(content), log)
+        for record in plain_records(head, bytes(content), log)
         if start <= record.offset < end
     ]
     return Records(
@@ -325,3 +330,103 @@ def _plain(batches: list[tuple[Head, bytes | memoryview]], start: int, end: int,
             pa.array([record.headers for record in found], pa.binary()).dictionary_encode()
         ),
     )
+
+
+NO_HEADERS = b"\0"
+
+
+# -- the plain form, beside the fast one: it says which record is damaged, and what is wrong with it --
+class PlainRecord(NamedTuple):
+    """One record. ``timestamp`` in milliseconds; ``value``: a part of the content, not a copy; ``headers`` as
+    they are stored, their count in front.
+    """
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | memoryview | None
+    headers: bytes
+
+
+def plain_records(head: Head, content: bytes | memoryview, log: str) -> Iterator[PlainRecord]:
+    """The records of one batch from its inflated ``content``. Raises CorruptRecordBatch."""
+    position, previous = 0, head.base_offset - 1
+    for number in range(head.records):
+        try:
+            record, position = _record(head, content, position)
+            if not previous < record.offset <= head.last_offset:
+                raise ValueError(f"its offset is {record.offset}, behind {previous}")
+        except ValueError as error:
+            raise damaged(log, head.base_offset, f"record {number} of {head.records}: {error}") from None
+        previous = record.offset
+        yield record
+    if position != len(content):
+        raise damaged(
+            log, head.base_offset, f"{len(content) - position} bytes follow its {head.records} records"
+        )
+
+
+def _record(head: Head, content: bytes | memoryview, position: int) -> tuple[PlainRecord, int]:
+    length, position = read_signed(content, position, len(content))
+    end = position + length
+    if length < 1 or end > len(content):
+        raise ValueError(f"its length is {length}, and {len(content) - position} bytes are left")
+    if content[position]:
+        raise ValueError(f"its attributes are {content[position]:#04x}; no version of the format has any")
+    delta, position = read_signed(content, position + 1, end)
+    timestamp = head.max_timestamp if head.attributes & LOG_APPEND_TIME else head.base_timestamp + delta
+    if not -(2**63) <= timestamp < 2**63:
+        raise ValueError(f"its timestamp is {timestamp}")
+    delta, position = read_signed(content, position, end)
+    key, position = _field(content, position, end)
+    value, position = _field(content, position, end)
+    headers = bytes(content[position:end])
+    check_headers(headers)
+    key = None if key is None else bytes(key)
+    return PlainRecord(head.base_offset + delta, timestamp, key, value, headers), end
+
+
+def _field(content: bytes | memoryview, position: int, end: int) -> tuple[bytes | memoryview | None, int]:
+    size, position = read_signed(content, position, end)
+    if size == -1:
+        return None, position
+    if not 0 <= size <= end - position:
+        raise ValueError(f"a field of {size} bytes, and {end - position} are left")
+    return content[position : position + size], position + size
+
+
+# -- headers -------------------------------------------------------------------------------------------------
+
+
+def check_headers(block: bytes) -> None:
+    """Raises ValueError where ``block`` is not exactly a count and so many headers."""
+    count, position = read_signed(block, 0, len(block))
+    if count < 0:
+        raise ValueError(f"its count of headers is {count}")
+    while count and position < len(block):
+        for smallest in (0, -1):  # a value may be null, a name may not
+            size, position = read_signed(block, position, len(block))
+            if not smallest <= size <= len(block) - position:
+                raise ValueError(f"a header of {size} bytes, and {len(block) - position} are left")
+            position += max(size, 0)
+        count -= 1
+    if count or position != len(block):
+        raise ValueError(
+            f"its headers end {len(block) - position} bytes before the record, and {count} of them are "
+            "missing"
+        )
+
+
+def header_pairs(block: bytes) -> list[tuple[str, bytes | None]]:
+    """Names and values of a block that was checked. A name that is no UTF-8 is read as Java reads it, with
+    U+FFFD.
+    """
+    count, position = read_unsigned(block, 0, len(block))
+    pairs: list[tuple[str, bytes | None]] = []
+    for _ in range(count >> 1):
+        size, position = read_signed(block, position, len(block))
+        name = block[position : position + size].decode(errors="replace")
+        size, position = read_signed(block, position + size, len(block))
+        pairs.append((name, None if size < 0 else block[position : position + size]))
+        position += max(size, 0)
+    return pairs

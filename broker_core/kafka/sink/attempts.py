@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from broker_core.engine import AttemptInfo
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
-from broker_core.kafka.sink.staging import APP, BATCH, QUERY, ROWS, TOKEN
+from broker_core.kafka.sink.staged_branches import APP, BATCH, QUERY, ROWS, TOKEN
 from broker_core.kafka.topics import entry
 
 

@@ -16,8 +16,8 @@ from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.names import write_id
 from broker_core.kafka.sink.decide import OnUnroutable, end_quietly, require_routable, rounds, timeout_ms
-from broker_core.kafka.sink.producer_epoch import EPOCH_PER_TRANSACTION, ProducerEpoch
-from broker_core.kafka.sink.receipt import NamedBranch, parse, require
+from broker_core.kafka.sink.decisions import EPOCH_PER_TRANSACTION, ProducerEpoch
+from broker_core.kafka.sink.staged_branches import NamedBranch, parse, require
 
 COMMITTED, ENDING, OPEN = "CompleteCommit", ("PrepareCommit", "PrepareAbort"), "Ongoing"
 

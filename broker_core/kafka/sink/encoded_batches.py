@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.routing.routing import Routed, row_numbers
+from broker_core.broker.routing.routing import Routed
+from broker_core.broker.state.block import row_numbers
 from broker_core.errors import TransactionTooLarge
 from broker_core.ids import QueueId
 from broker_core.kafka.protocol.port import TopicPartition

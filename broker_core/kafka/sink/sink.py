@@ -35,9 +35,8 @@ from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import attempts, batch_writes, staged_branches
 from broker_core.kafka.sink.decide import Decider, OnUnroutable
 from broker_core.kafka.sink.decisions import Decisions
-from broker_core.kafka.sink.receipt import BranchPlace
 from broker_core.kafka.sink.resume import resume
-from broker_core.kafka.sink.staged_branches import EVERY_BYTES, Cleaner
+from broker_core.kafka.sink.staged_branches import EVERY_BYTES, BranchPlace, Cleaner
 from broker_core.kafka.sink.staging import KafkaStaging
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
@@ -127,7 +126,7 @@ class KafkaSink:
 
     def _found(self, app_id: str) -> _App | None:
         """Returns the app; None if there is none. For queries, which create nothing."""
-        known = app_id in self._apps or topics.find(self._client, topics.app(app_id)) is not None
+        known = app_id in self._apps or self._client.find_topic(topics.app(app_id).name) is not None
         return self._app(app_id) if known else None
 
     def ledger_id(self, app_id: str) -> str:

@@ -30,7 +30,22 @@ from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode_headers, encode_large
 from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES, Publisher
-from broker_core.kafka.sink.receipt import BranchPlace, Receipt, Span, joined, of
+from broker_core.kafka.sink.staged_branches import (
+    APP,
+    BATCH,
+    KIND,
+    NUMBER,
+    PARTITION,
+    QUERY,
+    ROWS,
+    TOKEN,
+    TOPIC,
+    BranchPlace,
+    Receipt,
+    Span,
+    joined,
+    of,
+)
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
 from broker_core.kafka.topics.routing import ClusterTopology
@@ -38,10 +53,6 @@ from broker_core.kafka.topics.routing import ClusterTopology
 ROOM = 8 << 10  # of a staged record batch, beside its values: heads, keys and headers
 SENT = topics.STAGED_BYTES - ROOM  # values wait until they are so large together
 _HEADERS = 2 << 10  # of one staged record, with its key, at most
-
-# headers of a staged record
-TOKEN, APP, QUERY, BATCH, KIND = "token", "app", "query", "batch", "kind"
-TOPIC, PARTITION, ROWS, NUMBER = "topic", "partition", "rows", "number"
 
 
 class _Value(NamedTuple):

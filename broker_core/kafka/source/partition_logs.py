@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from broker_core.engine import Limit, Origin
 from broker_core.kafka.journal.history import PositionRecord
-from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import TopicPartition
+from broker_core.kafka.protocol.port import TopicPartition, parse_log
 from broker_core.kafka.source.partitions import Partitions
 from broker_core.micro_batch.claims.logs import Claimed
 from broker_core.micro_batch.sink import RecordSink

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker_core.kafka.protocol.port import TopicPartition
-from broker_core.kafka.record.decode import Records
-from broker_core.kafka.record.decode_reference import header_pairs
+from broker_core.kafka.record.decode import Records, header_pairs
 from broker_core.kafka.record.headers import to_message
 from broker_core.message.message import READ_SCHEMA, TIMESTAMP
 

@@ -33,8 +33,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.history import PositionRecord, Proposal
 from broker_core.kafka.journal.journal import Journal
 from broker_core.kafka.lost import unknown_start
-from broker_core.kafka.names import parse_log
-from broker_core.kafka.protocol.port import TopicPartition
+from broker_core.kafka.protocol.port import TopicPartition, parse_log
 from broker_core.kafka.source.partition_logs import PartitionLogs
 from broker_core.kafka.source.partitions import Partitions, require_same_topics
 from broker_core.kafka.source.reader import PartitionReader, Slice

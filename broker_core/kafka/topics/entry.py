@@ -24,8 +24,7 @@ from broker_core.broker.state.records import RECORDS, Record, canonical
 from broker_core.broker.state.records import parse as canonical_parse
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
-from broker_core.kafka.record.decode import Records, decode
-from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
+from broker_core.kafka.record.decode import NO_HEADERS, Records, decode, header_pairs
 from broker_core.kafka.record.encode import encode, encode_headers
 from broker_core.kafka.record.record_batch import Codec
 

@@ -111,7 +111,7 @@ class ClusterTopology:
     # -- records ---------------------------------------------------------------------------------------------
     def refresh(self) -> None:
         """Takes in what other processes have declared."""
-        if topics.find(self._client, topics.topology()) is None:
+        if self._client.find_topic(names.TOPOLOGY) is None:
             return
         end = self._client.offsets({self._log: LATEST})[self._log]
         changed = False

@@ -156,7 +156,7 @@ def prepare(
 
 def _topic(client: Client, topic: OwnTopic, where: tuple[str, str]) -> Preparation:
     try:
-        found = topics.find(client, topic)
+        found = client.find_topic(topic.name)
         if found is None:
             return Preparation(TOPICS, MISSING, topic.command(*where))
         wrong = topic.wrong(client)

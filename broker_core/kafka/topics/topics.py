@@ -131,14 +131,6 @@ def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
     return found
 
 
-def find(client: Client, topic: OwnTopic) -> TopicMetadata | None:
-    """Returns the topic as it is; None if it is missing. For queries, which create nothing."""
-    try:
-        return client.topic(topic.name)
-    except errors.QueueNotFound:
-        return None
-
-
 def _create(client: Client, topic: OwnTopic) -> TopicMetadata:
     try:
         return client.create_topic(topic.name, topic.partitions, configs=topic.configs)

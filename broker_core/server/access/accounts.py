@@ -9,8 +9,10 @@ The door of Flight writes its own lines, with their caller.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from broker_core import __version__
 from broker_core import password as passwords
@@ -18,7 +20,7 @@ from broker_core.address import VHOST
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.broker import definitions as definitions_module
 from broker_core.broker import export, import_pieces
-from broker_core.broker.access.users import ADMINISTRATOR, DEFAULT_USER
+from broker_core.broker.access.users import ADMINISTRATOR, DEFAULT_USER, Users
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.errors import TxmqError
@@ -27,7 +29,9 @@ from broker_core.node.local import LocalBroker
 from broker_core.pieces import in_order
 from broker_core.server.access.audit import Audit
 
+P = ParamSpec("P")
 Changes = Callable[[BrokerState, Change], None]
+_WRITTEN = {"user": "of"}  # as the audit log calls it, which has the caller as its user
 
 
 class _Checked(TxmqError):
@@ -36,6 +40,36 @@ class _Checked(TxmqError):
     def __init__(self, done: Imported) -> None:
         super().__init__("only checked")
         self.done = done
+
+
+def _word(
+    word: str, rule: Callable[Concatenate[Users, Change, P], None]
+) -> Callable[Concatenate[Accounts, P], None]:
+    """A rule of users as a word of the operator, with the rule's signature and text. The audit log has what
+    it was given, without the password.
+    """
+    known = inspect.signature(rule)
+    signature = known.replace(
+        parameters=[each for each in known.parameters.values() if each.name != "change"]
+    )
+
+    @functools.wraps(rule)
+    def call(accounts: Accounts, /, *positional: P.args, **named: P.kwargs) -> None:
+        bound = signature.bind(accounts, *positional, **named)
+        bound.apply_defaults()
+        given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        if "password_hash" in given:
+            passwords.check_hash(given["password_hash"])
+        written = {
+            _WRITTEN.get(name, name): value for name, value in given.items() if name != "password_hash"
+        }
+        accounts._change(
+            lambda state, change: rule(state.users, change, *positional, **named), word, **written
+        )
+
+    call.__annotations__ = {name: kind for name, kind in rule.__annotations__.items() if name != "change"}
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
 
 
 class Accounts:
@@ -67,15 +101,14 @@ class Accounts:
             for name in in_order({*known, *given}, str)
         ]
 
-    def add_user(self, name: str, password_hash: str, tags: Sequence[str] = ()) -> None:
-        """Raises OptionError."""
-        passwords.check_hash(password_hash)
-        self._change(
-            lambda state, change: state.users.add(change, name, password_hash, tags),
-            "add_user",
-            name=name,
-            tags=list(tags),
-        )
+    add_user = _word("add_user", Users.add)
+    set_password = _word("set_password", Users.set_password)
+    set_tags = _word("set_tags", Users.set_tags)
+    set_permissions = _word("set_permissions", Users.permit)
+    clear_permissions = _word("clear_permissions", Users.forbid)
+    set_topic_permissions = _word("set_topic_permissions", Users.permit_topic)
+    clear_topic_permissions = _word("clear_topic_permissions", Users.forbid_topic)
+    give_app = _word("give_app", Users.give_app)
 
     def put_user(self, name: str, password_hash: str, tags: Sequence[str]) -> bool:
         """Adds a user, or sets tags, and the password if a hash is given, of one that exists: in one change.
@@ -97,24 +130,6 @@ class Accounts:
 
         self._change(put, "add_user", name=name, tags=list(tags))
         return made
-
-    def set_password(self, name: str, password_hash: str) -> None:
-        """Raises OptionError."""
-        passwords.check_hash(password_hash)
-        self._change(
-            lambda state, change: state.users.set_password(change, name, password_hash),
-            "set_password",
-            name=name,
-        )
-
-    def set_tags(self, name: str, tags: Sequence[str]) -> None:
-        """Raises OptionError."""
-        self._change(
-            lambda state, change: state.users.set_tags(change, name, tags),
-            "set_tags",
-            name=name,
-            tags=list(tags),
-        )
 
     def delete_user(self, name: str) -> None:
         """Closes its connections. Raises OptionError."""
@@ -144,61 +159,6 @@ class Accounts:
             *(PermissionInfo(name, vhost, "", ".*", ".*", ".*") for name in trusted for vhost in vhosts),
         ]
         return in_order(listed, lambda each: (each.user, each.vhost, each.exchange))
-
-    def set_permissions(self, user: str, configure: str, write: str, read: str, vhost: str = VHOST) -> None:
-        """Raises OptionError."""
-        self._change(
-            lambda state, change: state.users.permit(change, user, configure, write, read, vhost),
-            "set_permissions",
-            of=user,
-            vhost=vhost,
-            configure=configure,
-            write=write,
-            read=read,
-        )
-
-    def clear_permissions(self, user: str, vhost: str = VHOST) -> None:
-        """Raises OptionError."""
-        self._change(
-            lambda state, change: state.users.forbid(change, user, vhost),
-            "clear_permissions",
-            of=user,
-            vhost=vhost,
-        )
-
-    def set_topic_permissions(
-        self, user: str, exchange: str, write: str, read: str, vhost: str = VHOST
-    ) -> None:
-        """Raises OptionError."""
-        self._change(
-            lambda state, change: state.users.permit_topic(change, user, exchange, write, read, vhost),
-            "set_topic_permissions",
-            of=user,
-            vhost=vhost,
-            exchange=exchange,
-            write=write,
-            read=read,
-        )
-
-    def clear_topic_permissions(self, user: str, exchange: str = "", vhost: str = VHOST) -> None:
-        """``exchange`` "": of all. Raises OptionError."""
-        self._change(
-            lambda state, change: state.users.forbid_topic(change, user, exchange, vhost),
-            "clear_topic_permissions",
-            of=user,
-            vhost=vhost,
-            exchange=exchange,
-        )
-
-    def give_app(self, app_id: str, user: str, vhost: str = VHOST) -> None:
-        """Makes ``user`` the owner of an app, also of one that is yet to be. Raises OptionError."""
-        self._change(
-            lambda state, change: state.users.give_app(change, app_id, user, vhost),
-            "give_app",
-            app_id=app_id,
-            of=user,
-            vhost=vhost,
-        )
 
     def export_definitions(self) -> Exported:
         """Returns users with their hashes, permissions, virtual hosts and topology (``export.py``)."""

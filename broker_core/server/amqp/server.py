@@ -16,7 +16,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 
 from broker_core.admin import ConnectionInfo
@@ -35,7 +34,7 @@ from broker_core.server.amqp.shown import clients, connection_info
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
-from broker_core.server.loop import new_loop, serve
+from broker_core.server.loop import LoopThread
 from broker_core.server.quotas import Quotas, sockets
 from broker_core.server.tls import TlsFiles
 
@@ -47,7 +46,7 @@ CHECK_S = 5.0
 STOP_S = 1.0  # for clients to answer connection.close
 
 
-class AmqpServer:
+class AmqpServer(LoopThread):
     """``listeners``, and ``tls_listeners`` with the certificates of ``tls``: "HOST:PORT", IPv6 in brackets,
     port 0 for a free one.
 
@@ -67,6 +66,7 @@ class AmqpServer:
         tls: TlsFiles | None = None,
         quotas: Quotas | None = None,
     ) -> None:
+        super().__init__("txmq-amqp")
         self.broker = broker
         self.handlers = Handlers(handlers)
         self.options = options or AmqpOptions()
@@ -80,38 +80,15 @@ class AmqpServer:
         self.connections: dict[Connection, float] = {}  # when each was opened, since the epoch
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
-        self.loop: asyncio.AbstractEventLoop
         self.commits: CommitQueue
         self.unwritten: Unwritten
         self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
-        self._thread: threading.Thread | None = None
         broker.held.add_door(partial(close, self), partial(clients, self.connections))
         self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()
         self._empty: asyncio.Event
 
     # -- from any thread -------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Listen and serve in a thread of its own. Raises OptionError if an address cannot be used."""
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="txmq-amqp", daemon=True)
-        self._thread.start()
-        try:
-            started.result()
-        except BaseException:
-            self._thread.join()
-            self._thread = None
-            raise
-
-    def stop(self) -> None:
-        """Send connection.close 320 to every client, close, and end the thread. Twice is fine."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        thread.join()
-
     def users_changed(self) -> None:
         """Users or virtual hosts. Check every connection again; done when this returns."""
         if self._thread is threading.current_thread():
@@ -137,10 +114,6 @@ class AmqpServer:
         return 0.0 if since is None else time.monotonic() - since
 
     # -- the thread ------------------------------------------------------------------------------------------
-    def _run(self, started: Future[None]) -> None:
-        self.loop = new_loop()
-        serve(self.loop, self._listen(), started)
-
     async def _listen(self) -> None:
         _allow_many_sockets()
         self.commits = CommitQueue(self.loop, self.broker)
@@ -162,6 +135,7 @@ class AmqpServer:
         self.loop.call_later(SWEEP_S, self._sweep)
 
     async def _end(self) -> None:
+        """Sends connection.close 320 to every client, and closes."""
         self.stopping = True
         self.listeners.close()
         for connection in list(self.connections):

@@ -22,7 +22,7 @@ from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change, Who
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
-from broker_core.node.committer import Look
+from broker_core.node.loaded_blocks import Look
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.commit_queue import CommitQueue

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from typing import Any
 
 from broker_core import checks, errors
-from broker_core.broker.access.own_id import name_in
+from broker_core.broker.access.users import name_in
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from broker_core.admin import ClientInfo
-from broker_core.broker.access.own_id import own_id
+from broker_core.broker.access.users import own_id
 from broker_core.engine import AttemptInfo
 from broker_core.server.access.caller import Caller
 

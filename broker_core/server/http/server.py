@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 from uvicorn import Config
 from uvicorn.server import ServerState
@@ -26,7 +24,7 @@ from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
-from broker_core.server.loop import new_loop, serve
+from broker_core.server.loop import LoopThread
 from broker_core.server.quotas import Quota, http_connection, http_request
 from broker_core.server.threads import started_pool
 from broker_core.server.tls import TlsFiles
@@ -37,7 +35,7 @@ THREADS = 4  # of each pool beside the loop: for what reads the disk or much, an
 GRACE_S = 1.0  # for requests in progress when the server ends
 
 
-class HttpServer:
+class HttpServer(LoopThread):
     """``listeners``: "HOST:PORT"; with ``tls``, all speak HTTPS."""
 
     def __init__(
@@ -48,6 +46,7 @@ class HttpServer:
         options: HttpOptions | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
+        super().__init__("txmq-http")
         self.options = options = options or HttpOptions()
         self._served = served
         self.connections = Quota(options.connections, http_connection)
@@ -77,8 +76,6 @@ class HttpServer:
         )
         self.uvicorn.load()
         self.clients = ServerState()
-        self._loop: asyncio.AbstractEventLoop
-        self._thread: threading.Thread | None = None
         self._sampling: asyncio.Task[None] | None = None
 
     @property
@@ -95,39 +92,25 @@ class HttpServer:
 
     # -- from any thread -------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Listen and serve in a thread of its own. Raises OptionError if an address cannot be used."""
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="txmq-http", daemon=True)
-        self._thread.start()
         try:
-            started.result()
+            super().start()
         except BaseException:
-            self._thread.join()
-            self._thread = None
             for pool in (self._beside, self._waiting):
                 pool.shutdown(wait=False)
             raise
 
-    def stop(self) -> None:
-        """Requests in progress get GRACE_S. It may be repeated."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        thread.join()
-        for pool in (self._beside, self._waiting):
-            pool.shutdown(wait=True)
+    def stop(self) -> bool:
+        stopped = super().stop()
+        if stopped:
+            for pool in (self._beside, self._waiting):
+                pool.shutdown(wait=True)
+        return stopped
 
     # -- the thread ------------------------------------------------------------------------------------------
-    def _run(self, started: Future[None]) -> None:
-        self._loop = new_loop()
-        serve(self._loop, self._listen(), started)
-
     async def _listen(self) -> None:
         make = factory(self)
         await self.listeners.open(make, make, self.options.head_s)
-        self._sampling = self._loop.create_task(self._sample())
+        self._sampling = self.loop.create_task(self._sample())
 
     async def _sample(self) -> None:
         sampler = Sampler(self._served, self._beside)
@@ -139,6 +122,7 @@ class HttpServer:
             await asyncio.sleep(INTERVAL_S)
 
     async def _end(self) -> None:
+        """Requests in progress get GRACE_S."""
         self.listeners.close()
         if self._sampling is not None:
             self._sampling.cancel()

@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.address import VHOST
-from broker_core.broker.access.own_id import name_of
-from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.access.users import name_of
+from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.repair import repair
 from broker_core.broker.state.change import Change, InboxRow, routes_of
 from broker_core.broker.state.records import (
@@ -41,14 +41,13 @@ from broker_core.broker.state.records import (
     Record,
     RunRecord,
 )
-from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError
+from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError, one_line
 from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog
-from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import store_error
-from broker_core.store.inbox import pack
+from broker_core.store.inbox import encode_change, pack
 from broker_core.store.port import BlockInfo
 from broker_core.store.salvage.damage import copy_catalog, read_twice, require_damage
 from broker_core.store.salvage.doubtful import Doubtful, selected
@@ -165,7 +164,7 @@ class _Salvage:
             except DiskFull:
                 raise
             except (StoreError, OSError, pa.ArrowInvalid) as error:
-                why = error.summary if isinstance(error, StoreError) else " ".join(str(error).split())
+                why = error.summary if isinstance(error, StoreError) else one_line(error)
                 self.lost_blocks[block_id] = (place, why)
                 found = self._partly(place)
                 if found is not None:

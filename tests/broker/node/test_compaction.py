@@ -107,7 +107,7 @@ def test_an_empty_broker_keeps_no_bytes_in_the_segment_that_is_open(directory: P
 def test_an_open_segment_that_is_written_to_is_left_alone_until_much_of_it_is_dead(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_core.node.compaction.ROLL_BYTES", 4 * MIB)
+    monkeypatch.setattr("broker_core.node.upkeep.ROLL_BYTES", 4 * MIB)
     broker = opened(directory, roll_bytes=128 * MIB)
     sizes = []
     with broker.channel() as channel:

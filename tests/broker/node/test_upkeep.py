@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors, failpoint
-from broker_core.broker.routing.routing import RowSelection
+from broker_core.broker.state.block import RowSelection
 from broker_core.broker.state.change import Change
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker

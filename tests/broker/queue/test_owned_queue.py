@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.queue.run import Run
+from broker_core.broker.queue.log import Run
 from broker_core.broker.state.block import Block
 from broker_core.broker.topology.ownership import own
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from broker_core import errors
 from broker_core.broker.routing import routing
 from broker_core.broker.routing.carbon_copy import copies_of_rows
-from broker_core.broker.routing.routing import selected_rows
-from broker_core.broker.state.block import Blocks
+from broker_core.broker.state.block import Blocks, selected_rows
 from broker_core.broker.state.change import Change, Numbers
 from broker_core.broker.topology.topology import Topology
 from broker_core.message.message import MESSAGE_SCHEMA

@@ -17,8 +17,7 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import encode_varint
 
 from broker_core.kafka.record.compression import deflate
-from broker_core.kafka.record.decode import Records, VisibleRecords
-from broker_core.kafka.record.decode_reference import header_pairs
+from broker_core.kafka.record.decode import Records, VisibleRecords, header_pairs
 from broker_core.kafka.record.record_batch import Codec
 
 LOG = "orders/0"

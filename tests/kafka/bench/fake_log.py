@@ -23,7 +23,7 @@ from broker_core.kafka.protocol.port import (
     TopicPartition,
 )
 from broker_core.kafka.record.compression import inflate
-from broker_core.kafka.record.decode_reference import header_pairs, records
+from broker_core.kafka.record.decode import header_pairs, plain_records
 from broker_core.kafka.record.record_batch import TRANSACTIONAL, Head, read_head
 from tests.kafka.bench.batches import Batch, Row, marker
 
@@ -143,7 +143,7 @@ class FakeLog:
         if timestamp == LATEST:
             return OffsetAnswer(Code.NONE, until)
         for head, data in self.batches:
-            for record in records(head, _content(head, data), str(self.log)):
+            for record in plain_records(head, _content(head, data), str(self.log)):
                 if self.start <= record.offset < until and record.timestamp >= timestamp:
                     return OffsetAnswer(Code.NONE, record.offset)
         return OffsetAnswer(Code.NONE, -1)
@@ -156,7 +156,7 @@ class FakeLog:
         """
         active = self.batches[-1][0].base_offset if upto is None else upto
         cleaned = [(head, data) for head, data in self.batches if head.last_offset < active]
-        found = {head: [*records(head, _content(head, data), str(self.log))] for head, data in cleaned}
+        found = {head: [*plain_records(head, _content(head, data), str(self.log))] for head, data in cleaned}
         last = {record.key: record.offset for each in found.values() for record in each}
         gone = 0
         kept: list[tuple[Head, bytes]] = []

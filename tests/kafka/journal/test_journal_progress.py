@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.kafka.journal.journal import Journal
-from broker_core.kafka.journal.journal_progress import JournalProgress
+from broker_core.kafka.journal.journal import Journal, JournalProgress
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch import ledger

@@ -16,8 +16,7 @@ from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from broker_core import errors
 from broker_core.kafka.record import decode as module
 from broker_core.kafka.record.compression import deflate
-from broker_core.kafka.record.decode import decode
-from broker_core.kafka.record.decode_reference import header_pairs
+from broker_core.kafka.record.decode import decode, header_pairs
 from broker_core.kafka.record.record_batch import Codec
 from tests.kafka.bench.batches import (
     CONTROL,

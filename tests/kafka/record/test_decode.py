@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.kafka.record import decode as module
-from broker_core.kafka.record import record_boundaries
+from broker_core.kafka.record import record_batch
 from broker_core.kafka.record.decode import RECORD_BYTES, decode
 from broker_core.kafka.record.record_batch import Codec, windows
 from tests.kafka.bench.batches import (
@@ -206,9 +206,9 @@ def guesses_of(batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> tuple[i
     equal.
     """
     made, again = [], []
-    guess, walk = record_boundaries._guess, record_boundaries._walk_whole
-    monkeypatch.setattr(record_boundaries, "_guess", lambda *a, **k: made.append(guess(*a, **k)) or made[-1])
-    monkeypatch.setattr(record_boundaries, "_walk_whole", lambda *a: again.append(a) or walk(*a))
+    guess, walk = record_batch._guess, record_batch._walk_whole
+    monkeypatch.setattr(record_batch, "_guess", lambda *a, **k: made.append(guess(*a, **k)) or made[-1])
+    monkeypatch.setattr(record_batch, "_walk_whole", lambda *a: again.append(a) or walk(*a))
     assert rows(decode(bytes_of(batches), 0, EVERYTHING, log=LOG)) == reference(batches)
     monkeypatch.undo()
     return sum(len(places) for places, _ in made), len(again)
@@ -217,7 +217,7 @@ def guesses_of(batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> tuple[i
 def test_long_batches_are_walked_from_guesses_that_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = log_of([Shape(6000, "random", (50, 100, 150))] * 2)
     made, again = guesses_of(batches, monkeypatch)
-    assert made >= 0.9 * len(bytes_of(batches)) / record_boundaries.STRIDE - 4 and again == 0
+    assert made >= 0.9 * len(bytes_of(batches)) / record_batch.STRIDE - 4 and again == 0
 
 
 def test_a_guess_inside_a_body_makes_no_wrong_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,16 +246,16 @@ def test_a_body_that_forges_the_records_behind_it_is_not_believed(monkeypatch: p
     batch = Batch([row for first in range(0, 300, 3) for row in forging(first)])
     content = batch.plain()
     place = content.index(b"--" + record(Row(0, 1, None, b"forged"), 151, 0)) + 2
-    guess = record_boundaries._guess
-    monkeypatch.setattr(record_boundaries, "_guess", lambda *a, **k: (np.array([place]), np.array([0])))
+    guess = record_batch._guess
+    monkeypatch.setattr(record_batch, "_guess", lambda *a, **k: (np.array([place]), np.array([0])))
     data = batch.encoded()
     assert rows(decode(data, 0, EVERYTHING, log=LOG)) == reference([batch])
     monkeypatch.setattr(module, "_plain", refuse)  # the walkers themselves see it: they do not meet
     assert rows(decode(data, 0, EVERYTHING, log=LOG)) == reference([batch])
     # the search itself falls for it, so the proof is what helps
-    buffer = np.frombuffer(content[place - 50 :] + bytes(record_boundaries.PADDING), np.uint8)
-    monkeypatch.setattr(record_boundaries, "STRIDE", 0x20)
-    section = record_boundaries.Section(0, len(content) - place + 50, 149)
+    buffer = np.frombuffer(content[place - 50 :] + bytes(record_batch.PADDING), np.uint8)
+    monkeypatch.setattr(record_batch, "STRIDE", 0x20)
+    section = record_batch.Section(0, len(content) - place + 50, 149)
     places, _ = guess(buffer, windows(buffer), [section], [0], width=100)
     assert 50 in places
 

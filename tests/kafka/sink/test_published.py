@@ -18,8 +18,7 @@ from broker_core.arrow.parts import normalise
 from broker_core.broker.state.change import Change
 from broker_core.engine import BranchHeader
 from broker_core.kafka.protocol.port import Produce, Request, TopicPartition
-from broker_core.kafka.record.decode import decode
-from broker_core.kafka.record.decode_reference import NO_HEADERS, header_pairs
+from broker_core.kafka.record.decode import NO_HEADERS, decode, header_pairs
 from broker_core.kafka.record.headers import to_message
 from broker_core.kafka.record.record_batch import TRANSACTIONAL, Codec, read_head
 from broker_core.kafka.sink.encoded_batches import Batch, Publisher

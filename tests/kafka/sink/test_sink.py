@@ -15,7 +15,7 @@ from broker_core.kafka import names
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.port import EARLIEST, Isolation, Request, TopicPartition
 from broker_core.kafka.sink import decide, decisions
-from broker_core.kafka.sink.receipt import Receipt
+from broker_core.kafka.sink.staged_branches import Receipt
 from broker_core.kafka.topics import topics
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED, FakeKafka
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows

@@ -15,7 +15,7 @@ from broker_core import errors
 from broker_core.engine import BranchHeader
 from broker_core.kafka import names
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
-from broker_core.kafka.sink.receipt import BranchPlace, Receipt, Span, joined
+from broker_core.kafka.sink.staged_branches import BranchPlace, Receipt, Span, joined
 from broker_core.kafka.topics import topics
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties

@@ -15,7 +15,7 @@ from tests.kafka.bench.fake_kafka import FakeKafka
 
 def test_topics_are_made_on_first_use(kafka: FakeKafka, client: Client) -> None:
     for topic in (topics.app("a"), topics.stage("a"), topics.stage(""), topics.topology()):
-        assert topics.find(client, topic) is None
+        assert client.find_topic(topic.name) is None
         made = topics.ensure(client, topic)
         assert len(made.partitions) == topic.partitions and topics.ensure(client, topic).id == made.id
         assert topic.configs.items() <= kafka.topics[topic.name].configs.items()

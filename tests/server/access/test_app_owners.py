@@ -14,7 +14,7 @@ import pytest
 
 from broker_core import errors
 from broker_core import password as passwords
-from broker_core.broker.access.own_id import own_id
+from broker_core.broker.access.users import own_id
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector

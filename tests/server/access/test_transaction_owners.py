@@ -14,7 +14,7 @@ from pamqp import commands as c
 
 from broker_core import errors
 from broker_core import password as passwords
-from broker_core.broker.access.own_id import older_keys
+from broker_core.broker.access.users import older_keys
 from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials

@@ -153,41 +153,34 @@ def _one_binding(call: HttpCall) -> Row:
 
 
 def _bind(call: HttpCall) -> HttpAnswer:
-    source, kind, name = _ends(call)
-    routing_key, arguments = call.get("routing_key", str, ""), call.get("arguments", dict, {})
-
-    def work(_state: BrokerState, change: Change, _now: int) -> None:
-        topology = call.topology
-        topology.require_there()
-        command_permissions.bind(call.rights, topology, kind, name, source, routing_key)
-        if kind == "queue":
-            topology.bind(change, name, source, routing_key, arguments)
-        else:
-            topology.bind_exchange(change, name, source, routing_key, arguments)
-
-    call.served.broker.run(work)
-    call.record(f"{kind}.bind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
-    key = shown.properties_key(routing_key, arguments)
+    name, key = _change_binding(
+        call, "bind", call.get("routing_key", str, ""), call.get("arguments", dict, {})
+    )
     return HttpAnswer(201, None, {"location": f"{quote(name, safe='')}/{key}"})
 
 
 def _unbind(call: HttpCall) -> HttpAnswer:
     found = _one_binding(call)
+    _change_binding(call, "unbind", found["routing_key"], found["arguments"])
+    return DONE
+
+
+def _change_binding(
+    call: HttpCall, word: Literal["bind", "unbind"], routing_key: str, arguments: dict[str, object]
+) -> tuple[str, str]:
+    """Returns the name of the destination, and the key of the binding's properties."""
     source, kind, name = _ends(call)
-    routing_key, arguments = found["routing_key"], found["arguments"]
 
     def work(_state: BrokerState, change: Change, _now: int) -> None:
         topology = call.topology
         topology.require_there()
         command_permissions.bind(call.rights, topology, kind, name, source, routing_key)
-        if kind == "queue":
-            topology.unbind(change, name, source, routing_key, arguments)
-        else:
-            topology.unbind_exchange(change, name, source, routing_key, arguments)
+        change_it = getattr(topology, word if kind == "queue" else f"{word}_exchange")
+        change_it(change, name, source, routing_key, arguments)
 
     call.served.broker.run(work)
-    call.record(f"{kind}.unbind", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
-    return DONE
+    call.record(f"{kind}.{word}", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
+    return name, shown.properties_key(routing_key, arguments)
 
 
 _BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
