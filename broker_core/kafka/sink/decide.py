@@ -180,6 +180,7 @@ class Decider:
         _require_there(self._client, [each for each in won if each.receipt.kind != "publish"])
         published = [each for each in won if each.receipt.logs]
         # 5. all logs join, where Kafka needs it
+        self._fenced.lost_ends.require_none(changes.logs)
         transaction = self._fenced.epoch.begin()
         try:
             transaction.join([log for each in published for log in each.receipt.logs] + [self._decisions.log])

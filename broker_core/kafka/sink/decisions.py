@@ -22,7 +22,7 @@ from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
-from broker_core.kafka.sink.lost_end import end_again
+from broker_core.kafka.sink.lost_end import ENDING, OPEN, LostEnds, hanging_for_ever
 from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerEpoch, ReadyBatch
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
@@ -31,7 +31,6 @@ from broker_core.micro_batch.ledger import Ledger
 T = TypeVar("T")
 
 ENTRY_BYTES = 900_000  # of one record batch of decisions
-UNDER_WAY = "Ongoing", "PrepareCommit", "PrepareAbort"  # states of a transaction whose end will come
 
 
 class Changes:
@@ -75,6 +74,7 @@ class Decisions:
         self._undo = Undo()
         self._records: dict[str, Record] = {}  # by key
         self._position = 0
+        self.logs: tuple[TopicPartition, ...] = ()  # in which the last decision that names them published
         self.log = TopicPartition(names.app_topic(app_id), names.DECISIONS)
         self.ledger = Ledger((), self._undo)
         self.app_id = app_id
@@ -93,6 +93,7 @@ class Decisions:
             for row in entry.replay(self._client, self.log, self._position, end):
                 key = (row.key or b"").decode()
                 self._take(key, None if row.value is None else entry.parse(key, row.value))
+                self.logs = tuple(entry.logs_of(row)) or self.logs
         except errors.ConnectionFailed:
             if fenced:
                 self._require_no_hanging(end)
@@ -107,14 +108,8 @@ class Decisions:
         producer = names.producer_of(self.app_id)
         begin = self._client.offsets({self.log: LATEST})[self.log]
         known = self._client.transaction(producer)
-        if begin < end and (known is None or known.state not in UNDER_WAY):
-            raise errors.KafkaError(
-                f"a transaction of {producer} hangs in {self.log} at offset {begin}: Kafka has ended it, its "
-                "end is missing in the log, and nothing can be decided any more",
-                "compare the batch with what its queues have, and abort what hangs in each log: "
-                f"kafka-transactions.sh abort --topic {self.log.topic} --partition {self.log.partition} "
-                f"--start-offset {begin}; docs/kafka.md",
-            )
+        if begin < end and (known is None or known.state not in (OPEN, *ENDING)):
+            raise hanging_for_ever(producer, self.log, begin)
 
     def consumed(self) -> dict[str, int]:
         """Returns by log where its last decided range ended."""
@@ -136,6 +131,7 @@ class Decisions:
         """Takes in what this process has committed."""
         for key, record in changes.records.items():
             self._take(key, record)
+        self.logs = changes.logs or self.logs
         self._undo.begin()
 
     def _take(self, key: str, record: Record | None) -> None:
@@ -181,21 +177,25 @@ class FencedApp:
         self._client = client
         self._decisions = decisions
         self.epoch = ProducerEpoch(client, names.producer_of(decisions.app_id))
-        self._failures = 0  # of the client before the last fence
+        self.lost_ends = LostEnds(client, decisions.log, self.epoch)
 
     def fence(self, lasting_ms: int = TIMEOUT_MS) -> None:
         """Takes over the app, for transactions of at most ``lasting_ms``."""
-        self._failures = self._client.failures
-        known = self._client.transaction(self.epoch.id)  # a fence lets Kafka forget how it has ended
-        self.epoch.fence(lasting_ms)
+        # 1. of what a fence would let Kafka forget
+        self.lost_ends.end_decision()
         try:
-            if end_again(self._client, self._decisions.log, self.epoch, known):
-                self.epoch.fence(lasting_ms)
-            self._decisions.replay(fenced=True)
+            self._take_over(lasting_ms)
+            # 2. where readers of the last decision would wait
+            if self.lost_ends.end_in(self._decisions.logs):
+                self._take_over(lasting_ms)
         except BaseException:
             self.epoch.release()  # an epoch decides only with a memory that is as new
             raise
         here("kafka.owned.replayed")
+
+    def _take_over(self, lasting_ms: int) -> None:
+        self.epoch.fence(lasting_ms)
+        self._decisions.replay(fenced=True)
 
     def answer(
         self, ask: Callable[[], LedgerRecord | None], lasting_ms: int = TIMEOUT_MS
@@ -204,9 +204,6 @@ class FencedApp:
         entry or an error only behind a fence of this call.
         """
         fenced = not self.epoch.is_held or self.epoch.timeout_ms < lasting_ms
-        # a node that was lost may have lost the end of the last transaction, and an abort of the next one
-        # would take that back
-        fenced = fenced or self._failures != self._client.failures
         if fenced:
             self.fence(lasting_ms)
         try:
@@ -235,6 +232,7 @@ class FencedApp:
     def write(self, changes: Changes) -> None:
         """Writes decisions that publish nothing."""
         log = self._decisions.log
+        self.lost_ends.require_none([])
         transaction = self.epoch.begin()
         transaction.join([log])
         transaction.append({log: changes.encoded(self.epoch.now())})

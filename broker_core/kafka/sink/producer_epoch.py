@@ -20,6 +20,9 @@ from broker_core.kafka.record.encode import stamp
 from broker_core.kafka.topics.entry import now_ms
 
 TIMEOUT_MS = 60_000  # Kafka aborts a transaction that is open for longer
+# of a fence behind which a transaction that was committed, or was not, is ended again: Kafka forgets by the
+# fence how it has ended, and keeps the timeout
+ENDS_AGAIN_MS = {True: 59_001, False: 59_002}
 EPOCH_PER_TRANSACTION = 2  # this transaction.version: EndTxn answers with the next epoch, Produce adds logs
 LANES = 2  # connections to a node for what follows the first batches of a transaction
 
@@ -68,17 +71,18 @@ class ProducerEpoch:
         assert producer is not None, "fence first"
         return ProducerTransaction(self, producer)
 
-    def end_again(self, logs: Collection[TopicPartition], *, commit: bool) -> bool:
+    def end_again(self, logs: Collection[TopicPartition], *, commit: bool) -> None:
         """Ends what the producer has open in the logs, though its coordinator has ended it: they join a
-        transaction without a record. Uses up the epoch that is held.
+        transaction without a record. Uses up the epoch, which was fenced with ENDS_AGAIN_MS: a process that
+        finds this transaction open knows its end.
         """
+        assert self.timeout_ms == ENDS_AGAIN_MS[commit]
         producer, self._producer = self._producer, None
         assert producer is not None, "fence first"
         self.client.add_partitions(self.id, producer, sorted(logs))
         here("kafka.owner.joined_again")
         self.client.end_transaction(self.id, producer, commit=commit, bump=False)
         here("kafka.owner.ended_again")
-        return True
 
     def renew(self, producer: Producer) -> None:
         """Takes the epoch that a commit answered."""
