@@ -448,6 +448,30 @@ def test_a_transaction_that_is_too_old_is_aborted(bench: Bench, transactions: Tr
     assert bench.read(log) == []
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_without_records_is_ended_by_another_process_and_keeps_the_timeout_of_its_fence(
+    bench: Bench, transactions: Transactions, commit: bool
+) -> None:
+    """Its end comes into each log that has joined."""
+    log, identity = bench.log(), transactions.id
+    producer = transactions.fence(timeout_ms=59_001)
+
+    def known() -> tuple[str, int]:
+        found = bench.client.transaction(identity)
+        return (found.state, found.timeout_ms) if found is not None else ("unknown", 0)
+
+    assert known() == ("Empty", 59_001)
+    bench.client.add_partitions(identity, producer, [log])
+    assert known() == ("Ongoing", 59_001)
+    found = bench.client.transaction(identity)
+    assert found is not None
+    bench.client.end_transaction(identity, found.producer, commit=commit, bump=False)
+    eventually(lambda: known() == ("CompleteCommit" if commit else "CompleteAbort", 59_001))
+    eventually(lambda: bench.end(log) == 1)
+    transactions.fence()
+    assert known() == ("Empty", 60_000)
+
+
 def test_a_transactional_id_that_nobody_used_is_unknown(bench: Bench) -> None:
     assert bench.client.transaction(bench.id()) is None
     with pytest.raises(errors.KafkaError, match="INVALID_TRANSACTION_TIMEOUT"):

@@ -44,6 +44,7 @@ class Kills:
     """Notes the requests of all wires, and kills a node once, at the one that is ``chosen`` by its name."""
 
     cluster: Cluster
+    replicas: int = 3
     chosen: Callable[[str], bool] = lambda name: False
     moment: Moment = Moment.BEFORE
     ends_driver: bool = False
@@ -68,7 +69,7 @@ class Kills:
         (self.killed,) = (node for node in self.cluster.nodes if node.ports[PLAIN] == endpoint.port)
         self.killed.kill()
         self.down = True
-        if len(self.cluster.nodes) == 1:  # who else could answer?
+        if min(self.replicas, len(self.cluster.nodes)) == 1:  # who else could answer?
             self._start(self.killed)
 
     def _start(self, node: Node) -> None:

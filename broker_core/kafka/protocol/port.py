@@ -294,6 +294,7 @@ class TransactionAnswer:
     state: str  # Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead
     producer: Producer
     logs: frozenset[TopicPartition] = frozenset()
+    timeout_ms: int = 0  # of its last fence
 
 
 # -- topics and groups ---------------------------------------------------------------------------------------

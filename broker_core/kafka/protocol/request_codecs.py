@@ -330,7 +330,9 @@ def _describe_transaction(request: port.DescribeTransaction) -> RequestCodec:
             TopicPartition(each.topic, number) for each in found.topics for number in each.partitions
         )
         producer = Producer(found.producer_id, found.producer_epoch)
-        return port.TransactionAnswer(Code(found.error_code), found.transaction_state, producer, logs)
+        return port.TransactionAnswer(
+            Code(found.error_code), found.transaction_state, producer, logs, found.transaction_timeout_ms
+        )
 
     return RequestCodec(
         DescribeTransactionsRequest, 0, 0, {"transactional_ids": [request.transactional_id]}, read

@@ -2,30 +2,31 @@
 coordinator remembers (a week, ``transactional.id.expiration.ms``).
 
 Not here: staging.
+Where Kafka loses its end in a log (``lost_end.py``), it is written again before the write is over.
 Invariant: a transactional id is one write, and a transaction of it is begun only where the coordinator says
 that none is open and none was committed. Its outcome is asked for, never concluded from a lost answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 
 from broker_core import errors
 from broker_core.engine import StagedBranch
 from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.names import write_id
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.sink.decide import OnUnroutable, end_quietly, require_routable, rounds, timeout_ms
-from broker_core.kafka.sink.decisions import EPOCH_PER_TRANSACTION, ProducerEpoch
+from broker_core.kafka.sink.lost_end import ENDING, OPEN, last_transaction, open_in, outcome
+from broker_core.kafka.sink.producer_epoch import ENDS_AGAIN_MS, ProducerEpoch
 from broker_core.kafka.sink.staged_branches import NamedBranch, parse, require
-
-COMMITTED, ENDING, OPEN = "CompleteCommit", ("PrepareCommit", "PrepareAbort"), "Ongoing"
 
 
 def is_committed(client: Client, token: str) -> bool:
     """Returns whether this is the token of a batch write that was committed."""
-    found = client.transaction(write_id(token))
-    return found is not None and found.state in ("PrepareCommit", COMMITTED)
+    return outcome(client.transaction(write_id(token))) is True
 
 
 def commit(
@@ -38,35 +39,56 @@ def commit(
     if on_unroutable == "fail":
         require_routable(named)
     published = [each for each in named if each.receipt.logs]
-    patience = client.patience()
-    while True:
-        try:
-            if published and not _settled(client, token):
-                _publish(client, token, published)
-            break
-        except (errors.ConnectionFailed, errors.TransactionState) as error:
-            patience.wait(error)
+    logs = {log for each in published for log in each.receipt.logs}
+
+    def write() -> None:
+        committed = _settled(client, token)
+        if committed is False:
+            _end_everywhere(client, token, logs, commit=False)
+        if not committed:
+            _publish(client, token, published)
+
+    if published:
+        _patiently(client, write)
+        # it is committed, so a log that is away now is no reason to fail
+        with contextlib.suppress(errors.ConnectionFailed, errors.TransactionState):
+            _patiently(client, lambda: _end_everywhere(client, token, logs, commit=True))
     return sum(branch.rows for branch in branches)
 
 
-def _settled(client: Client, token: str) -> bool:
-    """Returns whether the write is committed; else nothing of it is open. Raises TransactionState where that
-    is not clear yet.
+def _patiently(client: Client, attempt: Callable[[], None]) -> None:
+    patience = client.patience()
+    while True:
+        try:
+            return attempt()
+        except (errors.ConnectionFailed, errors.TransactionState) as error:
+            patience.wait(error)
+
+
+def _settled(client: Client, token: str) -> bool | None:
+    """Returns whether the write is committed, None where nothing was begun; nothing of it is open. Raises
+    TransactionState where that is not clear yet.
     """
-    found = client.transaction(write_id(token))
-    if found is None:
-        return False
-    if found.state == OPEN:
-        # of a call that lost an answer: whether it is committed is decided by this request and by its own
-        client.end_transaction(
-            write_id(token),
-            found.producer,
-            commit=False,
-            bump=client.transaction_version() >= EPOCH_PER_TRANSACTION,
-        )
-    if found.state in (OPEN, *ENDING):
+    # one that is open is of a call that lost an answer
+    found = last_transaction(client, write_id(token))
+    if found is not None and found.state in (OPEN, *ENDING):
         raise errors.TransactionState(f"batch write {token} is {found.state}", "wait until it is settled")
-    return found.state == COMMITTED
+    return outcome(found)
+
+
+def _end_everywhere(client: Client, token: str, logs: Collection[TopicPartition], *, commit: bool) -> None:
+    """Waits until the transaction that has ended so has its end in the logs, and ends it there again where
+    Kafka has lost that.
+    """
+    found = last_transaction(client, write_id(token))
+    if found is not None and found.state in ENDING:
+        raise errors.TransactionState(f"batch write {token} is {found.state}", "wait for its end")
+    # of whomever: what is open of others is left alone
+    hanging = open_in(client, logs)
+    if hanging:
+        epoch = ProducerEpoch(client, write_id(token))
+        epoch.fence(ENDS_AGAIN_MS[commit])
+        epoch.end_again(hanging, commit=commit)
 
 
 def _publish(client: Client, token: str, named: Sequence[NamedBranch]) -> None:

@@ -24,14 +24,8 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.app_progress import AppProgress
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.sink import staged_branches
-from broker_core.kafka.sink.decisions import (
-    TIMEOUT_MS,
-    Changes,
-    Decisions,
-    FencedApp,
-    ProducerTransaction,
-    ReadyBatch,
-)
+from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
+from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.decision import before, new_entry, public
@@ -185,6 +179,7 @@ class Decider:
         _require_there(self._client, [each for each in won if each.receipt.kind != "publish"])
         published = [each for each in won if each.receipt.logs]
         # 5. all logs join, where Kafka needs it
+        self._fenced.lost_ends.require_none(changes.logs)
         transaction = self._fenced.epoch.begin()
         try:
             transaction.join([log for each in published for log in each.receipt.logs] + [self._decisions.log])

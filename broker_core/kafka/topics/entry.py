@@ -75,6 +75,12 @@ def logs_header(logs: Iterable[TopicPartition]) -> tuple[tuple[str, bytes], ...]
     return ((LOGS, dumps(found).encode()),) if found else ()
 
 
+def logs_of(row: Row) -> list[TopicPartition]:
+    """The logs that :func:`logs_header` has named; none of a version that did not."""
+    told = [loads(value) for name, value in row.headers if name == LOGS and value is not None]
+    return [TopicPartition(topic, part) for found in told for topic, parts in found.items() for part in parts]
+
+
 def parse(key: bytes | str, value: bytes | str) -> Record:
     """Returns the record of an entry with a natural key. Raises KafkaError for one of another version."""
     return record_of(parse_key(key)[0], loads(value))

@@ -32,6 +32,7 @@ _CHECK = (port.Metadata, port.DescribeTopic, port.ListOffsets)  # the last one u
 _DECIDE = (port.Produce, port.AddPartitions)
 _OWN = (port.FindCoordinator, port.InitProducer, port.EndTransaction, *_DECIDE)
 _SIZES = "the bytes of a queue: maxBytesPerTrigger, and tasks of equal size"
+_LOST_ENDS = "the ends that Kafka loses there when a node dies"
 _FIRST_USE = "txmq makes its topics at first use"
 
 
@@ -89,7 +90,9 @@ def _driver(apps: Sequence[str], queues: Sequence[QueueUse]) -> Iterator[Use]:
             read = (*_LOOK, *_CHECK, port.CommitOffsets)
             yield Use(DRIVER, TOPIC, queue.name, "a queue that is read", read)
         if queue.published:
-            yield Use(DRIVER, TOPIC, queue.name, "a queue that is published to", (port.Metadata, *_DECIDE))
+            decided = (port.Metadata, port.ListOffsets, *_DECIDE)
+            yield Use(DRIVER, TOPIC, queue.name, "a queue that is published to", decided)
+            yield Use(DRIVER, TOPIC, queue.name, _LOST_ENDS, (port.Fetch,), optional=True)
     yield Use(DRIVER, CLUSTER, "", _SIZES, (port.LogSizes,), optional=True)
 
 

@@ -62,6 +62,8 @@ class FakeKafka:
         self.down: set[int] = set()
         self.transaction_version = transaction_version
         self.marker_lag = 0  # requests between the decision of a transaction and its markers
+        # logs without a leader, which the coordinator takes for deleted ones: the next marker is lost there
+        self.taken_for_deleted: set[TopicPartition] = set()
         self.fault: Callable[[int, Request[Any]], str | Code | None] = lambda node, request: None
         self.topics: dict[str, FakeTopic] = {}
         self.transactions = FakeTransactions(now)
@@ -118,7 +120,9 @@ class FakeKafka:
 
     def _mark(self, log: TopicPartition, producer: Producer, commit: bool) -> None:
         found = self.log(log)
-        if found is not None:
+        if log in self.taken_for_deleted:
+            self.taken_for_deleted.discard(log)
+        elif found is not None:
             found.end_transaction(producer, commit=commit)
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -292,7 +296,9 @@ class FakeKafka:
             return port.TransactionAnswer(Code.NOT_COORDINATOR, "", Producer(-1, -1))
         if known is None:
             return port.TransactionAnswer(Code.TRANSACTIONAL_ID_NOT_FOUND, "", Producer(-1, -1))
-        return port.TransactionAnswer(Code.NONE, known.state, known.producer, frozenset(known.logs))
+        return port.TransactionAnswer(
+            Code.NONE, known.state, known.producer, frozenset(known.logs), round(known.timeout_s * 1000)
+        )
 
     # -- topics and groups -----------------------------------------------------------------------------------
 

@@ -18,16 +18,14 @@ from broker_core import errors
 from broker_core.arrow import parts
 from broker_core.backoff import Time
 from broker_core.engine import BranchHeader
-from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
-from broker_core.kafka.protocol.port import LATEST, Fetch, ListOffsets, Produce, Request, TopicPartition
+from broker_core.kafka.protocol.port import Fetch, ListOffsets, Produce, Request, TopicPartition
 from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import encoded_batches as published
 from broker_core.kafka.sink import staged_branches, staging
 from broker_core.kafka.sink.encoded_batches import BATCH_BYTES
-from broker_core.kafka.topics import entry as topic_entry
 from tests.kafka.bench.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
 
@@ -279,120 +277,6 @@ def overtake(cluster: Cluster, other: Driver, ahead: int) -> None:
     for each in range(ahead):
         batch(other, each)
     cluster.kafka.fault = fault
-
-
-def hanging(cluster: Cluster, state: str) -> TopicPartition:
-    """A node that was killed and comes back may take logs that have no leader yet for deleted ones: it ends the
-    transaction of the second batch without its markers (Kafka 4.3.1). ``state``: what the coordinator says then.
-    """
-
-    def kill(node: int, request: Request[Any]) -> None:
-        if isinstance(request, port.EndTransaction):
-            raise Killed
-
-    batch(cluster.driver(), 0)
-    cluster.kafka.fault = kill
-    with pytest.raises(Killed):
-        batch(cluster.driver(), 1)
-    without_faults(cluster)
-    known = cluster.kafka.transactions.all[f"txmq.{APP}"]
-    known.state, known.committing, known.logs = state, state == "CompleteCommit", set()
-    if cluster.reader.transaction_version() == 2:
-        known.producer = known.producer._replace(epoch=known.producer.epoch + 1)
-    return TopicPartition(names.app_topic(APP), names.DECISIONS)
-
-
-def require_nothing_hangs(cluster: Cluster, log: TopicPartition) -> None:
-    queues = [
-        TopicPartition(name, part)
-        for name in ("orders", "paid")
-        for part in cluster.reader.topic(name).partitions
-    ]
-    for each in (log, *queues):
-        ends = [cluster.reader.offsets({each: LATEST}, isolation)[each] for isolation in port.Isolation]
-        assert ends[0] == ends[1], each
-
-
-@pytest.mark.parametrize("state", ["CompleteCommit", "CompleteAbort"])
-def test_a_transaction_whose_end_kafka_has_lost_is_ended_as_kafka_has_ended_it(
-    version: int, state: str
-) -> None:
-    cluster = Cluster(version)
-    log = hanging(cluster, state)
-    driver = cluster.driver(reconnect_s=0.05)
-    opened = driver.open(1)
-    assert opened.already == (state == "CompleteCommit")
-    require_nothing_hangs(cluster, log)
-    batch(driver, 1)
-    batch(driver, 2)
-    require_once(cluster, 0, 1, 2)
-
-
-def test_a_driver_that_has_lost_a_node_looks_what_hangs_before_it_decides_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise an abort of its next transaction takes back the rows of the one before."""
-    cluster = Cluster(2)
-    driver = cluster.driver()
-    batch(driver, 0)
-    cluster.kafka.write_markers()
-    with monkeypatch.context() as patch:
-        complete = cluster.kafka.transactions.complete
-        patch.setattr(cluster.kafka.transactions, "complete", lambda write: complete(lambda *_: None))
-        batch(driver, 1)
-        cluster.kafka.write_markers()
-    log = TopicPartition(names.app_topic(APP), names.DECISIONS)
-    with pytest.raises(AssertionError):
-        require_nothing_hangs(cluster, log)
-    at(cluster, 1, lambda request: REFUSED)
-    driver.client.offsets({log: LATEST})
-    without_faults(cluster)
-    driver.open(2)
-    require_nothing_hangs(cluster, log)
-    batch(driver, 2)
-    require_once(cluster, 0, 1, 2)
-
-
-@pytest.mark.parametrize("last", [port.AddPartitions, port.EndTransaction, port.InitProducer])
-def test_a_driver_that_dies_while_it_ends_a_transaction_again_leaves_every_row_once(
-    version: int, last: type[Request[Any]]
-) -> None:
-    cluster = Cluster(version)
-    hanging(cluster, "CompleteAbort")
-    fenced = itertools.count()
-
-    def kill(node: int, request: Request[Any]) -> None:
-        if isinstance(request, last) and (last is not port.InitProducer or next(fenced)):
-            raise Killed
-
-    cluster.kafka.fault = kill
-    with pytest.raises(Killed):
-        batch(cluster.driver(reconnect_s=0.05), 1)
-    without_faults(cluster)
-    if last is port.AddPartitions:  # Kafka has forgotten by the fence how it has ended
-        with pytest.raises(errors.KafkaError, match="hangs in"):
-            cluster.driver(reconnect_s=0.05).open(1)
-        return
-    batch(cluster.driver(reconnect_s=0.05), 1)
-    require_once(cluster, 0, 1)
-
-
-@pytest.mark.parametrize("of_older_version", [False, True])
-def test_a_transaction_whose_end_kafka_has_lost_and_forgotten_is_one_error_that_names_it(
-    version: int, of_older_version: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is decided before somebody has ended it in the logs. An older version has not named them."""
-    cluster = Cluster(version)
-    if of_older_version:
-        monkeypatch.setattr(topic_entry, "logs_header", lambda logs: ())
-    log = hanging(cluster, "CompleteCommit" if of_older_version else "Empty")
-    stable = cluster.reader.offsets({log: LATEST})[log]
-    driver = cluster.driver(reconnect_s=0.05)
-    for ask in (lambda: driver.open(1), lambda: driver.commit(1, "", []), lambda: driver.sink.consumed(APP)):
-        with pytest.raises(
-            errors.KafkaError, match=rf"hangs in {log} at offset {stable}: .*--start-offset {stable};"
-        ):
-            ask()
 
 
 def refuse(driver: Driver) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import NodeAddress, Request
+from broker_core.kafka.sink.producer_epoch import ProducerEpoch, ReadyBatch
+from broker_core.kafka.topics import entry as topic_entry
 from broker_core.kafka.topics import setup, topics
+from broker_core.kafka.topics.entry import Entry
 from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, OPERATOR, QueueUse
 from broker_core.launcher import Broker
 from tests.kafka.bench.fake_kafka import FakeKafka
@@ -85,6 +89,18 @@ class Bench:
         for queue in (FROM, TO):
             client.create_topic(queue, 2)
 
+    @contextlib.contextmanager
+    def transaction_of_others(self) -> Iterator[None]:
+        """Open in a queue that is published to: a driver that begins there looks whether it is its own."""
+        epoch = ProducerEpoch(Client(self.kafka.wire(), list(self.kafka.nodes.values())), "others")
+        epoch.fence()
+        transaction, log = epoch.begin(), port.TopicPartition(TO, 0)
+        transaction.join([log])
+        transaction.append({log: ReadyBatch(topic_entry.batch([Entry("k", "v")], 0, transactional=True), 1)})
+        transaction.wait()
+        yield
+        transaction.abort()
+
     def engine(self, role: str) -> KafkaEngine:
         return KafkaEngine(URL, None, lambda _: Recorder(self.kafka, self.sent[role], self.shown))
 
@@ -129,7 +145,8 @@ def run(bench: Bench, *, native: bool) -> None:
     ]
     if native:
         driver.open_batch(APP, "q", 0, "fail", token=token)
-    committed = driver.commit_batch(APP, "q", 0, token, staged)
+    with bench.transaction_of_others():
+        committed = driver.commit_batch(APP, "q", 0, token, staged)
     for entry in driver.unapplied(APP):
         for each in entry.to_apply:
             assert sum(part.num_rows for part in task.read_branches(each.branches)) == 1
