@@ -27,7 +27,7 @@ from bench import (
     streams,
     tls,
 )
-from bench.report import Figure, Skipped, emit, note, table
+from bench.report import Figure, Skipped, emit, note, piped, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "commit_1": commits.commit_1,
@@ -44,6 +44,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "decode_rows": decode.decode_rows,
     "micro_batch_overhead_ms": streams.micro_batch_overhead_ms,
     "recovery_s": recovery.recovery_s,
+    "recovery_python_s": recovery.recovery_s,
     "small_commit_read": streams.small_commit_read,
     "backlog_rss_mb": backlog.backlog,
     "backlog_open_s": backlog.backlog,
@@ -103,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    piped(main)

@@ -30,7 +30,7 @@ import txmq
 from bench.broker import fanout, fill, serving
 from bench.kafka_codec import codec_figures
 from bench.kafka_server import cluster, spark_kafka_jars
-from bench.report import Figure, against, emit, note, table
+from bench.report import Figure, against, emit, note, piped, table
 from bench.session import session
 from bench.streams import rate, ready, run
 from broker_core.engine import BranchHeader
@@ -367,4 +367,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    piped(main)

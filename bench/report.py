@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 
@@ -64,6 +65,7 @@ GOALS = {
     "http_commit_p99": Goal("ratio", 1.1, 1, less_is_better=True),
     "dead_letter_rate": Goal("ratio", 0.5, 1),
     "recovery_s": Goal("ratio", 1.3, 1.1, less_is_better=True),
+    "recovery_python_s": Goal("ratio", 1.3, 1.1, less_is_better=True),
     "backup_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "loop_hold_ms": Goal("value", 50, 20, less_is_better=True),
@@ -90,8 +92,8 @@ def against(figure: str, values: Sequence[float], references: Sequence[float], u
     """The medians of alternating repetitions, and their ratio."""
     value, reference = statistics.median(values), statistics.median(references)
     note(
-        f"{figure}: {', '.join(f'{v:,.0f}' for v in values)}; reference "
-        f"{', '.join(f'{v:,.0f}' for v in references)}"
+        f"{figure}: {', '.join(f'{v:,.1f}' for v in values)}; reference "
+        f"{', '.join(f'{v:,.1f}' for v in references)}"
     )
     return Figure(figure, round(value, 1), unit, round(reference, 1), round(value / reference, 3))
 
@@ -100,6 +102,19 @@ def beyond(figure: str, times_ms: Sequence[float], references_ms: Sequence[float
     """By how much one median is above the other, and their ratio."""
     value, reference = statistics.median(times_ms), statistics.median(references_ms)
     return Figure(figure, round(value - reference, 1), "ms", round(reference, 1), round(value / reference, 3))
+
+
+def piped(main: Callable[[], None]) -> None:
+    """Runs ``main`` until it ends, or the reader of its output (head) does."""
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # nor does the end of the process complain of it
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def note(text: str) -> None:

@@ -56,13 +56,17 @@ def open_spark() -> Any:
 
 def run(writer: Any, folder: Path, rows: int, batches: int = 1) -> list[dict[str, Any]]:
     """Run a query until it has read ``rows`` in at least so many micro-batches; return the progress of those
-    with rows.
+    with rows. On Spark Connect, only the sources have ``numInputRows``.
     """
     query = writer.option("checkpointLocation", str(folder / f"checkpoint-{next(_count)}")).start()
     deadline = time.monotonic() + LIMIT_S
     try:
         while True:
-            progress = [dict(item) for item in query.recentProgress if item["numInputRows"]]
+            progress = [
+                {**item, "numInputRows": sum(source["numInputRows"] for source in item["sources"])}
+                for item in query.recentProgress
+            ]
+            progress = [item for item in progress if item["numInputRows"]]
             if len(progress) >= batches and sum(item["numInputRows"] for item in progress) >= rows:
                 return progress
             if not query.isActive:
@@ -152,9 +156,9 @@ def appends(
     def plain(batch: DataFrame, _batch_id: int) -> None:
         batch.selectExpr(*columns).write.format("delta").mode("append").save(tables["plain"])
 
-    reference = run(frame().writeStream.foreachBatch(plain), folder, batches * rows)
+    reference = run(frame().writeStream.foreachBatch(plain), folder, batches * rows, batches)
     each = txmq.transactional(once, url=url, app_id=name, lineage=lineage)
-    found = run(frame().writeStream.foreachBatch(each), folder, batches * rows)
+    found = run(frame().writeStream.foreachBatch(each), folder, batches * rows, batches)
     counts = [spark.read.format("delta").load(table).count() for table in tables.values()]
     assert counts == [batches * rows] * 2, counts
     return found, reference

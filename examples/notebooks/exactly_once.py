@@ -130,7 +130,7 @@ for each in [said for query in queries for said in query.recentProgress]:
     source = each["sources"][0]
     ends, latest = (json.loads(text or "{}") for text in (source["endOffset"], source["latestOffset"]))
     lag = sum(latest.values()) - sum(ends.values()) if latest else None
-    progress.append((each["batchId"], each["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
+    progress.append((each["batchId"], source["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
 
 table = spark.createDataFrame(progress, "batch BIGINT, rows BIGINT, lag BIGINT, seconds DOUBLE")
 if "display" in globals():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ from broker_core import __version__
 
 ROOT = Path(__file__).parents[2]
 CORE = ("click", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
+DATABRICKS = "docs/databricks.md"
 OURS = ("txmq", "broker_core", "connector")
 
 
@@ -86,6 +88,11 @@ def test_without_an_extra_nothing_of_spark_is_required(about: Message) -> None:
         each.name for each in parsed if each.marker is not None and each.marker.evaluate({"extra": "spark"})
     }
     assert spark - set(CORE) == {"pyspark", "delta-spark", "pandas"}
+
+
+def test_the_page_of_databricks_names_what_the_wheel_requires() -> None:
+    (told,) = re.findall(r"The wheel requires (.*?), and nothing of Spark", (ROOT / DATABRICKS).read_text())
+    assert sorted(re.findall(r"[a-z]{4,}", told)) == sorted(CORE)
 
 
 @pytest.mark.parametrize("place", ["pythonpath", "site-packages"])

@@ -12,6 +12,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,3 +92,11 @@ def test_the_job_merges_the_newest_state_rejects_what_is_none_and_ends_when_told
     rig.publish("orders", '{"id": 2, "state": "new"}')
     assert job.main([*arguments[:2], "--table", f"{lake}-none", *arguments[4:], "--once"]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_line_has_the_rows_of_a_batch_on_spark_connect_too(job: Any, capsys: Any) -> None:
+    source = {"numInputRows": 3, "processedRowsPerSecond": 1.5}
+    progress = {"batchId": 0, "numInputRows": None, "sources": [source], "durationMs": {"addBatch": 7}}
+    assert job.report(SimpleNamespace(recentProgress=[progress]), -1) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line == {"batchId": 0, **source, "durationMs": {"addBatch": 7}}
