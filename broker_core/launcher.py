@@ -153,6 +153,7 @@ class Broker:
                 connections=self._amqp.shown if self._amqp is not None else tuple,
                 urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
                 flight_calls=self._server.calls_in_progress,
+                named=self._server.named,
             )
             if self._http is not None:
                 undo.callback(self._http.stop)

@@ -37,20 +37,26 @@ def _overview(call: HttpCall) -> Response:
         "behind": [],
         "in_doubt": 0,
     }
-    if looks(call.caller):
+    if looks(call.caller) and call.served.elsewhere:
+        values |= {"behind": _behind(call), "failure": ""}
+    elif looks(call.caller):
         times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
-        apps = asked(call, "/api/txmq/apps")
         values |= {
             "commits": plotted(times, "/s", commits=changes, groups=groups),
             "latency": plotted(times, "ms", disk_per_group=milliseconds),
             "now": {"commits": _last(changes), "latency": _last(milliseconds)},
             "node": asked(call, "/api/nodes")[0],
             "alarms": asked(call, "/api/txmq/alarms"),
-            "behind": sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW],
+            "behind": _behind(call),
             "in_doubt": len(asked(call, "/api/txmq/prepared")),
             "failure": asked(call, "/api/txmq/store")["failure"],
         }
     return shown(call, "overview.html", **values)
+
+
+def _behind(call: HttpCall) -> list[dict[str, Any]]:
+    apps: list[dict[str, Any]] = asked(call, "/api/txmq/apps")
+    return sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW]
 
 
 def _last(curve: list[float | None]) -> float | None:
