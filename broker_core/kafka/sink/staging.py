@@ -22,6 +22,7 @@ import xxhash
 from broker_core.arrow.parts import branch_checksum, parts, signed
 from broker_core.broker.message.content import check_rows
 from broker_core.broker.routing.carbon_copy import copies_of_rows
+from broker_core.endpoint import client_name
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
 from broker_core.failpoint import here
@@ -42,6 +43,7 @@ _HEADERS = 2 << 10  # of one staged record, with its key, at most
 # headers of a staged record
 TOKEN, APP, QUERY, BATCH, KIND = "token", "app", "query", "batch", "kind"
 TOPIC, PARTITION, ROWS, NUMBER = "topic", "partition", "rows", "number"
+CLIENT = "client"  # which process has staged it, for operators
 
 
 class _Value(NamedTuple):
@@ -286,6 +288,7 @@ def _headers(header: BranchHeader, value: _Value, number: int) -> bytes:
         KIND: header.kind,
         ROWS: str(value.rows),
         NUMBER: str(number),
+        CLIENT: client_name(),
     }
     if value.log is not None:
         pairs |= {TOPIC: value.log.topic, PARTITION: str(value.log.partition)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -53,6 +55,7 @@ def test_an_app_shows_its_lag_its_last_batch_what_waits_and_its_attempts(api: Ap
     assert (last["batch_id"], last["published"]) == (0, 4) and last["messages"] in MARKED
     assert last["age_s"] >= 0
     assert [(each["batch_id"], each["rows"]) for each in app["attempts"]] == [(1, 1)]
+    assert app["attempts"][0]["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
     (staged,) = api.get("/api/txmq/staged")
     assert (staged["app_id"], staged["batch_id"], "token" in staged) == (APP, 1, False)
 
