@@ -20,6 +20,7 @@ from broker_core import errors
 from broker_core.checks import check_call, checked_calls
 from broker_core.client.connection import FlightConnection
 from broker_core.flight import contract
+from broker_core.message import spans
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 
@@ -214,7 +215,8 @@ class RemoteChannel:
         does if nothing was committed or nobody can be asked, or UnknownOutcome if the broker forgot it.
         """
         try:
-            self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
+            with spans.span("txmq.commit", {"messaging.system": "txmq"}, "PRODUCER"):
+                self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise
