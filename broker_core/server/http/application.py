@@ -180,7 +180,9 @@ class Application:
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
             told = {"door": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
-            self._served.logins.audit.record("refused", caller.identity.user, caller.address, **told)
+            who = caller.identity.user, caller.address
+            self._served.logins.audit.record("refused", *who, **told)
+            logger.info("%s of user '%s' at %s is refused: %s", asked, *who, refusal.reason)
         if entrance.is_page(request.scope["path"]):
             response = entrance.refused(request, refusal)
         else:
