@@ -91,9 +91,9 @@ class Broker:
                 outcomes=options.outcomes,
                 identity=id_,
             )
-            self._local.state.transactions.history.limits = options.history
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
+            self._local.limit_history(options.history)
             adopt = store.adopt if isinstance(store, DurableStore) else None
             self.engines = VhostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
             audit = Audit(directory)
