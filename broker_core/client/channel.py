@@ -210,12 +210,11 @@ class RemoteChannel:
     def tx_commit(self, token: str = "", *, routed: bool = False) -> None:
         """Commit all of it, or nothing; ``token`` names the commit for :meth:`BrokerClient.committed`.
         ``routed``: only if every mandatory message reaches a queue. Otherwise it raises Unroutable.
-
         If its answer is lost, the call's number finds it, and the next call raises ConnectionFailed. This one
         does if nothing was committed or nobody can be asked, or UnknownOutcome if the broker forgot it.
         """
         try:
-            with spans.span("txmq.commit", {"messaging.system": "txmq"}, "PRODUCER"):
+            with spans.span("txmq.commit", {}, "PRODUCER"):
                 self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
         except errors.ConnectionFailed:
             if not self._took_place():

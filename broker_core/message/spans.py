@@ -13,7 +13,9 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -28,21 +30,38 @@ PARENT, STATE = "traceparent", "tracestate"
 Attributes = Mapping[str, str | int]
 
 
-def _trace() -> Any:
+class SpanContext(Protocol):
+    trace_id: int
+    span_id: int
+    trace_flags: int
+    is_valid: bool
+
+
+class TracedSpan(Protocol):
+    """What is used of a span of OpenTelemetry."""
+
+    def is_recording(self) -> bool: ...
+    def get_span_context(self) -> SpanContext: ...
+    def add_link(self, context: SpanContext) -> None: ...
+    def record_exception(self, exception: BaseException) -> None: ...
+    def set_status(self, status: object, description: str) -> None: ...
+    def end(self) -> None: ...
+
+
+def _trace() -> ModuleType | None:
     """The module; None: nobody has set it up."""
     found = sys.modules.get(MODULE)
     return found if hasattr(found, "get_tracer") else None  # otherwise it is being imported
 
 
 @contextlib.contextmanager
-def span(name: str, attributes: Attributes, kind: str = "INTERNAL") -> Iterator[Any]:
+def span(name: str, attributes: Attributes, kind: str = "INTERNAL") -> Iterator[TracedSpan | None]:
     """A span around what is done within, with its error; the span, or None if nothing records it."""
-    made = _begun(name, attributes, kind)
+    made = _begun(name, {"messaging.system": "txmq", **attributes}, kind)
     if made is None:
         yield None
         return
-    trace = _trace()
-    token = _attached(trace, made)
+    token = _attached(made)
     try:
         yield made
     except BaseException as error:
@@ -51,48 +70,53 @@ def span(name: str, attributes: Attributes, kind: str = "INTERNAL") -> Iterator[
     _ended(made, token, None)
 
 
+def micro_batch(app_id: str, batch_id: int) -> AbstractContextManager[TracedSpan | None]:
+    return span("txmq.micro_batch", {"txmq.app_id": app_id, "txmq.batch_id": batch_id}, "CONSUMER")
+
+
 def finished(name: str, began_ns: int, attributes: Attributes) -> None:
     """A span of what is over, since ``began_ns`` of the epoch: for the place of a lock, where nothing may
     raise.
     """
     with contextlib.suppress(Exception):
-        _trace().get_tracer("txmq", __version__).start_span(
-            name, attributes=attributes, start_time=began_ns
+        _of("trace").get_tracer("txmq", __version__).start_span(
+            name, attributes={"messaging.system": "txmq", **attributes}, start_time=began_ns
         ).end()
 
 
-def _context_module() -> Any:
-    return importlib.import_module("opentelemetry.context")
+def _of(name: str) -> ModuleType:
+    return importlib.import_module(f"opentelemetry.{name}")
 
 
-def _begun(name: str, attributes: Attributes, kind: str) -> Any:
+def _begun(name: str, attributes: Attributes, kind: str) -> TracedSpan | None:
     trace = _trace()
     if trace is None:
         return None
     try:
         tracer = trace.get_tracer("txmq", __version__)
-        made = tracer.start_span(name, kind=getattr(trace.SpanKind, kind), attributes=attributes)
+        made: TracedSpan = tracer.start_span(name, kind=getattr(trace.SpanKind, kind), attributes=attributes)
         return made if made.is_recording() else None
     except Exception as error:
         log.debug("no span %s: %s", name, error)
         return None
 
 
-def _attached(trace: Any, made: Any) -> Any:
+def _attached(made: TracedSpan) -> object:
     """Makes it the parent of spans within."""
-    return _context_module().attach(trace.set_span_in_context(made))
+    token: object = _of("context").attach(_of("trace").set_span_in_context(made))
+    return token
 
 
-def _ended(made: Any, token: Any, error: BaseException | None) -> None:
+def _ended(made: TracedSpan, token: object, error: BaseException | None) -> None:
     try:
         if error is not None:
             made.record_exception(error)
-            made.set_status(_trace().StatusCode.ERROR, str(error))
+            made.set_status(_of("trace").StatusCode.ERROR, str(error))
         made.end()
     except Exception as failed:
         log.debug("a span was not ended: %s", failed)
     finally:
-        _context_module().detach(token)
+        _of("context").detach(token)
 
 
 def current() -> str:
@@ -107,16 +131,16 @@ def current() -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def link(contexts: Iterable[Any]) -> None:
+def link(contexts: Iterable[SpanContext]) -> None:
     """Links the span around to these."""
-    found = _trace().get_current_span()
+    found = _of("trace").get_current_span()
     for context in contexts:
         found.add_link(context)
 
 
-def contexts(batches: Iterable[pa.RecordBatch], most: int) -> list[Any]:
+def contexts(batches: Iterable[pa.RecordBatch], most: int) -> list[SpanContext]:
     """The contexts that these messages carry, each once, at most so many: for links of a span."""
-    found: dict[tuple[int, int], Any] = {}
+    found: dict[tuple[int, int], SpanContext] = {}
     for batch in batches:
         for data in batch.column(batch.schema.get_field_index("properties")).to_pylist():
             context = _context(data) if data else None
@@ -127,7 +151,7 @@ def contexts(batches: Iterable[pa.RecordBatch], most: int) -> list[Any]:
     return list(found.values())
 
 
-def _context(properties: bytes) -> Any:
+def _context(properties: bytes) -> SpanContext | None:
     if PARENT.encode() not in properties:
         return None
     try:
@@ -135,7 +159,7 @@ def _context(properties: bytes) -> Any:
     except RemoteProtocolError:  # damaged: of an old data directory
         return None
     carrier = {name: value for name in (PARENT, STATE) if isinstance(value := headers.get(name), str)}
-    propagator = importlib.import_module(f"{MODULE}.propagation.tracecontext").TraceContextTextMapPropagator()
-    extracted = propagator.extract(carrier, _context_module().Context())
-    context = _trace().get_current_span(extracted).get_span_context()
+    propagator = _of("trace.propagation.tracecontext").TraceContextTextMapPropagator()
+    extracted = propagator.extract(carrier, _of("context").Context())
+    context: SpanContext = _of("trace").get_current_span(extracted).get_span_context()
     return context if context.is_valid else None

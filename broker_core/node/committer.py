@@ -310,8 +310,7 @@ class Committer:
 
         None: ``mine`` and all that wait now.
         """
-        done: list[Waiting] = []
-        load: list[Waiting] = []
+        done, load = list[Waiting](), list[Waiting]()
         try:
             mine.leads = False
             if group is None:

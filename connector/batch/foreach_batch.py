@@ -185,13 +185,9 @@ class Transactional:
     # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         query_id, run = running_query(batch.sparkSession)
-        about = {"messaging.system": "txmq", "txmq.app_id": self.app_id, "txmq.batch_id": int(batch_id)}
+        alone = not_within_itself(str(self.address), self.app_id, run)
         # the engine refuses two queries with one app_id
-        with (
-            not_within_itself(str(self.address), self.app_id, run),
-            self._lock,
-            spans.span("txmq.micro_batch", about, "CONSUMER"),
-        ):
+        with alone, self._lock, spans.micro_batch(self.app_id, int(batch_id)):
             try:
                 self._run(batch, int(batch_id), query_id, run)
             except Exception as error:
@@ -241,8 +237,7 @@ class Transactional:
         # C5
         if not decided.applied:
             newest = decided if decided.token == opened.token else None
-            with spans.span("txmq.apply", {"messaging.system": "txmq"}):
-                self.apply.decided(spark, engine, newest, side_by_side=in_threads)
+            self.apply.decided(spark, engine, newest, side_by_side=in_threads)
         # C6
         if self._ledger is not None:
             self._ledger.notify()
@@ -270,13 +265,9 @@ class Transactional:
             # C4
             tx.seal()
             asked = True
-            with spans.span("txmq.commit", {"messaging.system": "txmq", "txmq.branches": len(tx.branches)}):
+            with spans.span("txmq.commit", {"txmq.branches": len(tx.branches)}):
                 committed = engine.commit_batch(
-                    self.app_id,
-                    query_id,
-                    batch_id,
-                    token,
-                    tx.branches,
+                    *(self.app_id, query_id, batch_id, token, tx.branches),
                     on_unroutable=self._options.on_unroutable,
                     consumes=consumes,
                 )

@@ -43,7 +43,7 @@ def _http(options: Options) -> int:
     try:
         from broker_core.server.access.users_file import read_users
         from broker_core.server.doors import Doors
-        from broker_core.server.http.elsewhere.serve import Door, serve
+        from broker_core.server.http.elsewhere.serve import EngineDoor, serve
         from broker_core.server.tls import TlsOptions
     except ModuleNotFoundError as error:
         raise OptionError(f"the package {error.name} is not installed", "pip install 'txmq[http]'") from error
@@ -55,7 +55,7 @@ def _http(options: Options) -> int:
         parse_listen(each, "HTTP")
     Doors(tls, allow_plaintext=options.allow_plaintext, http=listeners).check("127.0.0.1", ())
     settings = {_ANSWER: ANSWER_MS, **settings_of(options)}
-    door = Door(
+    door = EngineDoor(
         listeners,
         read_users(options.users) if options.users else {},
         tls,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from broker_core.admin import ConnectionInfo, HistoryPage, LedgerInfo, MessageLife, TransactionInfo
 from broker_core.broker.history.lookup import Sees
@@ -43,7 +43,7 @@ class Listening(NamedTuple):
     port: int
 
 
-class Pipeline(NamedTuple):
+class AppLedger(NamedTuple):
     """An app, and its last decided batches, oldest first."""
 
     app: AppInfo
@@ -84,12 +84,12 @@ class Served:
     rates: Rates = field(default_factory=Rates)
     history: PlotHistory = field(default_factory=PlotHistory)
     sessions: PageSessions = field(default_factory=PageSessions)
-    answers: Mapping[tuple[str, str], Callable[[Any], object]] = field(default_factory=dict)
+    answers: Mapping[tuple[str, str], Callable[..., object]] = field(default_factory=dict)
     elsewhere: bool = False
 
     # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
     # about to be durable may be among it.
-    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[Pipeline]:
+    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
         """The apps, or one, with their last batches, oldest first; none of a virtual host that is gone."""
         try:
             engine = self.engines.of(vhost)
@@ -97,7 +97,7 @@ class Served:
             return []
         with self.broker.look:
             found = overview.pipelines(engine.state, engine.batches, self.broker.clock(), last, app_id)
-        return [Pipeline(app, [ledger_info(each, each.commit_sequence) for each in of]) for app, of in found]
+        return [AppLedger(app, [ledger_info(each, each.commit_sequence) for each in of]) for app, of in found]
 
     def attempts(self, vhost: str) -> list[AttemptInfo]:
         try:

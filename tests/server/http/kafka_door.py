@@ -12,7 +12,7 @@ import pyarrow as pa
 from broker_core.engine import START, BranchHeader, BranchKind, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka.admin import KafkaAdmin
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.server.http.elsewhere.serve import Door, opened
+from broker_core.server.http.elsewhere.serve import EngineDoor, opened
 from broker_core.server.http.server import HttpServer
 
 APP, FROM, TO, TABLE = "confirm", "orders", "done", "sales.orders"
@@ -22,7 +22,7 @@ APP, FROM, TO, TABLE = "confirm", "orders", "done", "sales.orders"
 def kafka_door(
     engine: KafkaEngine, users: Mapping[str, str] | None = None, **more: Any
 ) -> Iterator[HttpServer]:
-    door = Door(["127.0.0.1:0"], users or {}, **{"cluster": "kafka://fake:1", **more})
+    door = EngineDoor(["127.0.0.1:0"], users or {}, **{"cluster": "kafka://fake:1", **more})
     with opened(engine, KafkaAdmin(engine), door) as server:
         yield server
 

@@ -7,7 +7,7 @@ Not here: apps, ledgers and the history, which one function answers for both (``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import psutil
 from starlette.responses import Response
@@ -22,11 +22,11 @@ from broker_core.server.http.elsewhere.topic_rates import counts_of, sum_of
 from broker_core.server.http.management import messages, shown
 from broker_core.server.http.management.listing import listed, only, paged
 from broker_core.server.http.management.overview import Objects, overview_row
+from broker_core.server.http.management.shown import Row
 from broker_core.server.http.metrics import build_info, counter, gauge, of_apps, text
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.served import NODE
 
-Row = dict[str, Any]
 Answer = Callable[[HttpCall], object]
 
 

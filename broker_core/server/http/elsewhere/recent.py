@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from broker_core.errors import TxmqError
 
@@ -22,7 +22,7 @@ KEYS = 1_000
 class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     until_s: float = 0.0
-    value: Any = None
+    value: object = None
     error: TxmqError | None = None
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger("txmq.http")
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class EngineDoor:
     """``listeners``: HOST:PORT of each. ``users``: NAME -> password or its hash; {}: ``guest``, from this
     host. ``audit``: a directory for the audit log; "": none. ``cluster``: how pages name the engine.
     """
@@ -54,7 +54,7 @@ class Door:
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, admin: Admin, door: Door) -> Iterator[HttpServer]:
+def opened(engine: Engine, admin: Admin, door: EngineDoor) -> Iterator[HttpServer]:
     """The door, listening. Raises OptionError."""
     if door.audit and not os.path.isdir(door.audit):
         raise OptionError(f"--audit is {door.audit!r}, which is no directory", "make it, or leave it out")
@@ -91,7 +91,7 @@ def opened(engine: Engine, admin: Admin, door: Door) -> Iterator[HttpServer]:
         yield server
 
 
-def serve(engine: Engine, admin: Admin, door: Door, log_format: str = "text") -> int:
+def serve(engine: Engine, admin: Admin, door: EngineDoor, log_format: str = "text") -> int:
     """Runs the door until SIGTERM or SIGINT. Prints ``ready http://HOST:PORT`` when it listens."""
     log_file.set_up("", log_format)
     ending = threading.Event()

@@ -25,7 +25,7 @@ from broker_core.broker.history.lookup import Sees
 from broker_core.engine import AppInfo, AttemptInfo, Engine
 from broker_core.server.http.elsewhere.recent import Recent
 from broker_core.server.http.elsewhere.topic_rates import TopicRates
-from broker_core.server.http.served import Past, Pipeline, Served
+from broker_core.server.http.served import AppLedger, Past, Served
 
 T = TypeVar("T")
 KEPT_S, STAGED_S = 1.0, 30.0
@@ -45,13 +45,13 @@ class EngineServed(Served):
         return self.recent.get(key, ask, keep_s)
 
     # -- as Served -------------------------------------------------------------------------------------------
-    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[Pipeline]:
+    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
         if app_id is None:
             apps = self.apps()
         else:
             found = self.kept(("app", app_id), lambda: self.engine.app(app_id))
             apps = [found] if found is not None else []
-        return [Pipeline(app, self._ledger(app, last)) for app in apps]
+        return [AppLedger(app, self._ledger(app, last)) for app in apps]
 
     def _ledger(self, app: AppInfo, last: int) -> Sequence[LedgerInfo]:
         count = min(last, app.sequence)

@@ -15,13 +15,14 @@ from broker_core.server.http.page.rendering import plotted, shown
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.route import page
 
+Row = dict[str, Any]
 FEW = 8  # rows of a table on this page
 
 
 def _overview(call: HttpCall) -> Response:
     keys = [sampling.of_vhost(topology.vhost) for topology in visible(call.served, call.caller)]
     times, (depth, published, settled) = call.served.history.of(*keys)
-    values: dict[str, Any] = {
+    values: Row = {
         "overview": asked(call, "/api/overview"),
         "minutes": int(POINTS * INTERVAL_S / 60),
         "depth": plotted(times, "", messages=depth),
@@ -54,8 +55,8 @@ def _overview(call: HttpCall) -> Response:
     return shown(call, "overview.html", **values)
 
 
-def _behind(call: HttpCall) -> list[dict[str, Any]]:
-    apps: list[dict[str, Any]] = asked(call, "/api/txmq/apps")
+def _behind(call: HttpCall) -> list[Row]:
+    apps: list[Row] = asked(call, "/api/txmq/apps")
     return sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW]
 
 
