@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from broker_core.admin import PAGE
+from broker_core.admin import PAGE, LedgerInfo
 from broker_core.broker.decision import Decision
 from broker_core.engine import AttemptInfo
 from broker_core.errors import QueueNotFound, UnknownTransaction
@@ -31,22 +31,32 @@ def _apps(call: HttpCall) -> list[Row]:
         staged: dict[str, list[AttemptInfo]] = {}
         for attempt in call.served.attempts(vhost):
             staged.setdefault(attempt.app_id, []).append(attempt)
-        for app, entries in call.served.pipelines(vhost):
+        for app, entries in call.served.pipelines(vhost, 2):
             row = {"vhost": vhost, **asdict(app)}
             row["attempts"] = [
                 {"batch_id": each.batch_id, "idle_s": each.idle_s, "client": each.client, "rows": each.rows}
                 for each in staged.get(app.app_id, ())
             ]
-            for last in entries:
-                row["last_batch"] = {
-                    "batch_id": last.batch_id,
-                    "messages": last.messages,
-                    "published": last.published,
-                    "committed_at": last.committed_at_us / 1e6,
-                    "age_s": round(max(0, now_us - last.committed_at_us) / 1e6, 3),
-                }
+            if entries:
+                row["last_batch"] = _last_batch(entries[0], entries[-1], now_us)
             rows.append(row)
     return rows
+
+
+def _last_batch(before: LedgerInfo, last: LedgerInfo, now_us: int) -> Row:
+    """``after_s``: since the one ``before``, and ``rate``: messages a second meanwhile; None for a first
+    one.
+    """
+    after_s = (last.committed_at_us - before.committed_at_us) / 1e6
+    return {
+        "batch_id": last.batch_id,
+        "messages": last.messages,
+        "published": last.published,
+        "committed_at": last.committed_at_us / 1e6,
+        "age_s": round(max(0, now_us - last.committed_at_us) / 1e6, 3),
+        "after_s": after_s or None,
+        "rate": round(last.messages / after_s, 3) if after_s else None,
+    }
 
 
 def _ledger(call: HttpCall) -> list[Row]:

@@ -53,7 +53,7 @@ def test_an_app_shows_its_lag_its_last_batch_what_waits_and_its_attempts(api: Ap
     assert app["lag"] in MARKED and app["lag_s"] >= 0 and (app["unapplied"], app["unmirrored"]) == (1, 1)
     last = app["last_batch"]
     assert (last["batch_id"], last["published"]) == (0, 4) and last["messages"] in MARKED
-    assert last["age_s"] >= 0
+    assert last["age_s"] >= 0 and (last["after_s"], last["rate"]) == (None, None)
     assert [(each["batch_id"], each["rows"]) for each in app["attempts"]] == [(1, 1)]
     assert app["attempts"][0]["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
     (staged,) = api.get("/api/txmq/staged")

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from broker_core.address import VHOST
 from broker_core.admin import BindingInfo, ExchangeInfo, QueueInfo
 from broker_core.broker import command_permissions
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.elsewhere.served import EngineServed
 from broker_core.server.http.elsewhere.topic_rates import counts_of, sum_of
@@ -146,7 +145,7 @@ def _bindings_of(call: HttpCall) -> object:
 def _overview(call: HttpCall) -> Row:
     served = _served(call)
     queues = served.queues()
-    objects = Objects(queues=len(queues), exchanges=len(served.exchanges()) or len(EXCHANGE_TYPES))
+    objects = Objects(queues=len(queues), exchanges=len(served.exchanges()))
     held, rate = 0, served.topic_rates.of_all()
     return overview_row(call, sum_of(queues), rate, sum(each.messages for each in queues), held, objects)
 
