@@ -58,7 +58,8 @@ def test_a_micro_batch_is_a_span_with_links_to_what_it_consumed_and_is_told_to_w
     assert [(each.parent.span_id, each.attributes["txmq.branches"]) for each in commits] == [
         (batch.context.span_id, commits[0].attributes["txmq.branches"])
     ]
-    own = f"00-{batch.context.trace_id:032x}-{batch.context.span_id:016x}-01"
+    flags = f"{int(batch.context.trace_flags):02x}"
+    own = f"00-{batch.context.trace_id:032x}-{batch.context.span_id:016x}-{flags}"
     assert contexts(rig, "kept") == {"traced": PARENT, "plain": own}
     assert contexts(rig, "made") == {"traced": own, "plain": own}
 

@@ -56,6 +56,7 @@ def test_the_command_shows_a_real_cluster_and_outlives_it(tmp_path: Path) -> Non
             assert visitor.get("/ui/pipelines").status == 503
             door.send_signal(signal.SIGTERM)
             assert door.wait(GUARD_S) == 0
+            door.stdout.close()
         finally:
             door.kill()
             door.wait()

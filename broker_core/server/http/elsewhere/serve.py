@@ -94,6 +94,7 @@ def opened(engine: Engine, admin: Admin, door: EngineDoor) -> Iterator[HttpServe
 def serve(engine: Engine, admin: Admin, door: EngineDoor, log_format: str = "text") -> int:
     """Runs the door until SIGTERM or SIGINT. Prints ``ready http://HOST:PORT`` when it listens."""
     log_file.set_up("", log_format)
+    logging.getLogger("txmq.broker").setLevel(logging.WARNING)  # it has no messages to speak of
     ending = threading.Event()
 
     def end(_signal: int, _frame: FrameType | None) -> None:
