@@ -118,6 +118,13 @@ class Served:
         queue = topology.queues.get(name) if topology is not None else None
         return str(queue.queue_id) if queue is not None else ""
 
+    @property
+    def things(self) -> int:
+        """How many queues, exchanges, channels and connections there are, about."""
+        hosts = list(self.broker.state.virtual_hosts.by_name.values())
+        declared = sum(len(each.queues) + len(each.exchanges) for each in hosts)
+        return declared + len(self.broker.held) + len(self.quotas.connections)
+
     def listening(self) -> list[Listening]:
         found = []
         for url in self.urls():

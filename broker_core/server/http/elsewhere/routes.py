@@ -69,10 +69,10 @@ def _absent(route: Route) -> Callable[[HttpCall], object]:
 def _of(route: Route) -> Route:
     answer = ANSWERS.get((route.method, route.path))
     if answer is not None:
-        return route._replace(answer=answer, works=True)
+        return route._replace(answer=answer, works=True, counted=False)
     if route.path in SHARED:
         return route
-    return route._replace(answer=_absent(route), works=False)
+    return route._replace(answer=_absent(route), works=False, counted=False)
 
 
 def served(route: Route) -> bool:

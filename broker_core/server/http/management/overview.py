@@ -18,7 +18,7 @@ from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.rates import Counts, Rate
 from broker_core.server.http.refusal import not_found
-from broker_core.server.http.route import read, read_all
+from broker_core.server.http.route import read, read_list
 from broker_core.server.http.served import NODE, Served
 
 API_VERSION = "3.10.8"  # of RabbitMQ, whose API this is: tools choose their calls by it
@@ -162,7 +162,7 @@ def _whoami(call: HttpCall) -> dict[str, object]:
 
 
 ROUTES = (
-    read_all("/api/overview", "management", _overview, "Totals of the virtual hosts that the caller may see"),
+    read_list("/api/overview", "management", _overview, "Totals of the virtual hosts that a caller may see"),
     read("/api/cluster-name", "management", lambda call: {"name": call.served.cluster}, "The cluster's name"),
     read("/api/nodes", "monitoring", lambda call: [_node(call.served)], "The broker as a node of RabbitMQ"),
     read("/api/nodes/{node}", "monitoring", _one_node, "The same"),
