@@ -1,7 +1,10 @@
 """http_commit_p99: what 200 requests a second at the HTTP door cost those who commit.
 
+http_commit_p99_aside: what the same requests cost them at the door of another broker, without other load: so
+much is of the machine (cores, caches, sockets). What is above it is of this broker.
 Not here: the load of commits (perf_test.py), the broker (broker.py).
-Invariant: one broker with its door open serves the whole figure; the requests are there or not, in turns.
+Invariant: one broker with its door open serves the whole figure; the requests are there, elsewhere or not, in
+turns.
 """
 
 from __future__ import annotations
@@ -35,8 +38,11 @@ PATHS = (
 
 def http_commit_p99(folder: Path) -> list[Figure]:
     perf_test.classpath()
-    with serving(folder / "data", "--http", "127.0.0.1:0", amqp=True) as broker:
-        assert broker.amqp is not None and broker.http is not None
+    with (
+        serving(folder / "data", "--http", "127.0.0.1:0", amqp=True) as broker,
+        serving(folder / "aside", "--http", "127.0.0.1:0") as aside,
+    ):
+        assert broker.amqp is not None and broker.http is not None and aside.http is not None
 
         def load() -> float:
             times = perf_test.commits(broker.amqp or "", 32, WARM_S, SECONDS - WARM_S)
@@ -45,12 +51,18 @@ def http_commit_p99(folder: Path) -> list[Figure]:
 
         load()
         with_requests: list[float] = []
+        elsewhere: list[float] = []
         without: list[float] = []
         for _ in range(REPETITIONS):
             without.append(load())
+            with requests(aside.http):
+                elsewhere.append(load())
             with requests(broker.http):
                 with_requests.append(load())
-    return [against("http_commit_p99", with_requests, without, "us")]
+    return [
+        against("http_commit_p99", with_requests, without, "us"),
+        against("http_commit_p99_aside", elsewhere, without, "us"),
+    ]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""``DIR/endpoint.json``, with the address of a data directory's broker, and ``DIR/id``.
+"""``DIR/endpoint.json``, with the address of a data directory's broker, and ``DIR/id``; and what a process
+calls itself.
 
 Not here: writing them (``launcher.py``), and starting a broker (``client/starter.py``). Invariant:
 ``endpoint.json`` is a hint: a reader asks the broker there for its id.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -81,3 +84,9 @@ def read_id(directory: str) -> str:
         return Path(directory, ID).read_text().strip()
     except OSError:
         return ""
+
+
+def client_name() -> str:
+    """What this process calls itself: program, host and process."""
+    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+    return f"{program[:60]} {socket.gethostname()[:60]} {os.getpid()}"

@@ -91,9 +91,9 @@ class Broker:
                 outcomes=options.outcomes,
                 identity=id_,
             )
-            self._local.state.transactions.history.limits = options.history
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
+            self._local.limit_history(options.history)
             adopt = store.adopt if isinstance(store, DurableStore) else None
             self.engines = VhostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
             audit = Audit(directory)
@@ -153,6 +153,7 @@ class Broker:
                 connections=self._amqp.shown if self._amqp is not None else tuple,
                 urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
                 flight_calls=self._server.calls_in_progress,
+                named=self._server.named,
             )
             if self._http is not None:
                 undo.callback(self._http.stop)

@@ -90,7 +90,7 @@ def _names(context: click.Context, begun: str, names: Callable[[BrokerClient], l
 def client_at(options: Options) -> BrokerClient:
     """The embedded broker, for what only it has."""
     require_directory(options)
-    check_settings(options.url, _settings(options))
+    check_settings(options.url, settings_of(options))
     return _client(options)
 
 
@@ -109,21 +109,21 @@ def engine_at(options: Options) -> Engine:
     require_directory(options)
     if not is_kafka(options.url):
         return client_at(options)
-    return connect(options.url, options.data, _settings(options), credentials(options), vhost=options.vhost)
+    return connect(options.url, options.data, settings_of(options), credentials(options), vhost=options.vhost)
 
 
 def admin_at(options: Options, *, create: bool = False) -> Admin:
     if not create:
         require_directory(options)
     if not is_kafka(options.url):
-        check_settings(options.url, _settings(options))
+        check_settings(options.url, settings_of(options))
         return RemoteAdmin(_client(options))
     return connect_admin(
-        options.url, options.data, _settings(options), credentials(options), vhost=options.vhost
+        options.url, options.data, settings_of(options), credentials(options), vhost=options.vhost
     )
 
 
-def _settings(options: Options) -> dict[str, str]:
+def settings_of(options: Options) -> dict[str, str]:
     """The lines NAME=VALUE of the file of ``--settings``; a line that begins with # is a comment."""
     if options.settings is None:
         return {}

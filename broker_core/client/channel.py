@@ -20,6 +20,7 @@ from broker_core import errors
 from broker_core.checks import check_call, checked_calls
 from broker_core.client.connection import FlightConnection
 from broker_core.flight import contract
+from broker_core.message import spans
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 
@@ -209,12 +210,12 @@ class RemoteChannel:
     def tx_commit(self, token: str = "", *, routed: bool = False) -> None:
         """Commit all of it, or nothing; ``token`` names the commit for :meth:`BrokerClient.committed`.
         ``routed``: only if every mandatory message reaches a queue. Otherwise it raises Unroutable.
-
         If its answer is lost, the call's number finds it, and the next call raises ConnectionFailed. This one
         does if nothing was committed or nobody can be asked, or UnknownOutcome if the broker forgot it.
         """
         try:
-            self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
+            with spans.span("txmq.commit", {}, "PRODUCER"):
+                self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise

@@ -4,14 +4,12 @@ host.
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 from urllib.parse import quote
 
 import pyarrow.flight
 
 from broker_core.address import VHOST
+from broker_core.endpoint import client_name
 from broker_core.flight import authorization
 
 
@@ -43,9 +41,3 @@ class _Header(pyarrow.flight.ClientMiddleware):  # type: ignore[misc]
 
     def sending_headers(self) -> dict[str, str]:
         return self._headers
-
-
-def client_name() -> str:
-    """What this process calls itself: program, host and process."""
-    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
-    return f"{program[:60]} {socket.gethostname()[:60]} {os.getpid()}"

@@ -67,6 +67,9 @@ class HeldChannels:
         self._holders[channel] = holder
         channel.who = holder.who
 
+    def __len__(self) -> int:
+        return len(self._holders)
+
     def channels(self) -> list[Channel]:
         return [found for reference in self._holders.keyrefs() if (found := reference()) is not None]
 

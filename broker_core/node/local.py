@@ -28,6 +28,7 @@ from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, decide
+from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at
@@ -41,6 +42,7 @@ from broker_core.ids import BlockId
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
+from broker_core.node.upkeep import compact_history
 from broker_core.pieces import in_order
 from broker_core.store.salvage.doubtful import Doubtful
 from broker_core.store.salvage.live import DamagedBlock, damaged, write_doubtful
@@ -73,6 +75,12 @@ class LocalBroker(Node):
         """
         self.committer.check()
         return LocalChannel(self, connection, limits or self.limits, vhost, user, rights, holder)
+
+    def limit_history(self, limits: HistoryLimits) -> None:
+        """From now on. Without a history nothing of it is left when this returns."""
+        self.state.transactions.history.limits = limits
+        if not limits.size_bytes:
+            compact_history(self.committer, self.clock())
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         """Returns the queues of a virtual host, by name."""

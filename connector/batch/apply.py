@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from broker_core import failpoint
 from broker_core.engine import EMPTY, REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
 from broker_core.errors import MissingBranch, NotApplied, OptionError, TxmqError, cause
+from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, call
 from connector.batch.refused_file import RefusedFile
 from connector.batch.refused_letters import RefusedLetters
@@ -59,6 +60,7 @@ class Apply:
             known = ", ".join(sorted(self._functions)) or "none"
             raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
 
+    @spans.span("txmq.apply", {})
     def decided(
         self,
         spark: SparkSession,

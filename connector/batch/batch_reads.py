@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from broker_core.engine import Engine, ReadTicket
 from broker_core.errors import OptionError
+from broker_core.message import spans
 from connector.errors import error_summary
 from connector.stream.source import ClaimedSlice
 from connector.stream.spark_version import input_partition
@@ -28,6 +29,7 @@ from connector.stream.spark_version import input_partition
 log = logging.getLogger("txmq")
 
 _MARK = b"ClaimedSlice"
+LINKED = 32
 
 
 class BatchReads:
@@ -78,6 +80,21 @@ def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
         ) from error
     return list({repr((each.app_id, sorted(each.ranges.items()))): (each.app_id, each.ranges)
                  for each in found if each.ranges}.values())  # fmt: skip
+
+
+def link_messages(batch: DataFrame, engine: Engine) -> None:
+    """Links the span around to the traces of the first LINKED messages of each log that the batch reads."""
+    if not spans.current():
+        return
+    try:
+        slices = [
+            (log, start, min(end, start + LINKED))
+            for _, ranges in ranges_of(batch)
+            for log, (start, end) in ranges.items()
+        ]
+        spans.link(spans.contexts(engine.browse(slices), LINKED))
+    except Exception as error:  # Spark's internals, or a tracer: a batch does not fail for a span
+        log.debug("the span of the batch has no links: %s", error_summary(error))
 
 
 def require_app(batch: DataFrame, app_id: str) -> None:

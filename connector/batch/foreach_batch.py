@@ -28,9 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
 from broker_core.errors import ConnectionFailed, OptionError, TxmqError
+from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, check_functions
 from connector.batch.apply import Apply
-from connector.batch.batch_reads import require_app
+from connector.batch.batch_reads import link_messages, require_app
 from connector.batch.batch_transaction import BatchTransaction
 from connector.batch.call import Call, not_within_itself, require_ended, running_query
 from connector.errors import error_summary, holds_java_trace, shortened
@@ -184,8 +185,9 @@ class Transactional:
     # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         query_id, run = running_query(batch.sparkSession)
+        alone = not_within_itself(str(self.address), self.app_id, run)
         # the engine refuses two queries with one app_id
-        with not_within_itself(str(self.address), self.app_id, run), self._lock:
+        with alone, self._lock, spans.micro_batch(self.app_id, int(batch_id)):
             try:
                 self._run(batch, int(batch_id), query_id, run)
             except Exception as error:
@@ -229,6 +231,7 @@ class Transactional:
                 self.app_id, query_id, batch_id, "", [], consumes=consumes
             ).entry
         else:
+            link_messages(batch, engine)
             attempt = query_id, batch_id, opened.sequence, opened.token
             decided, in_threads = self._decide(batch, engine, attempt, consumes)
         # C5
@@ -262,15 +265,12 @@ class Transactional:
             # C4
             tx.seal()
             asked = True
-            committed = engine.commit_batch(
-                self.app_id,
-                query_id,
-                batch_id,
-                token,
-                tx.branches,
-                on_unroutable=self._options.on_unroutable,
-                consumes=consumes,
-            )
+            with spans.span("txmq.commit", {"txmq.branches": len(tx.branches)}):
+                committed = engine.commit_batch(
+                    *(self.app_id, query_id, batch_id, token, tx.branches),
+                    on_unroutable=self._options.on_unroutable,
+                    consumes=consumes,
+                )
             failpoint.here("foreach.decided")
             self._reads_again = tx.executions > 1
             if committed.entry.token != token:  # another driver was first

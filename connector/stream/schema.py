@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from broker_core.errors import OptionError, RemoteProtocolError
 from broker_core.message.message import READ_SCHEMA, TIMESTAMP
 from broker_core.message.properties import Properties
+from broker_core.message.spans import PARENT
 from connector.options import PLAIN, Included
 
 _OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
@@ -217,20 +218,26 @@ def _check_properties(kind: DataType) -> None:
             )
 
 
-def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a checked schema for the engine: a properties struct becomes AMQP-encoded bytes.
+def to_messages(batch: pa.RecordBatch, parent: str = "") -> pa.RecordBatch:
+    """Rows of a checked schema for the engine: a properties struct becomes AMQP-encoded bytes. ``parent``:
+    the trace context of messages that have none.
 
     Raises LocalProtocolError for a property that AMQP cannot encode.
     """
     index = batch.schema.get_field_index("properties")
     if index < 0:
-        return batch
-    return batch.set_column(index, "properties", _encoded(batch.column(index)))
+        return batch.append_column("properties", _same(parent, batch.num_rows)) if parent else batch
+    return batch.set_column(index, "properties", _encoded(batch.column(index), parent))
 
 
-def _encoded(column: pa.StructArray) -> pa.Array:
+def _same(parent: str, rows: int) -> pa.Array:
+    data = Properties(headers={PARENT: parent}).encode() if parent else b""
+    return pa.repeat(pa.scalar(data, pa.binary()), rows)
+
+
+def _encoded(column: pa.StructArray, parent: str) -> pa.Array:
     if column.null_count == len(column):
-        return pa.repeat(pa.scalar(b"", pa.binary()), len(column))
+        return _same(parent, len(column))
     names = [column.type.field(index).name for index in range(column.type.num_fields)]
     fields = [_values(name, values) for name, values in zip(names, column.flatten(), strict=True)]
     known: dict[tuple[object, ...], bytes] = {}  # most rows of a batch share a few sets of properties
@@ -240,6 +247,8 @@ def _encoded(column: pa.StructArray) -> pa.Array:
         if data is None:
             values = dict(zip(names, row, strict=True))
             values["headers"] = dict(values.get("headers") or ())
+            if parent:
+                values["headers"].setdefault(PARENT, parent)
             data = known[row] = Properties(**values).encode()
         encoded.append(data)
     return pa.array(encoded, pa.binary())

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 from broker_core.arrow.outside import line
 from broker_core.engine import BranchHeader, BranchKind, BranchTarget, StagedBranch
 from broker_core.errors import OptionError, cause
+from broker_core.message import spans
 from connector.options import AddressOptions
 from connector.reject.dead_letters import Rejection
 from connector.sql import has, plain
@@ -76,6 +77,7 @@ def staging_frame(
     if kind != "publish":
         _check_types(rows.schema, _of(kind, wanted))
     frame, names = positional(rows)
+    parent = spans.current() if kind == "publish" and rejection is None else ""
 
     def stage_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from connector.stream import staging
@@ -96,7 +98,9 @@ def staging_frame(
         )
         engine = address.engine()
         given = staging.named(batches, names)
-        staged = rejection.messages(engine, given) if rejection else staging.prepared(kind, wanted, given)
+        staged = (
+            rejection.messages(engine, given) if rejection else staging.prepared(kind, wanted, given, parent)
+        )
         yield staging.described(engine.stage(header, staged))
 
     return frame.mapInArrow(stage_task, _STAGED_COLUMNS)
@@ -137,15 +141,16 @@ def described(branch: StagedBranch) -> pa.RecordBatch:
 
 
 def prepared(
-    kind: BranchKind, target: Mapping[str, object], batches: Iterable[pa.RecordBatch]
+    kind: BranchKind, target: Mapping[str, object], batches: Iterable[pa.RecordBatch], parent: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """The batches for the engine: messages in the message schema, table rows without NOT NULL.
 
-    The rows of several frames are read as one stream, and one of them may have nulls. Raises OptionError
-    for a text that is not UTF-8: Spark may have one, Arrow may not.
+    ``parent``: the trace context of messages that have none. The rows of several frames are read as one
+    stream, and one of them may have nulls. Raises OptionError for a text that is not UTF-8: Spark may have
+    one, Arrow may not.
     """
     if kind == "publish":
-        yield from map(to_messages, batches)
+        yield from (to_messages(batch, parent) for batch in batches)
         return
     of = _of(kind, target)
     for batch in batches:

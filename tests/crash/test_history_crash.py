@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker_core import failpoint
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.state.change import Change
 from broker_core.client import admin
 from broker_core.client.broker import BrokerClient
 from broker_core.errors import StoreError
@@ -159,6 +163,51 @@ def test_a_damaged_row_is_named_and_left_out_and_the_broker_starts_with_its_mess
     assert told(broker).endswith(left[1:])
     broker.close()
     assert verify(tmp_path / "data").repairs == []
+
+
+@pytest.mark.parametrize("text", [b"no history", b"{}", b"[]"])
+@pytest.mark.parametrize("packed", [1, 2, 0])
+def test_a_row_with_a_right_checksum_that_is_no_history_is_found_by_verify(
+    packed: int, text: bytes, tmp_path: Path
+) -> None:
+    broker = opened(tmp_path / "data")
+    commit(broker, COMMITS)
+    if packed:
+        pack(broker)
+    with contextlib.closing(broker):
+        (oldest, *_) = broker.state.transactions.history.rows()
+        number = oldest.number or 1
+
+        def spoil(_state: BrokerState, change: Change, _now: int) -> None:
+            change.put(replace(oldest, number=number, packed=packed, commits=text))
+
+        broker.run(spoil)
+    report = verify(tmp_path / "data")
+    found = [*report.problems, *report.repairs]
+    assert len(found) == 1 and f"row {number} of" in found[0] and report.ok == (not packed)
+    with contextlib.closing(opened(tmp_path / "data")) as broker:
+        assert messages(broker) == MESSAGES
+
+
+def test_without_a_history_nothing_of_it_is_left_once_the_broker_is_ready(served: Served) -> None:
+    served.start()
+    with patient(served) as client:
+        publish(client)
+        assert len(admin.history(client)) == 3
+    served.kill()
+    options = ["--data", str(served.directory), "--listen", "127.0.0.1:0", "--amqp", "none"]
+    without_upkeep = (
+        "from broker_core.node.upkeep import Upkeep\nUpkeep.start = lambda _: None\n"
+        f"from txmq.cli import main\nmain({['serve', *options, '--history-bytes', '0']!r})"
+    )
+    at_once = {**os.environ, "TXMQ_FAILPOINTS": "launcher.open.listening=kill"}
+    command = [sys.executable, "-c", without_upkeep]
+    ended = subprocess.run(command, env=at_once, capture_output=True, timeout=GUARD_S)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    served.start()
+    with patient(served) as client:
+        assert admin.history(client) == []
+        assert [each.messages for each in client.queues()] == [3]
 
 
 def publish(client: BrokerClient) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import os
 import resource
 import socket
@@ -25,18 +26,24 @@ from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.node import upkeep
+from broker_core.server.doors import Doors
 from broker_core.server.flight import channels
 from broker_core.server.options import ServeOptions
 from broker_core.store.durable import DurableStore
 from tests.amqp_peer import Closed, Peer
 from tests.amqp_server import AmqpServed, serving
 from tests.refused_calls import PASSING, RefusedCalls
+from tests.server.http.http_client import Api
 
 B, H, C, Q = commands.Basic, commands.Channel, commands.Confirm, commands.Queue
 SIZE = 1_500
 LONG = 600  # messages that are on the disk, and not in the cache
 ENOUGH_S = 120.0
-FAILED = (errors.TxmqError, AssertionError, Closed, OSError, RuntimeError, TimeoutError)
+PUBLISH = "/api/exchanges/%2F/amq.default/publish"
+FAILED = (
+    *(errors.TxmqError, AssertionError, Closed, OSError, RuntimeError, TimeoutError),
+    http.client.HTTPException,
+)
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ENOUGH_S) -> None:
@@ -45,6 +52,10 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ENOU
         if time.monotonic() > deadline:
             raise AssertionError(f"not yet: {what}")
         time.sleep(0.02)
+
+
+def _options() -> ServeOptions:
+    return ServeOptions(amqp=["127.0.0.1:0"], doors=Doors(http=["127.0.0.1:0"]))
 
 
 class Rig:
@@ -59,7 +70,7 @@ class Rig:
 
     def open(self) -> Rig:
         store = DurableStore(self.directory, cache_bytes=50_000, roll_bytes=400_000)
-        self.broker = Broker(store, str(self.directory), ServeOptions(amqp=["127.0.0.1:0"]))
+        self.broker = Broker(store, str(self.directory), _options())
         return self
 
     def fill(self) -> None:
@@ -119,6 +130,18 @@ class Rig:
         body = self.body()
         with BrokerClient(self.broker.url) as client, self.deciding(body):
             client.channel().publish(body, routing_key="in")
+
+    def ask(self) -> None:
+        """Over HTTP: publishes, and looks at what there is."""
+        body = self.body()
+        message = {"properties": {"delivery_mode": 2}, "routing_key": "in", "payload_encoding": "string"}
+        api = Api(self.broker.http_urls[0], timeout_s=self.patience_s)
+        with contextlib.closing(api):
+            answer = api.ask("POST", PUBLISH, {**message, "payload": body.decode()})
+            (self.answered if answer.status == 200 else self.refused).add(body)
+            assert (answer.status, answer.body) == (200, {"routed": True}), answer
+            for path in ("/api/queues", "/api/txmq/store", "/api/txmq/history/%2F", "/metrics"):
+                api.get(path)
 
     def consume(self) -> None:
         """From a queue on the disk."""
@@ -180,6 +203,7 @@ class Rig:
             self.publish,
             self.commit,
             self.call,
+            self.ask,
             self.get,
             self.consume,
             self.expire,

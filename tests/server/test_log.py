@@ -24,8 +24,10 @@ from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.launcher import Broker
 from broker_core.node import committer
+from broker_core.server.doors import Doors
 from broker_core.server.log_file import INFOS, JsonFormatter, Seldom
 from tests.progress import GUARD_S, wait_until
+from tests.server.http.http_client import Api
 
 BODY = "the-body-of-a-message"
 HASH = passwords.hashed("p", passwords.Cost(4))
@@ -112,6 +114,37 @@ def test_a_refused_call_is_logged(tmp_path: Path) -> None:
                 bob.queues()
         wait_until(lambda: broker.says("a call of user 'bob' at 127.0.0.1 is refused"))
     assert "secret-of-ann" not in broker.log.read_text()
+
+
+def test_a_call_that_fails_on_a_channel_of_flight_is_logged_without_its_body(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "txmq.flight")
+    with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
+        with client.channel() as channel:
+            channel.queue_declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+            channel.tx_select()
+            for _ in range(3):
+                channel.publish(BODY.encode(), routing_key="full")
+            with pytest.raises(errors.TxmqError):
+                channel.tx_commit()
+    (line,) = [text for text in caplog.messages if "tx_commit" in text]
+    assert "of user 'guest' at 127.0.0.1: tx_commit failed: [TXMQ_PRECONDITION_FAILED]" in line
+    assert BODY not in caplog.text
+
+
+def test_a_request_of_http_that_is_refused_is_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "txmq.http")
+    with Broker.open(tmp_path / "data", doors=Doors(http=["127.0.0.1:0"])) as broker:
+        broker.accounts.add_user("bob", HASH, ["management"])
+        api = Api(broker.http_urls[0], "bob", "p")
+        assert api.ask("PUT", "/api/vhosts/other", {"description": BODY}).status == 401
+        api.close()
+    (line,) = [text for text in caplog.messages if "is refused" in text]
+    assert line == ("PUT /api/vhosts/{vhost} of user 'bob' at 127.0.0.1 is refused: Not administrator user")
+    assert BODY not in caplog.text
 
 
 def test_a_broker_whose_store_fails_says_why_and_ends(tmp_path: Path) -> None:

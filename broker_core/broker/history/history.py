@@ -22,9 +22,9 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from broker_core.broker.history.rows import LINES, NAMES_BYTES, Entries, Names, written
+from broker_core.broker.history.rows import LINES, NAMES_BYTES, Entries, Names, commits, written
 from broker_core.broker.state.change import Change, Effects, HistoryBeside, InboxRow, Numbers
-from broker_core.broker.state.records import Damaged, ForgottenRecord, HistoryRecord, LedgerRecord
+from broker_core.broker.state.records import Damaged, ForgottenRecord, HistoryRecord, LedgerRecord, Record
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError
 from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, CommitSequence
@@ -298,6 +298,32 @@ class CommitHistory:
 
     def _put_back(self, packed: deque[HistoryRecord], single: deque[Single], size_bytes: int) -> None:
         self._packed, self._single, self.size_bytes = packed, single, size_bytes
+
+
+def unreadable(records: Iterable[Record], beside: Iterable[HistoryBeside]) -> tuple[list[Damaged], list[str]]:
+    """Returns what a start leaves out, because it cannot be read, and the packed rows that only a reader
+    would find so.
+    """
+    rows: list[HistoryRecord] = []
+    horizons: list[ForgottenRecord] = []
+    for record in records:
+        if isinstance(record, HistoryRecord):
+            rows.append(record)
+        elif isinstance(record, ForgottenRecord):
+            horizons.append(record)
+    undo = Undo()
+    left_out = CommitHistory(undo, Numbers(undo)).restore(rows, beside, horizons)
+    found = []
+    for row in rows:
+        try:
+            for _ in commits(row) if row.packed else ():
+                pass
+        except ValueError as error:
+            found.append(
+                f"row {row.number} of table history cannot be read: {error}; no message needs it, and it "
+                "leaves with its age, or with a start with --history-bytes 0"
+            )
+    return left_out, found
 
 
 def _restored(

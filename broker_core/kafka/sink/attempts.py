@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from broker_core.engine import AttemptInfo
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
-from broker_core.kafka.sink.staged_branches import APP, BATCH, QUERY, ROWS, TOKEN
+from broker_core.kafka.sink.staged_branches import APP, BATCH, CLIENT, QUERY, ROWS, TOKEN
 from broker_core.kafka.topics import entry
 
 
@@ -25,6 +25,7 @@ class _Attempt:
     rows: int = 0
     size_bytes: int = 0
     newest_ms: int = 0
+    client: str = ""  # of the newest part
 
 
 def attempts(client: Client, topic: str, decided: Collection[str]) -> list[AttemptInfo]:
@@ -46,7 +47,8 @@ def attempts(client: Client, topic: str, decided: Collection[str]) -> list[Attem
             attempt.branches.add(row.key or b"")
             attempt.rows += int(headers[ROWS])
             attempt.size_bytes += len(row.value or b"")
-            attempt.newest_ms = max(attempt.newest_ms, row.timestamp)
+            if row.timestamp >= attempt.newest_ms:
+                attempt.newest_ms, attempt.client = row.timestamp, headers.get(CLIENT, "")
     now_ms = time.time_ns() // 1_000_000
     return [
         AttemptInfo(
@@ -58,6 +60,7 @@ def attempts(client: Client, topic: str, decided: Collection[str]) -> list[Attem
             branches=len(each.branches),
             rows=each.rows,
             size_bytes=each.size_bytes,
+            client=each.client,
         )
         for token, each in found.items()
     ]

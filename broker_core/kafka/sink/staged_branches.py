@@ -42,6 +42,7 @@ from broker_core.kafka.record.record_batch import Head, read_head
 # headers of a staged record
 TOKEN, APP, QUERY, BATCH, KIND = "token", "app", "query", "batch", "kind"
 TOPIC, PARTITION, ROWS, NUMBER = "topic", "partition", "rows", "number"
+CLIENT = "client"  # which process has staged it, for operators
 
 _PLACE = re.compile(r"([^@]+)@([^@:]+):((?:\d+-\d+)?(?:,\d+-\d+)*)")
 

@@ -22,6 +22,7 @@ import xxhash
 from broker_core.arrow.parts import branch_checksum, parts, signed
 from broker_core.broker.message.content import check_rows
 from broker_core.broker.routing.carbon_copy import copies_of_rows
+from broker_core.endpoint import client_name
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
 from broker_core.failpoint import here
@@ -33,6 +34,7 @@ from broker_core.kafka.sink.encoded_batches import BATCH_BYTES, Publisher
 from broker_core.kafka.sink.staged_branches import (
     APP,
     BATCH,
+    CLIENT,
     KIND,
     NUMBER,
     PARTITION,
@@ -297,6 +299,7 @@ def _headers(header: BranchHeader, value: _Value, number: int) -> bytes:
         KIND: header.kind,
         ROWS: str(value.rows),
         NUMBER: str(number),
+        CLIENT: client_name(),
     }
     if value.log is not None:
         pairs |= {TOPIC: value.log.topic, PARTITION: str(value.log.partition)}

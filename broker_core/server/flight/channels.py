@@ -137,6 +137,11 @@ class FlightChannels:
                 self._call_permissions.carried_out(caller, f"channel.{word}", arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 held.error = error
+                if not isinstance(error, errors.AccessRefused):  # which has its line
+                    who = caller.identity.user, caller.address
+                    logger.info(
+                        "channel %s of user '%s' at %s: %s failed: %s", name_in(own), *who, word, error
+                    )
         held.used_at = time.monotonic()
         if held.error is not None:
             raise held.error

@@ -20,7 +20,7 @@ import pyarrow.flight
 
 from broker_core import errors, failpoint
 from broker_core.address import VHOST
-from broker_core.engine import Engine, ReadTicket
+from broker_core.engine import AttemptInfo, Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
@@ -174,12 +174,16 @@ class FlightServer:
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
+    def named(self, vhost: str, attempts: list[AttemptInfo]) -> list[AttemptInfo]:
+        """Returns the attempts with who opened each, where that is known."""
+        return self._call_permissions.clients.named(vhost, attempts)
+
     def _engine_word(self, caller: Caller, word: str) -> Callable[..., object]:
         engine = self._engine(caller)
         if word == "wait":
             return partial(_wait, engine, self._stopping, caller)
         if word == "attempts":
-            return lambda: self._call_permissions.clients.named(caller.state.vhost, engine.attempts())
+            return lambda: self.named(caller.state.vhost, engine.attempts())
         return cast(Callable[..., object], getattr(engine, word))
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[object]:

@@ -6,7 +6,7 @@ A request, in this order:
 3. login, then the tags and the virtual host that the route needs
 4. room: requests in progress, of the user and of all
 5. body: no larger than allowed, and in time
-6. answer: in the loop, or in a thread beside it if the route works
+6. answer: in the loop, or in a thread beside it if the route works and there is much
 
 Tools come with a name and a password, and get JSON; browsers come with a session, and get pages
 (``page/entrance.py``).
@@ -45,6 +45,7 @@ from broker_core.server.quotas import Quota
 logger = logging.getLogger("txmq.http")
 
 Handlers = Mapping[str, Route]
+FEW = 200  # things that a list shows in the loop
 # nothing of this door is to be kept, framed or run by a browser
 HEADERS = {
     "cache-control": "no-cache",
@@ -170,7 +171,7 @@ class Application:
         return await asyncio.get_running_loop().run_in_executor(self._beside, _object, body)
 
     async def _found(self, route: Route, call: HttpCall) -> Response:
-        if not route.works:
+        if not route.works or (route.counted and self._served.things <= FEW):
             found = route.answer(call)
             return _response(await found if isinstance(found, Awaitable) else found)
         threads = self._waiting if route.waits else self._beside
@@ -180,7 +181,9 @@ class Application:
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
             told = {"door": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
-            self._served.logins.audit.record("refused", caller.identity.user, caller.address, **told)
+            who = caller.identity.user, caller.address
+            self._served.logins.audit.record("refused", *who, **told)
+            logger.info("%s of user '%s' at %s is refused: %s", asked, *who, refusal.reason)
         if entrance.is_page(request.scope["path"]):
             response = entrance.refused(request, refusal)
         else:

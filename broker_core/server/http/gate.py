@@ -25,6 +25,7 @@ import base64
 import binascii
 import ipaddress
 import platform
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -42,6 +43,7 @@ from broker_core.server.http.served import Served
 Need = Literal["nobody", "management", "vhost", "monitoring", "metrics", "operator", "administrator"]
 CHALLENGE = {"www-authenticate": 'Basic realm="txmq"'}
 NO_VHOST = "User not authorised to access virtual host"
+HOST_BYTES = 300  # of a name with a port
 LONGEST = 4096  # characters of a login
 
 
@@ -88,6 +90,11 @@ def is_own_name(host: str) -> bool:
     its name an address of here (DNS rebinding), and its requests come from here then; the password of the
     default user is known.
     """
+    return len(host) <= HOST_BYTES and _is_own_name(host)
+
+
+@lru_cache(100)
+def _is_own_name(host: str) -> bool:
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -43,17 +43,23 @@ class _Once(Collector):
         return self._families
 
 
-def _text(families: Families) -> Response:
+def text(families: Families) -> Response:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families))
     return Response(generate_latest(registry), headers={"content-type": TEXT})
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value)
 
 
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+def build_info() -> GaugeMetricFamily:
+    found = GaugeMetricFamily("txmq_build_info", "The version", labels=["version"])
+    found.add_metric([__version__], 1)
+    return found
+
+
+def counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(name, text, value)
 
 
@@ -86,48 +92,47 @@ def _ours(call: HttpCall) -> Response:
     served, found = call.served, _Totals(call.served)
     counts = served.broker.committer.counts
     families: Families = [
-        GaugeMetricFamily("txmq_build_info", "The version", labels=["version"]),
-        _gauge("txmq_queues", "Queues", found.queues),
-        _gauge("txmq_messages", "Messages that are not settled", found.messages),
-        _gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
-        _gauge("txmq_consumers", "Consumers", found.consumers),
-        _gauge("txmq_connections", "Connections of AMQP", found.connections),
+        build_info(),
+        gauge("txmq_queues", "Queues", found.queues),
+        gauge("txmq_messages", "Messages that are not settled", found.messages),
+        gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
+        gauge("txmq_consumers", "Consumers", found.consumers),
+        gauge("txmq_connections", "Connections of AMQP", found.connections),
         GaugeMetricFamily("txmq_channels", "Channels, by door", labels=["door"]),
-        _counter("txmq_published", "Messages that queues got since the start", found.counts.published),
-        _counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
-        _counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
-        _counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
-        _counter("txmq_commit_seconds", "Seconds that the disk took for them", counts.durable_s),
-        _gauge(
+        counter("txmq_published", "Messages that queues got since the start", found.counts.published),
+        counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
+        counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
+        counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
+        counter("txmq_commit_seconds", "Seconds that the disk took for them", counts.durable_s),
+        gauge(
             "txmq_store_failed",
             "1: the store takes no more commits",
             served.broker.committer.failure is not None,
         ),
-        _gauge(
+        gauge(
             "txmq_transaction_bytes",
             "Of open and prepared transactions in memory",
             served.broker.transaction_bytes(),
         ),
-        _gauge("txmq_prepared_transactions", "Not decided", len(served.broker.state.prepared.by_key)),
-        _gauge(
+        gauge("txmq_prepared_transactions", "Not decided", len(served.broker.state.prepared.by_key)),
+        gauge(
             "txmq_staged_bytes", "Staged, and neither published nor applied", served.engines.staged_bytes()
         ),
-        _gauge("txmq_flight_calls", "Calls of Flight in progress", served.flight_calls()),
-        _counter("txmq_logins_refused", "Logins refused since the start", served.logins.refusals),
-        _gauge("txmq_memory_bytes", "Resident memory of the process", found.memory),
-        _gauge("txmq_disk_free_bytes", "Free on the disk of the data directory", found.disk_free),
+        gauge("txmq_flight_calls", "Calls of Flight in progress", served.flight_calls()),
+        counter("txmq_logins_refused", "Logins refused since the start", served.logins.refusals),
+        gauge("txmq_memory_bytes", "Resident memory of the process", found.memory),
+        gauge("txmq_disk_free_bytes", "Free on the disk of the data directory", found.disk_free),
         GaugeMetricFamily("txmq_alarm", "1: publishers wait", labels=["resource"]),
     ]
     by_name = {each.name: each for each in families}
-    by_name["txmq_build_info"].add_metric([__version__], 1)
     for door, count in found.channels.items():
         by_name["txmq_channels"].add_metric([door], count)
     for resource in ("memory", "disk"):
         by_name["txmq_alarm"].add_metric([resource], resource in found.shortage)
-    return _text(families + _apps(served))
+    return text(families + of_apps(served))
 
 
-def _apps(served: Served) -> Families:
+def of_apps(served: Served) -> Families:
     labels = ["vhost", "app"]
     lag = GaugeMetricFamily("txmq_app_lag", "Messages that an app has not consumed", labels=labels)
     lag_s = GaugeMetricFamily(
@@ -153,8 +158,8 @@ def _apps(served: Served) -> Families:
         unmirrored.add_metric(names, app.unmirrored)
         batch.add_metric(names, app.sequence)
         if last:
-            at.add_metric(names, last[-1].committed_at / 1e6)
-            took.add_metric(names, (last[-1].committed_at - last[0].committed_at) / 1e6)
+            at.add_metric(names, last[-1].committed_at_us / 1e6)
+            took.add_metric(names, (last[-1].committed_at_us - last[0].committed_at_us) / 1e6)
     return [lag, lag_s, unapplied, unmirrored, batch, at, took]
 
 
@@ -173,30 +178,30 @@ def _rabbitmq(call: HttpCall) -> Response:
     families: Families = [
         identity,
         build,
-        _gauge("rabbitmq_queue_messages", "Messages", found.messages),
-        _gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.held),
-        _gauge("rabbitmq_queue_messages_unacked", "Messages that channels hold", found.held),
-        _gauge("rabbitmq_queues", "Queues", found.queues),
-        _gauge("rabbitmq_consumers", "Consumers", found.consumers),
-        _gauge("rabbitmq_connections", "Connections", found.connections),
-        _gauge("rabbitmq_channels", "Channels", sum(found.channels.values())),
-        _gauge("rabbitmq_process_resident_memory_bytes", "Resident memory", found.memory),
-        _gauge("rabbitmq_process_open_fds", "Open files", len(os.listdir("/proc/self/fd"))),
-        _gauge("rabbitmq_disk_space_available_bytes", "Free on the disk", found.disk_free),
-        _gauge(
+        gauge("rabbitmq_queue_messages", "Messages", found.messages),
+        gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.held),
+        gauge("rabbitmq_queue_messages_unacked", "Messages that channels hold", found.held),
+        gauge("rabbitmq_queues", "Queues", found.queues),
+        gauge("rabbitmq_consumers", "Consumers", found.consumers),
+        gauge("rabbitmq_connections", "Connections", found.connections),
+        gauge("rabbitmq_channels", "Channels", sum(found.channels.values())),
+        gauge("rabbitmq_process_resident_memory_bytes", "Resident memory", found.memory),
+        gauge("rabbitmq_process_open_fds", "Open files", len(os.listdir("/proc/self/fd"))),
+        gauge("rabbitmq_disk_space_available_bytes", "Free on the disk", found.disk_free),
+        gauge(
             "rabbitmq_disk_space_available_limit_bytes",
             "Below, publishers wait",
             limits.disk_free_bytes if limits is not None else 0,
         ),
-        _gauge(
+        gauge(
             "rabbitmq_resident_memory_limit_bytes",
             "Above, publishers wait",
             limits.memory_bytes if limits is not None else 0,
         ),
-        _gauge("rabbitmq_alarms_memory_used_watermark", "1: publishers wait", "memory" in found.shortage),
-        _gauge("rabbitmq_alarms_free_disk_space_watermark", "1: publishers wait", "disk" in found.shortage),
+        gauge("rabbitmq_alarms_memory_used_watermark", "1: publishers wait", "memory" in found.shortage),
+        gauge("rabbitmq_alarms_free_disk_space_watermark", "1: publishers wait", "disk" in found.shortage),
     ]
-    return _text(families)
+    return text(families)
 
 
 _OF_QUEUE: tuple[tuple[str, str, Callable[[Queue], int]], ...] = (
@@ -208,8 +213,8 @@ _OF_QUEUE: tuple[tuple[str, str, Callable[[Queue], int]], ...] = (
 
 
 def _per_object(call: HttpCall) -> Response:
-    text = call.query.get("limit", str(OBJECTS))
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    limit = call.query.get("limit", str(OBJECTS))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
         raise bad_request("limit is not a number")
     queues = [
         queue
@@ -220,7 +225,7 @@ def _per_object(call: HttpCall) -> Response:
     rows = call.served.broker.shown(
         queues, lambda queue: ((queue.vhost, queue.name), [value(queue) for _, _, value in _OF_QUEUE])
     )
-    chosen = nlargest(min(int(text), OBJECTS), rows, key=lambda row: row[1][0])
+    chosen = nlargest(min(int(limit), OBJECTS), rows, key=lambda row: row[1][0])
     lines: list[str] = []
     labels = [f'{{vhost="{_escaped(vhost)}",queue="{_escaped(name)}"}}' for (vhost, name), _ in chosen]
     for at, (family, help_, _) in enumerate(_OF_QUEUE):

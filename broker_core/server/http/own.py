@@ -7,11 +7,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from broker_core.admin import PAGE
+from broker_core.admin import PAGE, LedgerInfo
 from broker_core.broker.decision import Decision
+from broker_core.engine import AttemptInfo
 from broker_core.errors import QueueNotFound, UnknownTransaction
-from broker_core.micro_batch.decision import ledger_info, public
-from broker_core.server.history_reader import HistoryReader
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import bad_request, not_found
@@ -29,18 +28,35 @@ def _apps(call: HttpCall) -> list[Row]:
     now_us = call.served.broker.clock()
     rows = []
     for vhost in _vhosts(call):
-        for app, entries in call.served.pipelines(vhost):
+        staged: dict[str, list[AttemptInfo]] = {}
+        for attempt in call.served.attempts(vhost):
+            staged.setdefault(attempt.app_id, []).append(attempt)
+        for app, entries in call.served.pipelines(vhost, 2):
             row = {"vhost": vhost, **asdict(app)}
-            for last in entries:
-                row["last_batch"] = {
-                    "batch_id": last.batch_id,
-                    "messages": last.messages,
-                    "published": last.published,
-                    "committed_at": last.committed_at / 1e6,
-                    "age_s": round(max(0, now_us - last.committed_at) / 1e6, 3),
-                }
+            row["attempts"] = [
+                {"batch_id": each.batch_id, "idle_s": each.idle_s, "client": each.client, "rows": each.rows}
+                for each in staged.get(app.app_id, ())
+            ]
+            if entries:
+                row["last_batch"] = _last_batch(entries[0], entries[-1], now_us)
             rows.append(row)
     return rows
+
+
+def _last_batch(before: LedgerInfo, last: LedgerInfo, now_us: int) -> Row:
+    """``after_s``: since the one ``before``, and ``rate``: messages a second meanwhile; None for a first
+    one.
+    """
+    after_s = (last.committed_at_us - before.committed_at_us) / 1e6
+    return {
+        "batch_id": last.batch_id,
+        "messages": last.messages,
+        "published": last.published,
+        "committed_at": last.committed_at_us / 1e6,
+        "age_s": round(max(0, now_us - last.committed_at_us) / 1e6, 3),
+        "after_s": after_s or None,
+        "rate": round(last.messages / after_s, 3) if after_s else None,
+    }
 
 
 def _ledger(call: HttpCall) -> list[Row]:
@@ -51,10 +67,10 @@ def _ledger(call: HttpCall) -> list[Row]:
     ((_, entries),) = found
     rows = []
     for entry in entries:
-        row = asdict(ledger_info(entry, entry.commit_sequence))
+        row = asdict(entry)
         del row["app_id"]
         row["committed_at"] = row.pop("committed_at_us") / 1e6
-        row["to_apply"] = len(public(entry).to_apply)
+        row["to_apply"] = sum(not each.applied and each.refused != "skipped" for each in entry.tables)
         rows.append(row)
     return rows
 
@@ -87,26 +103,24 @@ def _transactions(call: HttpCall) -> list[Row]:
 def _committed(call: HttpCall) -> Row:
     """Of the virtual hosts that the caller may see, the one of this transaction."""
     sequence = _number(call, "sequence")
-    history = HistoryReader(call.served.broker, call.served.engines, waits=False)
     for vhost in _vhosts(call):
+        sees = within(call.served, call.caller, vhost).sees
         with contextlib.suppress(UnknownTransaction):
-            return asdict(history.transaction(sequence, within(call.served, call.caller, vhost).sees))
+            return asdict(call.served.past.transaction(sequence, sees))
     raise not_found()
 
 
 def _message(call: HttpCall) -> Row:
-    history = HistoryReader(call.served.broker, call.served.engines, waits=False)
+    name, offset, at = call.params["name"], _number(call, "offset"), call.query.get("at", "")
     try:
-        at = call.query.get("at", "")
-        return asdict(history.message(call.params["name"], _number(call, "offset"), call.caller.sees, at))
+        return asdict(call.served.past.message(name, offset, call.caller.sees, at))
     except QueueNotFound:
         raise not_found() from None
 
 
 def _history(call: HttpCall) -> Row:
     limit, before = (_counted(call.query.get(name, "0"), name) for name in ("limit", "before"))
-    history = HistoryReader(call.served.broker, call.served.engines, waits=False)
-    return asdict(history.page(call.caller.sees, limit or PAGE, before))
+    return asdict(call.served.past.page(call.caller.sees, limit or PAGE, before))
 
 
 def _number(call: HttpCall, name: str) -> int:

@@ -31,7 +31,7 @@ def bad_request(reason: str) -> HttpRefusal:
 
 _DENIED = (errors.AccessRefused, errors.NotAllowed, errors.LoginRefused)
 _NOT_FOUND = (errors.QueueNotFound, errors.ExchangeNotFound, errors.UnknownTransaction)
-_UNAVAILABLE = (errors.Busy, errors.ResourceShortage, errors.StoreError)
+_UNAVAILABLE = (errors.Busy, errors.ConnectionFailed, errors.ResourceShortage, errors.StoreError)
 
 
 def refusal_of(error: errors.TxmqError) -> HttpRefusal:

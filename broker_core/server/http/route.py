@@ -12,7 +12,8 @@ from broker_core.server.http.gate import Need
 class Route(NamedTuple):
     """``path``: with names in braces. ``works``: it commits or reads the disk, so it runs in a thread beside
     the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms and HTML.
-    ``commits``: also as a GET.
+    ``commits``: also as a GET. ``counted``: it lists no more than ``Served.things`` counts, so that a few of
+    them are shown in the loop: to hand them to a thread and back costs half as much again.
     """
 
     method: str
@@ -23,6 +24,7 @@ class Route(NamedTuple):
     works: bool = False
     page: bool = False
     commits: bool = False
+    counted: bool = False
 
     @property
     def waits(self) -> bool:
@@ -37,6 +39,11 @@ def read(path: str, need: Need, answer: Callable[[HttpCall], object], text: str)
 def read_all(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """A list that may be long."""
     return Route("GET", path, need, answer, text, works=True)
+
+
+def read_list(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
+    """The same, of things that are counted."""
+    return Route("GET", path, need, answer, text, works=True, counted=True)
 
 
 def page(method: str, path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:

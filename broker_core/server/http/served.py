@@ -1,25 +1,28 @@
 """What the HTTP door serves: the parts of a running broker.
 
-Not here: who may see what (``gate.py``), how it is shown (``management/``, ``own/``).
+Not here: who may see what (``gate.py``), how it is shown (``management/``, ``own.py``), and an engine
+elsewhere (``elsewhere/served.py``), which answers the same questions.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from broker_core.admin import ConnectionInfo
-from broker_core.engine import AttemptInfo
+from broker_core.admin import ConnectionInfo, HistoryPage, LedgerInfo, MessageLife, TransactionInfo
+from broker_core.broker.history.lookup import Sees
+from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.errors import NotAllowed
 from broker_core.micro_batch import overview
-from broker_core.micro_batch.overview import AppBatches
+from broker_core.micro_batch.decision import ledger_info
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.history_reader import HistoryReader
 from broker_core.server.http.kept.history import PlotHistory
 from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.rates import Rates
@@ -40,11 +43,29 @@ class Listening(NamedTuple):
     port: int
 
 
+class AppLedger(NamedTuple):
+    """An app, and its last decided batches, oldest first."""
+
+    app: AppInfo
+    last: Sequence[LedgerInfo]
+
+
+class Past(Protocol):
+    """What has happened: the history of commits."""
+
+    def transaction(self, sequence: int, sees: Sees) -> TransactionInfo: ...
+
+    def page(self, sees: Sees, limit: int, before: int) -> HistoryPage: ...
+
+    def message(self, queue: str, offset: int, sees: Sees, at: str) -> MessageLife: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """``accounts`` and ``vhosts`` leave the audit log to their caller. ``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
-    listens.
+    listens. ``named``: attempts with who opened each, as far as a door knows it. ``answers``: by method and
+    path, in place of those of the table of routes; ``elsewhere``: of an engine that is only looked at.
     """
 
     broker: LocalBroker
@@ -58,21 +79,25 @@ class Served:
     connections: Callable[[], Sequence[ConnectionInfo]] = tuple
     urls: Callable[[], Sequence[str]] = tuple
     flight_calls: Callable[[], int] = int
+    named: Callable[[str, list[AttemptInfo]], list[AttemptInfo]] = lambda _vhost, found: found
     certificate: TlsFiles | None = None
     rates: Rates = field(default_factory=Rates)
     history: PlotHistory = field(default_factory=PlotHistory)
     sessions: PageSessions = field(default_factory=PageSessions)
+    answers: Mapping[tuple[str, str], Callable[..., object]] = field(default_factory=dict)
+    elsewhere: bool = False
 
     # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
     # about to be durable may be among it.
-    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppBatches]:
+    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
         """The apps, or one, with their last batches, oldest first; none of a virtual host that is gone."""
         try:
             engine = self.engines.of(vhost)
         except NotAllowed:
             return []
         with self.broker.look:
-            return overview.pipelines(engine.state, engine.batches, self.broker.clock(), last, app_id)
+            found = overview.pipelines(engine.state, engine.batches, self.broker.clock(), last, app_id)
+        return [AppLedger(app, [ledger_info(each, each.commit_sequence) for each in of]) for app, of in found]
 
     def attempts(self, vhost: str) -> list[AttemptInfo]:
         try:
@@ -80,7 +105,25 @@ class Served:
         except NotAllowed:
             return []
         with self.broker.look:
-            return overview.attempts(engine.batches, self.broker.clock())
+            found = overview.attempts(engine.batches, self.broker.clock())
+        return self.named(vhost, found)
+
+    @property
+    def past(self) -> Past:
+        return HistoryReader(self.broker, self.engines, waits=False)
+
+    def queue_key(self, vhost: str, name: str) -> str:
+        """Names the plots of a queue; "": there is none."""
+        topology = self.broker.state.virtual_hosts.by_name.get(vhost)
+        queue = topology.queues.get(name) if topology is not None else None
+        return str(queue.queue_id) if queue is not None else ""
+
+    @property
+    def things(self) -> int:
+        """How many queues, exchanges, channels and connections there are, about."""
+        hosts = list(self.broker.state.virtual_hosts.by_name.values())
+        declared = sum(len(each.queues) + len(each.exchanges) for each in hosts)
+        return declared + len(self.broker.held) + len(self.quotas.connections)
 
     def listening(self) -> list[Listening]:
         found = []

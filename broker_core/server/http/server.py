@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 from uvicorn import Config
 from uvicorn.server import ServerState
@@ -18,8 +19,9 @@ from uvicorn.server import ServerState
 from broker_core.server.http.application import Application
 from broker_core.server.http.connection import HttpConnection, factory
 from broker_core.server.http.options import HttpOptions
-from broker_core.server.http.page.sampling import Sampler
+from broker_core.server.http.page.sampling import Sampler, Sampling
 from broker_core.server.http.rates import INTERVAL_S
+from broker_core.server.http.route import Route
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
 from broker_core.server.listen.listeners import Listeners
@@ -36,7 +38,9 @@ GRACE_S = 1.0  # for requests in progress when the server ends
 
 
 class HttpServer(LoopThread):
-    """``listeners``: "HOST:PORT"; with ``tls``, all speak HTTPS."""
+    """``listeners``: "HOST:PORT"; with ``tls``, all speak HTTPS. ``sampler``: of the numbers that plots
+    show.
+    """
 
     def __init__(
         self,
@@ -45,10 +49,13 @@ class HttpServer(LoopThread):
         *,
         options: HttpOptions | None = None,
         tls: TlsFiles | None = None,
+        routes: Sequence[Route] = ROUTES,
+        sampler: Callable[[Served, Executor], Sampling] = Sampler,
     ) -> None:
         super().__init__("txmq-http")
         self.options = options = options or HttpOptions()
         self._served = served
+        self._sampler = sampler
         self.connections = Quota(options.connections, http_connection)
         unauthenticated = UnauthenticatedLimit(options.max_unauthenticated)
         plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
@@ -60,7 +67,7 @@ class HttpServer(LoopThread):
             self._beside.shutdown(wait=False)
             raise
         self.requests = Quota(options.requests, http_request)
-        application = Application(served, ROUTES, options, self.requests, self._beside, self._waiting)
+        application = Application(served, routes, options, self.requests, self._beside, self._waiting)
         self.uvicorn = Config(
             application.asgi,
             http=HttpConnection,
@@ -113,7 +120,7 @@ class HttpServer(LoopThread):
         self._sampling = self.loop.create_task(self._sample())
 
     async def _sample(self) -> None:
-        sampler = Sampler(self._served, self._beside)
+        sampler = self._sampler(self._served, self._beside)
         while True:
             try:
                 await sampler.sample()

@@ -18,14 +18,16 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from broker_core.broker.history.history import unreadable
 from broker_core.broker.repair import leave_out_history, repair
-from broker_core.broker.state.change import InboxRow
+from broker_core.broker.state.change import HistoryBeside, InboxRow
 from broker_core.broker.state.records import Damaged, Record
 from broker_core.errors import CorruptCatalog, DataDirectoryInvalid, DiskFull, StoreError, TxmqError
 from broker_core.ids import BlockId
 from broker_core.store.catalog import Catalog, SegmentRow
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.inbox import unpack_all
 from broker_core.store.port import BlockInfo
 from broker_core.store.salvage.damage import FAILURES, copy_catalog, read_twice, require_damage
 from broker_core.store.segment import END_MARK, BlockPlace, parse, read_buffer
@@ -57,6 +59,7 @@ class _Contents(NamedTuple):
     segments: list[SegmentRow]
     blocks: dict[BlockId, BlockPlace]
     inbox: list[InboxRow]
+    history: list[HistoryBeside]  # beside the messages of the inbox
     records: list[Record]
     damaged: list[Damaged]
 
@@ -105,11 +108,13 @@ def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
 def _contents(path: Path) -> _Contents:
     damaged: list[Damaged] = []
     with closing(Catalog(path, log=False)) as catalog:
+        inbox, history = unpack_all(catalog.packed_inbox())
         return _Contents(
             catalog.integrity(),
             list(catalog.segments()),
             catalog.blocks(),
-            list(catalog.inbox()),
+            inbox,
+            history,
             list(catalog.records(damaged)),
             damaged,
         )
@@ -142,8 +147,9 @@ def _verify_contents(directory: Path, catalog: _Contents, report: VerifyReport) 
         for block_id, place in places.items()
     ]
     repaired = repair(records, rows, infos)
-    leave_out_history(repaired, catalog.damaged)
-    report.problems += repaired.problems
+    left_out, unread = unreadable(records, catalog.history)
+    leave_out_history(repaired, [*catalog.damaged, *left_out])
+    report.problems += repaired.problems + unread
     report.repairs += repaired.done
 
 

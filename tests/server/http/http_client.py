@@ -39,11 +39,18 @@ class Answer(NamedTuple):
 class Api:
     """``user`` "": without a login."""
 
-    def __init__(self, url: str, user: str = "guest", password: str = "", tls: ssl.SSLContext | None = None):
+    def __init__(
+        self,
+        url: str,
+        user: str = "guest",
+        password: str = "",
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 120.0,
+    ):
         parts = urlsplit(url)
         kind = http.client.HTTPConnection if tls is None else http.client.HTTPSConnection
         more: Any = {} if tls is None else {"context": tls}
-        self._connection = kind(parts.hostname or "", parts.port, timeout=120, **more)
+        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s, **more)
         password = password or (user if user == "guest" else PASSWORD)
         coded = base64.b64encode(f"{user}:{password}".encode()).decode()
         self._headers = {"authorization": f"Basic {coded}"} if user else {}

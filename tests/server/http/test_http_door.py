@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
+from broker_core.server.http import application
+from broker_core.server.http import server as http_server
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
@@ -239,6 +242,39 @@ def test_a_client_that_does_not_read_is_disconnected(broker: Broker, boss: Api) 
     with broker.channel() as channel:
         for number in range(100):
             channel.queue_delete(f"unread-{number:03}-{'x' * 200}")
+
+
+def test_a_few_things_are_listed_without_a_thread_and_many_beside_the_loop(broker: Broker, boss: Api) -> None:
+    server = broker._http
+    assert server is not None
+    released = threading.Event()
+    for _ in range(http_server.THREADS):
+        server._beside.submit(released.wait)  # no thread is free
+    try:
+        for path in (
+            "/api/queues",
+            "/api/overview",
+            "/api/exchanges/%2F",
+            "/api/channels",
+            "/api/connections",
+        ):
+            boss.get(path)
+        with broker.channel() as channel:
+            for number in range(application.FEW):
+                channel.queue_declare(f"many-{number}", durable=False)
+        api, found = Api(broker.http_urls[0], "boss"), list[int]()
+        asking = threading.Thread(target=lambda: found.append(len(api.get("/api/queues"))))
+        asking.start()
+        wait_until(lambda: len(server.requests) == 1)
+        assert boss.get("/api/whoami")["name"] == "boss" and not found
+    finally:
+        released.set()
+    asking.join()
+    api.close()
+    assert found[0] >= application.FEW
+    with broker.channel() as channel:
+        for number in range(application.FEW):
+            channel.queue_delete(f"many-{number}")
 
 
 def test_connections_of_a_user_and_without_a_login_are_limited(broker: Broker, boss: Api) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +214,15 @@ def test_the_ledger_says_to_which_tables_a_batch_goes(broker: Broker, watcher: A
         client.mark_applied("lake", entry["sequence"])
         (entry,) = watcher.get("/api/txmq/ledger/%2F/lake")
         assert entry["tables"][0]["applied"] and (entry["to_apply"], entry["applied"]) == (0, True)
+        token = client.open_batch("lake", "lake query", 1, "fail").token
+        client.stage(replace(header, token=token, branch="next", batch_id=1), [pa.record_batch({"n": [4]})])
+        (app,) = [each for each in watcher.get("/api/txmq/apps") if each["app_id"] == "lake"]
+        (attempt,) = app["attempts"]
+        assert (attempt["batch_id"], attempt["rows"], app["last_batch"]["rate"]) == (1, 1, None)
+        assert attempt["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
+        client.commit_batch("lake", "lake query", 1, token, [])
+        (app,) = [each for each in watcher.get("/api/txmq/apps") if each["app_id"] == "lake"]
+        assert app["last_batch"]["after_s"] > 0 and app["last_batch"]["rate"] == 0 and not app["attempts"]
     visitor = Visitor(broker.http_urls[0], "boss")
     page = visitor.get("/ui/pipeline?vhost=%2F&app=lake").text
     visitor.close()

@@ -17,7 +17,7 @@ from broker_core.server.http.gate import looks
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
 from broker_core.server.http.refusal import denied, not_found
-from broker_core.server.http.route import Route, read_all
+from broker_core.server.http.route import Route, read_all, read_list
 
 Row = dict[str, Any]
 OBJECT = "User not authorised to access object"
@@ -105,30 +105,30 @@ def consumers_of(call: HttpCall, queue: Queue) -> list[Row]:
 
 
 ROUTES = (
-    read_all("/api/connections", "management", _connections, "Connections of AMQP"),
-    read_all(
+    read_list("/api/connections", "management", _connections, "Connections of AMQP"),
+    read_list(
         "/api/connections/{name}",
         "management",
         lambda call: only(call, shown.connection_row(_connection(call))),
         "One connection",
     ),
     Route("DELETE", "/api/connections/{name}", "management", _close, "Close a connection", works=True),
-    read_all("/api/connections/{name}/channels", "management", _channels_of, "Channels of a connection"),
-    read_all(
+    read_list("/api/connections/{name}/channels", "management", _channels_of, "Channels of a connection"),
+    read_list(
         "/api/connections/username/{user}",
         "management",
         lambda call: _connections(call, user=call.params["user"]),
         "Connections of a user",
     ),
-    read_all(
+    read_list(
         "/api/vhosts/{vhost}/connections",
         "vhost",
         lambda call: _connections(call, call.vhost),
         "Connections to a virtual host",
     ),
-    read_all("/api/channels", "management", _channel_list, "Channels of AMQP and of Flight"),
+    read_list("/api/channels", "management", _channel_list, "Channels of AMQP and of Flight"),
     read_all("/api/channels/{name}", "management", _channel, "One channel, with its consumers"),
-    read_all(
+    read_list(
         "/api/vhosts/{vhost}/channels",
         "vhost",
         lambda call: _channel_list(call, call.vhost),

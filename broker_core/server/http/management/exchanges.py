@@ -18,7 +18,7 @@ from broker_core.server.http.management import shown
 from broker_core.server.http.management.listing import listed, only
 from broker_core.server.http.management.queues import there
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read, read_all
+from broker_core.server.http.route import Route, read, read_all, read_list
 
 Row = dict[str, Any]
 DEFAULT = "amq.default"  # the default exchange in a path
@@ -185,8 +185,8 @@ def _change_binding(
 
 _BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
 ROUTES = (
-    read_all("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
-    read_all(
+    read_list("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
+    read_list(
         "/api/exchanges/{vhost}",
         "vhost",
         lambda call: listed(call, exchange_rows(call.topology)),

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
 
 from broker_core.broker import command_permissions
 from broker_core.broker.message.content import check_user_id
@@ -25,7 +28,16 @@ MOST = 1_000  # messages
 MOST_BYTES = 8 * 1024 * 1024  # of their bodies
 
 
-def _peek(call: HttpCall) -> list[Row]:
+class Peek(NamedTuple):
+    """``longest``: bytes that are shown of a body."""
+
+    most: int
+    encoding: str
+    longest: int
+
+
+def asked(call: HttpCall) -> Peek:
+    """What a request wants to see of a queue. Raises Refusal."""
     call.require("count", "ackmode", "encoding")
     mode, encoding = call.get("ackmode", str, ""), call.get("encoding", str, "auto")
     if mode not in PEEKS:
@@ -36,7 +48,11 @@ def _peek(call: HttpCall) -> list[Row]:
     if encoding not in ("auto", "base64"):
         raise bad_request(f"encoding is {encoding[:80]!r}: give auto or base64")
     count = min(max(call.get("count", int, 1), 0), MOST)
-    longest = call.get("truncate", int, MOST_BYTES)
+    return Peek(count, encoding, call.get("truncate", int, MOST_BYTES))
+
+
+def _peek(call: HttpCall) -> list[Row]:
+    peek = asked(call)
     queue = there(call)
     command_permissions.read_queue(call.rights, queue.name)
     engine = call.served.engines.of(call.vhost)
@@ -45,19 +61,24 @@ def _peek(call: HttpCall) -> list[Row]:
         left = queue.messages - queue.unacknowledged
         slices, found = [], 0
         for start, end in queue.ready.purgeable():
-            end = min(end, start + count - found)
+            end = min(end, start + peek.most - found)
             if start < end:
                 slices.append((queue.name, start, end))
                 found += end - start
+    return rows_of(engine.browse(slices), peek, left)
+
+
+def rows_of(batches: Iterable[pa.RecordBatch], peek: Peek, left: int) -> list[Row]:
+    """``left``: messages of the queue, with these."""
     rows: list[Row] = []
     size = 0
-    for batch in engine.browse(slices):
+    for batch in batches:
         for row in batch.to_pylist():
-            if len(rows) == count or (rows and size + len(row["body"]) > MOST_BYTES):
+            if len(rows) == peek.most or (rows and size + len(row["body"]) > MOST_BYTES):
                 return rows
             size += len(row["body"])
             left -= 1
-            rows.append(_shown(row, encoding, longest, left))
+            rows.append(_shown(row, peek.encoding, peek.longest, left))
     return rows
 
 
@@ -79,6 +100,7 @@ def _shown(row: Row, encoding: str, longest: int, left: int) -> Row:
         "routing_key": row["routing_key"],
         "redelivered": bool(row["redelivered"]),
         "message_count": max(left, 0),
+        "log": row["queue"],
         "offset": row["offset"],
         "properties": {
             name: value for name in NAMES if (value := getattr(properties, name)) not in (None, {})

@@ -7,7 +7,7 @@ import platform
 import resource
 import shutil
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -16,8 +16,9 @@ from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.management import shown
+from broker_core.server.http.rates import Counts, Rate
 from broker_core.server.http.refusal import not_found
-from broker_core.server.http.route import read, read_all
+from broker_core.server.http.route import read, read_list
 from broker_core.server.http.served import NODE, Served
 
 API_VERSION = "3.10.8"  # of RabbitMQ, whose API this is: tools choose their calls by it
@@ -43,11 +44,21 @@ def _listeners(served: Served) -> list[dict[str, object]]:
     ]
 
 
+class Objects(NamedTuple):
+    """How many there are."""
+
+    queues: int
+    exchanges: int
+    channels: int = 0
+    connections: int = 0
+    consumers: int = 0
+
+
 def _overview(call: HttpCall) -> dict[str, object]:
     served, caller = call.served, call.caller
     topologies = visible(served, caller)
     counts, rate = served.rates.of_hosts([each.vhost for each in topologies])
-    messages = held = queues = consumers = exchanges = 0
+    messages = held = queues = exchanges = 0
     for topology in topologies:
         found = list(topology.queues.values())
         messages += topology.tally.total
@@ -62,6 +73,14 @@ def _overview(call: HttpCall) -> dict[str, object]:
         if not channel.closed and (all_ or holder.user == call.user)
     ]
     consumers = sum(len(channel.consumers) for channel in channels)
+    objects = Objects(queues, exchanges, len(channels), len(connections), consumers)
+    return overview_row(call, counts, rate, messages, held, objects)
+
+
+def overview_row(
+    call: HttpCall, counts: Counts, rate: Rate, messages: int, held: int, objects: Objects
+) -> dict[str, object]:
+    served = call.served
     told: dict[str, object] = {
         "management_version": API_VERSION,
         "rates_mode": "basic",
@@ -75,17 +94,11 @@ def _overview(call: HttpCall) -> dict[str, object]:
         "enable_queue_totals": False,
         "message_stats": shown.stats(counts, rate, held),
         "queue_totals": shown.totals(messages, held, rate),
-        "object_totals": {
-            "channels": len(channels),
-            "connections": len(connections),
-            "consumers": consumers,
-            "exchanges": exchanges,
-            "queues": queues,
-        },
+        "object_totals": objects._asdict(),
         "statistics_db_event_queue": 0,
         "node": NODE,
     }
-    if all_:
+    if looks(call.caller):
         told |= {"listeners": _listeners(served), "contexts": []}
     return told
 
@@ -149,7 +162,7 @@ def _whoami(call: HttpCall) -> dict[str, object]:
 
 
 ROUTES = (
-    read_all("/api/overview", "management", _overview, "Totals of the virtual hosts that the caller may see"),
+    read_list("/api/overview", "management", _overview, "Totals of the virtual hosts that a caller may see"),
     read("/api/cluster-name", "management", lambda call: {"name": call.served.cluster}, "The cluster's name"),
     read("/api/nodes", "monitoring", lambda call: [_node(call.served)], "The broker as a node of RabbitMQ"),
     read("/api/nodes/{node}", "monitoring", _one_node, "The same"),

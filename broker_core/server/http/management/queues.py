@@ -17,7 +17,7 @@ from broker_core.server.http.management import shown
 from broker_core.server.http.management.channels import consumers_of
 from broker_core.server.http.management.listing import only, paged
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read, read_all
+from broker_core.server.http.route import Route, read, read_list
 
 Row = dict[str, Any]
 
@@ -30,6 +30,10 @@ def _listed(call: HttpCall, queues: Sequence[Queue]) -> object:
 def _all(call: HttpCall) -> object:
     found = [queue for topology in visible(call.served, call.caller) for queue in _of(topology.queues)]
     return _listed(call, found)
+
+
+def _of_vhost(call: HttpCall) -> object:
+    return _listed(call, _of(call.topology.queues))
 
 
 def _of(queues: dict[str, Queue]) -> list[Queue]:
@@ -113,8 +117,8 @@ def _act(call: HttpCall) -> HttpAnswer:
 
 
 ROUTES = (
-    read_all("/api/queues", "management", _all, "Queues of all virtual hosts that the caller may see"),
-    read_all("/api/queues/{vhost}", "vhost", lambda call: _listed(call, _of(call.topology.queues)), "Queues"),
+    read_list("/api/queues", "management", _all, "Queues of all virtual hosts that the caller may see"),
+    read_list("/api/queues/{vhost}", "vhost", _of_vhost, "Queues"),
     read("/api/queues/{vhost}/{name}", "vhost", _one, "One queue, with its consumers"),
     Route("PUT", "/api/queues/{vhost}/{name}", "vhost", _declare, "Declare a queue", works=True),
     Route("DELETE", "/api/queues/{vhost}/{name}", "vhost", _delete, "Delete a queue", works=True),

@@ -36,7 +36,8 @@ def asked(
     gate.permit(caller, route.need)
     if route.need == "vhost":
         caller = gate.within(call.served, caller, (params or {})["vhost"])
-    found = route.answer(
+    answer = call.served.answers.get((method, path), route.answer)
+    found = answer(
         replace(call, caller=caller, params=params or {}, query=query or {}, body=body or {}, at=None)
     )
     return found.body if isinstance(found, HttpAnswer) else found

@@ -15,13 +15,14 @@ from broker_core.server.http.page.rendering import plotted, shown
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.route import page
 
+Row = dict[str, Any]
 FEW = 8  # rows of a table on this page
 
 
 def _overview(call: HttpCall) -> Response:
     keys = [sampling.of_vhost(topology.vhost) for topology in visible(call.served, call.caller)]
     times, (depth, published, settled) = call.served.history.of(*keys)
-    values: dict[str, Any] = {
+    values: Row = {
         "overview": asked(call, "/api/overview"),
         "minutes": int(POINTS * INTERVAL_S / 60),
         "depth": plotted(times, "", messages=depth),
@@ -37,20 +38,26 @@ def _overview(call: HttpCall) -> Response:
         "behind": [],
         "in_doubt": 0,
     }
-    if looks(call.caller):
+    if looks(call.caller) and call.served.elsewhere:
+        values |= {"behind": _behind(call), "failure": ""}
+    elif looks(call.caller):
         times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
-        apps = asked(call, "/api/txmq/apps")
         values |= {
             "commits": plotted(times, "/s", commits=changes, groups=groups),
             "latency": plotted(times, "ms", disk_per_group=milliseconds),
             "now": {"commits": _last(changes), "latency": _last(milliseconds)},
             "node": asked(call, "/api/nodes")[0],
             "alarms": asked(call, "/api/txmq/alarms"),
-            "behind": sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW],
+            "behind": _behind(call),
             "in_doubt": len(asked(call, "/api/txmq/prepared")),
             "failure": asked(call, "/api/txmq/store")["failure"],
         }
     return shown(call, "overview.html", **values)
+
+
+def _behind(call: HttpCall) -> list[Row]:
+    apps: list[Row] = asked(call, "/api/txmq/apps")
+    return sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW]
 
 
 def _last(curve: list[float | None]) -> float | None:

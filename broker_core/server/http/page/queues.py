@@ -14,7 +14,7 @@ from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import count, link, moved, plotted, shown
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found
-from broker_core.server.http.route import Route, page
+from broker_core.server.http.route import page
 
 Row = dict[str, Any]
 SIZE = 100  # rows of a page
@@ -47,10 +47,9 @@ def _queues(call: HttpCall) -> Response:
             raise
         found = asked(call, "/api/queues", query={**wanted, "page": "1"})
     history = call.served.history
-    hosts = call.served.broker.state.virtual_hosts.by_name
     for row in found["items"]:
-        queue = hosts[row["vhost"]].queues.get(row["name"]) if row["vhost"] in hosts else None
-        row["curve"] = history.of(sampling.of_queue(queue.queue_id)).curves[0] if queue is not None else []
+        key = call.served.queue_key(row["vhost"], row["name"])
+        row["curve"] = history.of(sampling.of_queue(key)).curves[0]
     several = len({row["vhost"] for row in found["items"]}) > 1
     return shown(
         call, "queues.html", found=found, name=name, by=by, down=down, columns=list(COLUMNS), several=several
@@ -68,8 +67,7 @@ def _at(call: HttpCall) -> dict[str, str]:
 def _queue(call: HttpCall) -> Response:
     at = _at(call)
     row = asked(call, "/api/queues/{vhost}/{name}", at)
-    queue = call.topology.queues.get(at["name"])
-    history = call.served.history.of(*[sampling.of_queue(queue.queue_id)] if queue is not None else [])
+    history = call.served.history.of(sampling.of_queue(call.served.queue_key(at["vhost"], row["name"])))
     depth, published, settled = history.curves
     peek = call.query.get("peek", "")
     messages, refused = [], ""
@@ -120,6 +118,8 @@ def _holders(call: HttpCall, at: dict[str, str]) -> list[Row]:
 
 
 def _held(call: HttpCall) -> list[Row]:
+    if call.served.elsewhere:
+        return []
     try:
         found: list[Row] = asked(call, "/api/txmq/transactions")
     except HttpRefusal:  # without a tag that looks at all
@@ -165,11 +165,6 @@ def _delete(call: HttpCall) -> Response:
     at = _at(call)
     asked(call, "/api/queues/{vhost}/{name}", at, method="DELETE")
     return moved(call, "/ui/queues", f"Queue {at['name']} is deleted.")
-
-
-def _route(method: str, path: str, answer: Any, text: str) -> Route:
-    need = "management" if path == "/ui/queues" else "vhost"
-    return Route(method, path, need, answer, f"The page: {text}", works=True, page=True)  # type: ignore[arg-type]
 
 
 ROUTES = (

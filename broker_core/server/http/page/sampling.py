@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Executor
+from typing import Protocol
 
 from broker_core.server.http.kept.history import Key, Numbers
 from broker_core.server.http.rates import AT_ONCE
@@ -26,8 +27,14 @@ def of_app(vhost: str, app: str) -> Key:
     return ("app", vhost, app)
 
 
-def of_queue(queue_id: int) -> Key:
-    return ("queue", str(queue_id))
+def of_queue(key: str) -> Key:
+    """``key``: as ``Served.queue_key`` says."""
+    return ("queue", key)
+
+
+class Sampling(Protocol):
+    async def sample(self) -> None:
+        """Takes the numbers of now into the history."""
 
 
 class Sampler:
@@ -57,7 +64,7 @@ class Sampler:
                 for queue in queues[start : start + AT_ONCE]:
                     rate = served.rates.of_queue(queue)
                     numbers = (queue.messages, rate.published, rate.settled)
-                    history.add([(of_queue(queue.queue_id), numbers)])
+                    history.add([(of_queue(str(queue.queue_id)), numbers)])
                 await asyncio.sleep(0)
         history.end()
 
