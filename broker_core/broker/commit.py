@@ -18,7 +18,6 @@ from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages, StoredMessages
 from broker_core.broker.message.overflow import Overflow
-from broker_core.broker.message.removals import Removals
 from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.queue import Queue
@@ -118,12 +117,9 @@ class Commits:
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
-            removals = Removals(change.effects)
             returned += self._messages.enqueue(
-                change, publishes, now, removals, transaction.atomic, rejected, transaction.connection
+                change, publishes, now, transaction.atomic, rejected, transaction.connection
             )
-            if removals:
-                self._messages.dead_letter_all(change, removals, now)
         for staged in transaction.staged:
             self._stored.enqueue_staged(change, staged, now)
         if settles:

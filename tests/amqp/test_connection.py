@@ -319,6 +319,7 @@ def test_random_bytes_never_raise_and_end_in_one_close_at_most(
 ENDED = [HANDSHAKE + encode_method(1, m.ChannelClose(0, "", 0, 0)), encode_method(1, m.ConnectionOpenOk())]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @example((b"".join(ENDED), ENDED))  # on a channel that has ended
 @given(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker_core import password
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
@@ -109,6 +111,7 @@ def commands(node: Node) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "what it leaves", node.broker.upkeep.tick
 
 
+@pytest.mark.slow
 def test_no_command_holds_the_lock_for_long_beside_a_thousand_queues(node: Node) -> None:
     held = declared(node, 1_000)
     gc.collect()  # of what the preparation has left; a broker puts what it has loaded aside
@@ -122,6 +125,7 @@ def test_no_command_holds_the_lock_for_long_beside_a_thousand_queues(node: Node)
     assert max(found.values()) < HELD_MS, found
 
 
+@pytest.mark.slow
 def test_an_import_of_definitions_holds_the_lock_for_a_piece_at_a_time(node: Node) -> None:
     held = declared(node, 200)
     names = range(600)
@@ -158,6 +162,7 @@ def test_a_broker_in_the_process_of_others_leaves_its_collector_alone(tmp_path: 
     assert settings() == before
 
 
+@pytest.mark.slow
 def test_no_list_holds_the_lock_for_long_beside_very_many_queues_and_bindings(node: Node) -> None:
     held = declared(node, 4_000)
     users, hosts = Accounts(node.broker), Vhosts(node.broker, VhostEngines(node.broker))

@@ -140,7 +140,7 @@ def test_a_queue_that_is_filled_and_deleted_in_one_group_leaves_nothing_behind(p
 def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(place: Place) -> None:
     def send(body: bytes, key: str) -> None:
         def work(state: BrokerState, change: Change, now: int) -> None:
-            state.messages.enqueue_rows(
+            state.messages.enqueue(
                 change, [Publish(Message(body, key, "", b""), (state.topology.queue("q"),))], now
             )
 

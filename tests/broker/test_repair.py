@@ -263,6 +263,7 @@ def written(found: Sequence[Record], journal: Sequence[Record | Drop]) -> list[R
     return list(table.values())
 
 
+@pytest.mark.slow
 @example([ProgressRecord(1, "", 1, 1, 1, 1), RunRecord(1, 0, 2, 1, 0, b"", 1, 1)], [(1, 0)])
 @settings(deadline=None, max_examples=150)
 @given(st.lists(records, max_size=25), st.lists(st.tuples(queue_ids, small), max_size=6))

@@ -59,6 +59,7 @@ def api() -> Iterator[Api]:
 ONCE = [row["body"] for row in ROWS]
 
 
+@pytest.mark.slow
 def test_postgresql_gets_the_rows_of_a_token_once(database: str, orders: Any) -> None:
     to_postgres = recipe("to_postgres", database)
     first, second = str(uuid.uuid4()), str(uuid.uuid4())

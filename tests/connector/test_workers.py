@@ -109,6 +109,7 @@ def test_recommended_conf_leaves_a_choice_of_the_user_and_a_python_that_works(
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "warned"),
     [

@@ -120,6 +120,7 @@ def remove(path: Path) -> None:
 DAMAGES = [truncate, empty, garbage_header, zero_page, swap_pages, flip_inside_a_value, remove]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_catalog_is_refused_by_name_with_what_to_do_and_left_as_it_is(
     damage: Callable[[Path], None], tmp_path: Path
@@ -323,6 +324,7 @@ def test_a_crash_while_the_catalog_is_first_made_leaves_a_directory_that_opens(t
     assert not (tmp_path / "catalog.db.new").exists()
 
 
+@pytest.mark.slow
 def test_another_program_that_holds_the_catalog_is_named_as_the_cause(tmp_path: Path) -> None:
     catalog = filled(tmp_path / "data")
     connection = sqlite3.connect(catalog, isolation_level=None)

@@ -107,6 +107,7 @@ for call in (lambda: DurableStore(sys.argv[1]).close(), lambda: starter.find(sys
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_directory_of_another_user_is_refused() -> None:
     with tempfile.TemporaryDirectory() as parent:

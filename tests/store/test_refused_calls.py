@@ -185,6 +185,7 @@ def refusal(look: Callable[[Path, Path], bool], directory: Path, to: Path) -> st
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [verified, salvaged])
 @pytest.mark.parametrize(("module", "name"), LOOKS, ids=[f"{m.__name__}.{n}" for m, n in LOOKS])
 def test_what_the_machine_refuses_for_now_is_no_damage(

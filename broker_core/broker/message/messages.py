@@ -62,27 +62,18 @@ class Messages:
         self._ordinary = b""  # the last properties of a persistent message without an expiration
 
     # -- enqueueing ------------------------------------------------------------------------------------------
-    def enqueue_rows(self, change: Change, publishes: Sequence[Publish], now: int) -> list[Message]:
-        """Enqueues small commits: rows of the open block, transient rows in memory. Returns unrouted
-        mandatory messages.
-        """
-        removals = Removals(change.effects)
-        returned = self.enqueue(change, publishes, now, removals)
-        if removals:
-            self.dead_letter_all(change, removals, now)
-        return returned
-
     def enqueue(
         self,
         change: Change,
         publishes: Sequence[Publish],
         now: int,
-        removals: Removals,
         atomic: bool = True,
         rejected: list[int] | None = None,
         connection: object = None,
+        removals: Removals | None = None,
     ) -> list[Message]:
-        """Like ``enqueue_rows``; messages that must be dead-lettered are added to ``removals``.
+        """Enqueues small commits: rows of the open block, transient rows in memory. Returns unrouted
+        mandatory messages. What must be dead-lettered is added to ``removals``, or done if that is None.
 
         If not ``atomic``, a full reject-publish queue does not get a message, the other queues do; indexes in
         ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
@@ -93,7 +84,7 @@ class Messages:
             sequence = change.sequence = self._numbers.next_sequence()
         if len(publishes) > 1 and append_many(self._blocks, self._pending_checks, change, publishes, now):
             return returned
-        touched, note = self._touched, change.effects.note
+        touched, note, given = self._touched, change.effects.note, removals
         for index, (message, queues, mandatory) in enumerate(publishes):
             body, routing_key, exchange, properties = message
             for queue in queues:
@@ -108,6 +99,7 @@ class Messages:
             if not atomic:
                 for queue in queues:
                     if queue.arguments.refuses:
+                        removals = Removals(change.effects) if removals is None else removals
                         queues = self._accepting(change, message, queues, now, index, rejected, removals)
                         break
                 if not queues:
@@ -149,7 +141,10 @@ class Messages:
                 change.rows.append(entry)
             for queue in queues:
                 if queue.arguments.limited:
+                    removals = Removals(change.effects) if removals is None else removals
                     self._overflow.cut(change, queue, now, removals)
+        if given is None and removals:
+            self.dead_letter_all(change, removals, now)
         return returned
 
     def _accepting(
@@ -244,7 +239,7 @@ class Messages:
                     publishes.append(_new(Publish, (message, queues, False)))
             if publishes:
                 change.effects.source = queue
-                self.enqueue(change, publishes, now, removals)
+                self.enqueue(change, publishes, now, removals=removals)
                 change.effects.source = None
 
     def purge(self, change: Change, queue: Queue) -> int:
@@ -356,7 +351,7 @@ class StoredMessages:
             Message(row["body"], row["routing_key"], row["exchange"], row["properties"])
             for row in block.to_pylist()
         )
-        self._messages.enqueue_rows(
+        self._messages.enqueue(
             change,
             [Publish(message, tuple(queues)) for message, queues in zip(messages, targets, strict=True)],
             now,

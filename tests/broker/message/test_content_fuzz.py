@@ -188,7 +188,7 @@ class World:
         body = self.body(properties)
         message = Message(body, name, "", properties)
         self.node.broker.run(
-            lambda state, change, now: state.messages.enqueue_rows(
+            lambda state, change, now: state.messages.enqueue(
                 change, [Publish(message, (state.topology.queue(name),))], now
             )
         )
@@ -354,7 +354,7 @@ def test_properties_of_random_bytes_are_dead_lettered_as_a_header(seed: int) -> 
         properties = struct.pack(">H", choose.getrandbits(16)) + choose.randbytes(choose.randrange(40))
         message = Message(b"%d" % number, "q", "", properties)
         node.broker.run(
-            lambda state, change, now, message=message: state.messages.enqueue_rows(
+            lambda state, change, now, message=message: state.messages.enqueue(
                 change, [Publish(message, (state.topology.queue("q"),))], now
             )
         )

@@ -23,6 +23,7 @@ def chain(node: Node, count: int, *, closed: bool) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_chain_of_full_queues_of_any_length_moves_up_by_one_message(node: Node) -> None:
     chain(node, 2000, closed=False)
     declared(node, "q2000")

@@ -93,7 +93,7 @@ def put_in(node: Node, queue: str, body: bytes, properties: bytes) -> None:
     """As it may stand in a data directory, past every door."""
     message = Message(body, queue, "", properties)
     node.broker.run(
-        lambda state, change, now: state.messages.enqueue_rows(
+        lambda state, change, now: state.messages.enqueue(
             change, [Publish(message, (state.topology.queue(queue),))], now
         )
     )

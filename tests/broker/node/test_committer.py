@@ -197,7 +197,7 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
     queues: Queues = (broker.state.topology.queue("q"),)
 
     def work(state: BrokerState, change: Change, now: int) -> None:
-        state.messages.enqueue_rows(change, [Publish(Message(b"x", "q"), queues)], now)
+        state.messages.enqueue(change, [Publish(Message(b"x", "q"), queues)], now)
 
     store.gate.clear()
     store.entered.clear()

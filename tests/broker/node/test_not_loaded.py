@@ -359,7 +359,7 @@ def test_a_work_is_undone_before_it_waits(store: SlowDisk, broker: LocalBroker) 
     def work(state: BrokerState, change: Change, now: int) -> bytes:
         seen.append(queue.log.next_offset)
         message = Message(b"new", "memory", "", b"")
-        state.messages.enqueue_rows(change, [Publish(message, (queue,), False)], now)
+        state.messages.enqueue(change, [Publish(message, (queue,), False)], now)
         return state.messages.fetch(state.topology.queue("disk"), 0).body
 
     with pytest.raises(NotLoaded), broker.look as state:

@@ -105,6 +105,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(JSON)
 @settings(max_examples=150, deadline=None)
 def test_what_the_library_accepts_is_valid_and_nothing_else(value: Any) -> None:

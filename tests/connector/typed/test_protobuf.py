@@ -141,6 +141,7 @@ def message(value: dict[str, Any]) -> bytes:
     return made.SerializeToString()
 
 
+@pytest.mark.slow
 @given(st.lists(orders, max_size=3))
 @settings(max_examples=60, deadline=None)
 def test_what_google_protobuf_writes_is_read(values: list[dict[str, Any]]) -> None:
@@ -148,6 +149,7 @@ def test_what_google_protobuf_writes_is_read(values: list[dict[str, Any]]) -> No
     assert sorted_maps(found) == [(told(value), None) for value in values]
 
 
+@pytest.mark.slow
 @given(st.lists(orders, max_size=3))
 @settings(max_examples=60, deadline=None)
 def test_what_is_encoded_google_protobuf_and_decode_read(values: list[dict[str, Any]]) -> None:
@@ -160,6 +162,7 @@ def test_what_is_encoded_google_protobuf_and_decode_read(values: list[dict[str, 
     assert encoder(header(1) + written(FIRST), SCHEMA, FIRST, COLUMNS)(structs) == bodies
 
 
+@pytest.mark.slow
 @given(orders, st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_body_has_a_fault_or_is_another_value_and_harms_no_other(value: Any, data: Any) -> None:

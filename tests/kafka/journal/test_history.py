@@ -219,6 +219,7 @@ class Journals(RuleBasedStateMachine):
             assert self.ends.setdefault((each.lineage, each.start), each.end) == each.end
 
 
+@pytest.mark.slow
 def test_drivers_that_race_agree_on_every_claim_also_after_compaction() -> None:
     rounds = int(os.environ.get("TXMQ_SOAK_ROUNDS", "1"))
     run_state_machine_as_test(
@@ -270,6 +271,7 @@ def stale_goes_before_void(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(History, "garbage", lambda self: list(self._stale))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule_off",
     [drops_are_garbage_at_once, every_change_counts, stale_goes_before_void],
@@ -280,9 +282,10 @@ def test_a_rule_that_is_switched_off_is_found(rule_off: Any, monkeypatch: pytest
         run_state_machine_as_test(
             Journals,
             settings=settings(
-                max_examples=500,
+                max_examples=2_000,
                 stateful_step_count=40,
                 deadline=None,
+                derandomize=True,
                 phases=[Phase.generate],
                 database=None,
             ),

@@ -29,6 +29,7 @@ def blocks(headers: list[tuple[tuple[str, bytes | None], ...]]) -> pa.BinaryArra
     return pa.array([encode_headers(each) for each in headers], pa.binary())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(BYTES, BYTES, HEADERS), min_size=1, max_size=8),

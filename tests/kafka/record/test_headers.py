@@ -69,6 +69,7 @@ properties = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(short, properties, st.dictionaries(user_names, values, max_size=4))
 def test_a_message_comes_back_byte_by_byte(exchange: str, known: Properties, user: dict[str, bytes]) -> None:
     encoded = with_raw_headers(known.encode(), user)

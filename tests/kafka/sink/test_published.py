@@ -243,6 +243,7 @@ _messages = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(_messages, min_size=1, max_size=60),
