@@ -20,6 +20,7 @@ from pyspark.sql.types import DataType, IntegerType, StringType, StructField, St
 
 from broker_core.errors import OptionError
 from connector.errors import first_line
+from connector.typed.exponents import decimals_alone, harmless, has_decimals
 from connector.typed.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
@@ -114,6 +115,13 @@ class Json:
         if not self._allows_infinity:
             options = {name: value for name, value in options.items() if name.lower() != _INFINITY.lower()}
             options[_INFINITY] = "false"
+
+        def is_broken(text: Column) -> Column:
+            decimals = StructType([*decimals_alone(self.schema).fields, *marks])
+            return F.from_json(text, decimals, options).getField(_CORRUPT).isNotNull()
+
+        if has_decimals(self.schema):
+            encoded = harmless(encoded, is_broken)
         return F.from_json(encoded, kind, options)
 
     @property
@@ -175,14 +183,25 @@ class Csv:
     def encoded(self, body: Column, text: Column) -> Column:
         """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one."""
         del body
-        given = {name.lower(): value for name, value in self.options.items()}
-        separator = given.get("sep", given.get("delimiter", ","))
-        return F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{separator}{_MARK}"))
+        return F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{self._separator}{_MARK}"))
 
     def parsed(self, encoded: Column) -> Column:
         marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
         kind = StructType([*_nullable(self.schema).fields, *marks])
-        return F.from_csv(encoded, kind.toDDL(), _checked(self.options, "from_csv"))
+        options = _checked(self.options, "from_csv")
+
+        def is_broken(text: Column) -> Column:
+            ddl = StructType([*decimals_alone(self.schema).fields, *marks]).toDDL()
+            return F.from_csv(text, ddl, options).getField(_CORRUPT).isNotNull()
+
+        if has_decimals(self.schema):
+            encoded = harmless(encoded, is_broken, grouped=self._separator != ",")
+        return F.from_csv(encoded, kind.toDDL(), options)
+
+    @property
+    def _separator(self) -> str:
+        given = {name.lower(): value for name, value in self.options.items()}
+        return given.get("sep", given.get("delimiter", ","))
 
     def value(self, parsed: Column) -> Column:
         return parsed
