@@ -1,26 +1,32 @@
 """recovery_s: from the start of a driver, whose predecessor was killed, until its first batch is committed by
 Spark. The reference is a plain job of Spark with Delta: the same appends, from a source of Spark.
 
-``python -m bench.recovery`` is such a driver.
+recovery_python_s: the same job beside a third one, with the least Python source that there is. Spark starts
+Python processes for both, and for the plain job none. All three have the same settings.
+
+Not here: the drivers (``recovery_driver.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from bench.broker import fill, serving
-from bench.report import Figure, against
+from bench.recovery_driver import PLAIN, PYTHON, TXMQ
+from bench.report import Figure, against, note
 from txmq import BrokerClient
 
-ROWS = 100  # in a batch
 MESSAGES = 100_000
 BATCHES = 3  # that a driver commits before it is killed
 REPETITIONS = 3
@@ -34,22 +40,29 @@ def recovery_s(folder: Path) -> list[Figure]:
             with client.channel() as channel:
                 channel.queue_declare("orders")
             fill(client, "", "orders", MESSAGES)
-        jobs = {"txmq": Job(folder / "txmq", served.url), "plain": Job(folder / "plain", "")}
-        for job in jobs.values():
+        jobs = [Job(folder / kind, kind, served.url) for kind in (TXMQ, PYTHON, PLAIN)]
+        for job in jobs:
             job.begin()
-        found, references = [], []
+        seconds: dict[str, list[float]] = {job.kind: [] for job in jobs}
         for _ in range(REPETITIONS):
-            found.append(jobs["txmq"].recovered_s())
-            references.append(jobs["plain"].recovered_s())
-    return [against("recovery_s", found, references, "s")]
+            for job in jobs:
+                seconds[job.kind].append(job.recovered_s())
+        for job in jobs:
+            job.note_steps()
+    return [
+        against("recovery_s", seconds[TXMQ], seconds[PLAIN], "s"),
+        against("recovery_python_s", seconds[TXMQ], seconds[PYTHON], "s"),
+    ]
 
 
 class Job:
-    """A streaming query on a folder; ``url``: of the broker, "" for the plain one."""
+    """A streaming query on a folder, whose source is of ``kind``; ``url``: of the broker."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, kind: str, url: str) -> None:
         folder.mkdir()
-        self.folder, self.url = folder, url
+        self.kind = kind
+        self._folder, self._url = folder, url
+        self._cpu_s: list[dict[str, float]] = []  # of each recovery
 
     def begin(self) -> None:
         with self._driver() as process:
@@ -62,15 +75,30 @@ class Job:
         with self._driver() as process:
             self._wait(process, already + 1)
             seconds = time.perf_counter() - started
+            self._cpu_s.append(_cpu_s(process.pid))
             self._wait(process, already + BATCHES)
         return seconds
+
+    def note_steps(self) -> None:
+        """The medians: when each step of a driver had ended, the parts of its first batch, and the seconds of
+        CPU until that was committed, which mean something on a busy machine too.
+        """
+        told = [json.loads(line) for line in self._log().splitlines() if line.startswith('{"steps_s"')]
+        last = told[-len(self._cpu_s) :]
+        parts = {what: [line[what] for line in last] for what in ("steps_s", "first_batch_ms")}
+        for what, found in {**parts, "cpu_s": self._cpu_s}.items():
+            medians = {name: statistics.median(each.get(name, 0) for each in found) for name in found[0]}
+            text = ", ".join(f"{name} {value:,.1f}" for name, value in medians.items())
+            note(f"{self.kind}: {what}: {text}")
 
     @contextlib.contextmanager
     def _driver(self) -> Iterator[subprocess.Popen[bytes]]:
         """Killed, with its JVM and its workers, at the end."""
-        command = [sys.executable, "-m", "bench.recovery", str(self.folder), self.url]
-        with (self.folder / "driver.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        command = [sys.executable, "-m", "bench.recovery_driver", str(self._folder), self.kind, self._url]
+        with (self._folder / "driver.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, str(time.time())], stdout=log, stderr=log, start_new_session=True
+            )
         try:
             yield process
         finally:
@@ -79,49 +107,26 @@ class Job:
 
     def _committed(self) -> int:
         """How many batches are in Spark's commit log."""
-        names = [path.name for path in (self.folder / "checkpoint" / "commits").glob("[0-9]*")]
+        names = [path.name for path in (self._folder / "checkpoint" / "commits").glob("[0-9]*")]
         return max(map(int, names), default=-1) + 1
+
+    def _log(self) -> str:
+        return (self._folder / "driver.log").read_text(errors="replace")
 
     def _wait(self, process: subprocess.Popen[bytes], batches: int) -> None:
         deadline = time.monotonic() + LIMIT_S
         while self._committed() < batches:
             if process.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / "driver.log").read_text(errors="replace")
-                raise RuntimeError(f"{self._committed()} batches of {batches}: {log[-3000:]}")
+                raise RuntimeError(f"{self._committed()} batches of {batches}: {self._log()[-3000:]}")
             time.sleep(POLL_S)
 
 
-def drive(folder: str, url: str) -> None:
-    from bench.session import session
-
-    settings: dict[str, str] = {}
-    if url:
-        import txmq
-
-        settings = txmq.recommended_conf()
-    with session("recovery", settings) as spark:
-        table = f"{folder}/table"
-        spark.createDataFrame([], "body string").write.format("delta").mode("append").save(table)
-        if url:
-            options = {"url": url, "queue": "orders", "appId": "recovery", "maxOffsetsPerTrigger": str(ROWS)}
-            stream = spark.readStream.format("txmq").options(**options).load()
-
-            def once(batch: Any, tx: Any) -> None:
-                tx.append(batch.selectExpr("base64(body) AS body"), table)
-
-            function: Any = txmq.transactional(once, url=url, app_id="recovery")
-        else:
-            stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", str(ROWS)).load()
-
-            def plain(batch: Any, _batch_id: int) -> None:
-                batch.selectExpr("CAST(value AS STRING) AS body").write.format("delta").mode("append").save(
-                    table
-                )
-
-            function = plain
-        writer = stream.writeStream.foreachBatch(function)
-        writer.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
-
-
-if __name__ == "__main__":
-    drive(*sys.argv[1:])
+def _cpu_s(pid: int) -> dict[str, float]:
+    """Seconds of CPU of a driver: its own, of its JVM, and of the Python processes of that."""
+    driver = psutil.Process(pid)
+    found = {"driver": sum(driver.cpu_times()[:2]), "jvm": 0.0, "workers": 0.0}
+    for process in driver.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            used = process.cpu_times()
+            found["jvm" if process.name() == "java" else "workers"] += sum(used[:2])
+    return found

@@ -1,7 +1,8 @@
 """``format("txmq")``: the class that Spark finds. Its docstring is the manual.
 
 Not here: reading and writing.
-Invariant: it is built in many processes and pickled, so it holds only options.
+Invariants: it is built in many processes and pickled, so it holds only options. A process imports what it
+needs: one looks up the data sources for every job of Spark, and Arrow would be most of its time.
 """
 
 from __future__ import annotations
@@ -18,18 +19,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector import state
-from connector.options import (
-    READ,
-    Included,
-    absolute_data,
-    check_known,
-    read_options,
-    table_options,
-    write_options,
-)
-from connector.stream import spark_version
-from connector.stream.schema import check_publish_columns, check_read_schema, read_schema
 
 
 class TxmqDataSource(DataSource):
@@ -121,6 +110,9 @@ class TxmqDataSource(DataSource):
     """  # noqa: E501
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        from connector.options import absolute_data
+        from connector.stream import spark_version
+
         spark_version.require()
         super().__init__(absolute_data(options))
 
@@ -129,8 +121,14 @@ class TxmqDataSource(DataSource):
         return "txmq"
 
     def schema(self) -> StructType:
+        from connector.options import READ, Included, check_known, table_options
+
         if "table" in self.options:
+            from connector import state
+
             return state.schema(table_options(self.options).table)
+        from connector.stream.schema import read_schema
+
         check_known(self.options, READ)
         return read_schema(Included(self._is_on("includeProperties"), self._is_on("includeTransaction")))
 
@@ -138,6 +136,10 @@ class TxmqDataSource(DataSource):
         return str(self.options.get(option, "false")).strip().lower() == "true"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from connector.options import read_options
+        from connector.stream import spark_version
+        from connector.stream.schema import check_read_schema
+
         if "table" in self.options:
             raise OptionError(
                 f"table {self.options['table']!r} is the state of the broker, which is no stream",
@@ -148,9 +150,13 @@ class TxmqDataSource(DataSource):
         return spark_version.stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from connector.options import read_options, table_options
+        from connector.stream.schema import check_read_schema
         from connector.stream.source import TxmqBatchReader
 
         if "table" in self.options:
+            from connector import state
+
             table = table_options(self.options)
             state.check_schema(table.table, schema)
             return state.TableReader(table)
@@ -160,6 +166,8 @@ class TxmqDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """``overwrite`` means output mode complete: every micro-batch publishes the whole result."""
+        from connector.options import write_options
+        from connector.stream.schema import check_publish_columns
         from connector.stream.sink import TxmqStreamWriter
 
         options = write_options(self.options, "stream write")
@@ -167,6 +175,8 @@ class TxmqDataSource(DataSource):
         return TxmqStreamWriter(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from connector.options import write_options
+        from connector.stream.schema import check_publish_columns
         from connector.stream.sink import TxmqBatchWriter
 
         options = write_options(self.options, "batch write")

@@ -12,7 +12,6 @@ from typing import Any
 
 from broker_core.engine import EARLIEST, Engine, Origin
 from broker_core.errors import OptionError
-from connector.ledger_file import rows
 
 COLUMNS = ("app_id", "token", "log", "start_offset", "end_offset", "sequence", "log_id")
 
@@ -29,6 +28,8 @@ class LedgerStart:
 
     def origin(self, engine: Engine, logs: Mapping[str, Sequence[str]]) -> Origin:
         """``logs``: of each queue of the source. Raises OptionError."""
+        from connector.ledger_file import rows  # it reads Parquet, which a source seldom does
+
         found = self._found(rows(self.ledger, COLUMNS))
         own = {log for named in logs.values() for log in named}
         offsets = {log: at for log, at in _position(found, self.batch).items() if log in own}

@@ -14,7 +14,6 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -130,6 +129,8 @@ def properties_column(encoded: pa.Array) -> pa.Array:
     Damaged properties are only in old data directories. A header that is not a string becomes JSON text; a
     priority or delivery mode above 127 becomes 127.
     """
+    import pyarrow.compute as pc  # slow to import, and a source without properties does not need it
+
     if len(encoded) == 0 or (pc.max(pc.binary_length(encoded)).as_py() or 0) == 0:
         return pa.nulls(len(encoded), ARROW_PROPERTIES)
     distinct = encoded.dictionary_encode()  # most messages of a stream share a few sets of properties
@@ -258,6 +259,8 @@ def _values(name: str, column: pa.Array) -> list[Any]:
     if column.null_count == len(column):
         return [None] * len(column)
     if name == "timestamp":
+        import pyarrow.compute as pc
+
         return list(pc.divide(column.cast(pa.int64()), 1_000_000).to_pylist())
     if name == "headers":
         return [None if headers is None else tuple(headers) for headers in column.to_pylist()]

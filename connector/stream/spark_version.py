@@ -6,13 +6,15 @@ Not here: the two ways in which it asks a stream for an end (``admitted.py``, ``
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 
 from broker_core.errors import OptionError
-from connector.options import ReadOptions
-from connector.stream.source import StreamReader
+
+if TYPE_CHECKING:
+    from connector.options import ReadOptions
+    from connector.stream.source import StreamReader
 
 
 def stream_reader(options: ReadOptions) -> StreamReader:
