@@ -174,6 +174,7 @@ def test_a_row_with_a_right_checksum_that_is_no_history_is_found_by_verify(
     commit(broker, COMMITS)
     if packed:
         pack(broker)
+    before = told(broker)
     with contextlib.closing(broker):
         (oldest, *_) = broker.state.transactions.history.rows()
         number = oldest.number or 1
@@ -186,7 +187,9 @@ def test_a_row_with_a_right_checksum_that_is_no_history_is_found_by_verify(
     found = [*report.problems, *report.repairs]
     assert len(found) == 1 and f"row {number} of" in found[0] and report.ok == (not packed)
     with contextlib.closing(opened(tmp_path / "data")) as broker:
-        assert messages(broker) == MESSAGES
+        assert (
+            messages(broker) == MESSAGES and told(broker) != before and before.startswith(told(broker)[:200])
+        )
 
 
 def test_without_a_history_nothing_of_it_is_left_once_the_broker_is_ready(served: Served) -> None:

@@ -10,9 +10,10 @@ the next one goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -95,12 +96,22 @@ class Sees:
         return name if vhost == self.vhost and (self.looks or self.queue(name)) else None
 
 
+def _readable(
+    row: HistoryRecord, mark: bytes = b"", spend: Callable[[int], None] = lambda size_bytes: None
+) -> Iterator[PastCommit]:
+    """Yields the commits of a row, up to what cannot be read: others are told all the same, and `txmq verify`
+    names the row.
+    """
+    with contextlib.suppress(ValueError):
+        yield from commits(row, mark, spend)
+
+
 def find(rows: Sequence[HistoryRecord], sequence: int, sees: Sees) -> TransactionInfo | None:
-    """Returns the transaction with this number. Raises ValueError for a row that cannot be read."""
+    """Returns the transaction with this number."""
     at = bisect_left(rows, sequence, key=attrgetter("last"))
     if at == len(rows):
         return None
-    for commit in commits(rows[at]):
+    for commit in _readable(rows[at]):
         if commit.sequence == sequence:
             return sees.shown(commit)
     return None
@@ -118,7 +129,7 @@ def latest(
         if looked.enough:
             return found, row.last + 1
         looked.spend(ROW_BYTES)
-        for commit in reversed(list(commits(row, spend=looked.spend))):
+        for commit in reversed(list(_readable(row, spend=looked.spend))):
             if before and commit.sequence >= before:
                 continue
             if len(found) >= limit:
@@ -156,7 +167,7 @@ def steps(
         if looked.enough:
             return found, Place(queue_id, last)
         looked.spend(ROW_BYTES)
-        for commit in commits(row, b'"%d":' % queue_id, looked.spend):
+        for commit in _readable(row, b'"%d":' % queue_id, looked.spend):
             if commit.sequence <= place.sequence or commit.queues.get(queue_id) != (sees.vhost, queue):
                 continue
             told, settles = _steps_of(commit, queue_id, offset, sees)
@@ -194,7 +205,7 @@ def _last_of(
         looked.spend(ROW_BYTES)
         ids = [
             queue_id
-            for commit in commits(row, mark, looked.spend)
+            for commit in _readable(row, mark, looked.spend)
             if commit.committed_at > sees.hidden.get(sees.vhost, 0)
             for queue_id, (vhost, name) in commit.queues.items()
             if (vhost, name) == (sees.vhost, queue)
