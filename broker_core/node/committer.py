@@ -327,9 +327,7 @@ class Committer:
         self._led = False
 
     def _leave(self, mine: Waiting) -> None:
-        """Removes a caller that stops waiting: its work is withdrawn, or done without it. If it was the next
-        leader, another becomes it.
-        """
+        """A caller stops waiting: its work is withdrawn, or done without it. Another leads in its place."""
         with self._mutex:
             if mine in self._waiting:
                 self._waiting.remove(mine)
