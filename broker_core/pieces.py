@@ -54,7 +54,9 @@ def loads(text: bytes, parse_constant: Callable[[str], object] | None = None) ->
     for start in range(0, len(text), _COUNTED):
         found += sum(text.count(mark, start, start + _COUNTED) for mark in _MARKS)
         if found > MOST:
-            raise TooManyValues(f"JSON of {len(text)} bytes has more than {MOST} values")
+            raise TooManyValues(
+                f"JSON of {len(text)} bytes has more than {MOST} values: send it in several calls"
+            )
     if found <= FEW:
         return json.loads(text, parse_constant=parse_constant)
     return _slow(parse_constant).decode(text.decode(json.detect_encoding(text), "surrogatepass"))

@@ -271,6 +271,33 @@ def test_an_import_that_was_ended_between_two_pieces_goes_on_when_it_is_repeated
         assert broker.accounts.export_definitions() == expected
 
 
+@pytest.mark.slow
+def test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files(
+    tmp_path: Path, shell: Shell
+) -> None:
+    bindings = [
+        {"source": "e", "vhost": "/", "destination": "q", "destination_type": "queue",
+         "routing_key": f"key {number}", "arguments": {}}
+        for number in range(130_000)
+    ]  # fmt: skip
+    document = {
+        "exchanges": [{"name": "e", "vhost": "/", "type": "direct", "durable": True, "arguments": {}}],
+        "queues": [{"name": "q", "vhost": "/", "durable": True, "arguments": {}}],
+        "bindings": bindings,
+    }
+    files = [document, {**document, "bindings": bindings[:65_000]}, {"bindings": bindings[65_000:]}]
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    for path, each in zip(paths, files, strict=True):
+        path.write_text(json.dumps(each))
+    with Broker.open(tmp_path / "data") as broker:
+        before = broker.accounts.export_definitions()
+        assert shell.code("import", str(paths[0]), "--url", broker.url) == 1
+        assert "send it in several calls" in shell.error
+        assert broker.accounts.export_definitions() == before
+        for path in paths[1:]:
+            assert "65000 bindings" in shell.run("import", str(path), "--url", broker.url)
+
+
 def test_a_limit_that_is_reached_on_the_way_says_how_far_the_import_came(tmp_path: Path) -> None:
     document = {**MANY, "vhosts": [{"name": "sales", "limits": [["max-queues", 120]]}]}
     with Broker.open(tmp_path / "data") as broker:

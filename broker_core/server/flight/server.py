@@ -296,7 +296,7 @@ def _check_size(call: str, size: int) -> None:
     """Raises RemoteProtocolError."""
     if size > contract.MAX_CALL_BYTES:
         raise errors.RemoteProtocolError(
-            f"{call} came with {size} bytes; the limit is {contract.MAX_CALL_BYTES}"
+            f"{call} came with {size} bytes; the limit is {contract.MAX_CALL_BYTES}: send it in several calls"
         )
 
 
