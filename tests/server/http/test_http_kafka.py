@@ -7,12 +7,15 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from broker_core import errors
 from broker_core.kafka.engine import KafkaEngine
+from broker_core.kafka.protocol import port
+from broker_core.kafka.protocol.port import Request
 from broker_core.server.http.elsewhere.recent import KEYS, Recent
 from broker_core.server.http.elsewhere.routes import ELSEWHERE, served
 from broker_core.server.http.routes import ROUTES
@@ -167,6 +170,30 @@ def test_nobody_comes_in_without_a_login_and_users_replace_the_default_one() -> 
         assert Visitor(server.urls[0], "eve", PASSWORD).get("/ui").status == 200
         for each in (nobody, guest, eve):
             each.close()
+
+
+@pytest.mark.parametrize("played", [False, True])
+def test_to_look_asks_a_cluster_for_what_it_has_and_changes_nothing(played: bool) -> None:
+    fake = FakeKafka()
+    if played:
+        play(connected(fake))
+    asked: set[type] = set()
+
+    def note(_node: int, request: Request[Any]) -> None:
+        asked.add(type(request))
+
+    fake.fault = note
+    with kafka_door(connected(fake)) as server:
+        api, visitor = Api(server.urls[0]), Visitor(server.urls[0], "guest", "guest")
+        for row in rows():
+            api.ask(row.method, row.at("%2F"), {} if row.method in ("PUT", "POST") else None)
+        for path in ("/ui", "/ui/queues", "/ui/pipelines", "/ui/transactions"):
+            assert visitor.get(path).status == 200
+        api.close()
+        visitor.close()
+    looks = {port.ApiVersions, port.Metadata, port.ListOffsets, port.Fetch, port.DescribeTopic, port.LogSizes}
+    looks |= {port.FindCoordinator, port.DescribeTransaction}
+    assert asked - looks == set()
 
 
 def test_a_cluster_that_does_not_answer_is_said_and_the_door_goes_on() -> None:
