@@ -16,7 +16,7 @@ from broker_core import errors
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.port import Request
-from broker_core.server.http.elsewhere.recent import KEYS, Recent
+from broker_core.server.http.elsewhere.recent import FAILED_S, KEYS, Recent
 from broker_core.server.http.elsewhere.routes import ELSEWHERE, served
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.server import HttpServer
@@ -238,14 +238,30 @@ def test_many_who_look_cost_the_cluster_as_much_as_one() -> None:
     assert [recent.get(each, ask, 1.0) for each in range(KEYS + 5)][-1] > 2 and len(recent) == KEYS
 
 
+def test_what_takes_long_is_asked_for_seldom() -> None:
+    now, asked, recent = [0.0], [], Recent(lambda: now[0])
+
+    def slow() -> int:
+        now[0] += 3.0
+        asked.append(1)
+        return len(asked)
+
+    assert recent.get("attempts", slow, 30.0, 20.0) == 1
+    now[0] += 59.0
+    assert recent.get("attempts", slow, 30.0, 20.0) == 1
+    now[0] += 1.0
+    assert recent.get("attempts", slow, 30.0, 20.0) == 2
+
+
 def test_a_failure_is_kept_for_a_moment_too() -> None:
     now, recent = [0.0], Recent(lambda: now[0])
 
     def fail() -> int:
+        now[0] += 5.0
         raise errors.ConnectionFailed("it does not answer")
 
     for ask in (fail, lambda: 1):
         with pytest.raises(errors.ConnectionFailed):
-            recent.get("apps", ask, 1.0)
-    now[0] = 1.0
+            recent.get("apps", ask, 30.0, 20.0)
+    now[0] += FAILED_S
     assert recent.get("apps", lambda: 1, 1.0) == 1
