@@ -83,15 +83,18 @@ def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
 
 
 def link_messages(batch: DataFrame, engine: Engine) -> None:
-    """Links the span around to the traces of the first LINKED messages of each log that the batch reads."""
+    """Links the span around to the traces of the first messages that the batch reads, at most LINKED."""
     if not spans.current():
         return
     try:
-        slices = [
-            (log, start, min(end, start + LINKED))
+        found = [
+            (log, *ends)
             for _, ranges in ranges_of(batch)
-            for log, (start, end) in ranges.items()
-        ]
+            for log, ends in ranges.items()
+            if ends[0] < ends[1]
+        ][:LINKED]
+        rows = LINKED // max(len(found), 1)
+        slices = [(log, start, min(end, start + rows)) for log, start, end in found]
         spans.link(spans.contexts(engine.browse(slices), LINKED))
     except Exception as error:  # Spark's internals, or a tracer: a batch does not fail for a span
         log.debug("the span of the batch has no links: %s", error_summary(error))

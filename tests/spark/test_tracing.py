@@ -31,14 +31,15 @@ def contexts(rig: Any, queue: str) -> dict[str, object]:
 
 
 def run(rig: Any) -> None:
-    """Relays "in" with its properties to "kept", and its bodies alone to "made"."""
-    rig.declare("in", "kept", "made")
+    """Relays "in" with its properties to "kept", its bodies alone to "made", and rejects it to "dead"."""
+    rig.declare("in", "kept", "made", "dead")
     rig.publish("in", "traced", properties=TRACED)
     rig.publish("in", "plain")
 
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.publish(batch.select("body", "properties"), queue="kept")
         tx.publish(batch.select("body"), queue="made")
+        tx.reject(batch, "no", queue="dead")
 
     each = transactional(fn, url=rig.broker.url, app_id="app")
     writer = rig.stream("in", includeProperties=True).writeStream.foreachBatch(each)
@@ -62,12 +63,14 @@ def test_a_micro_batch_is_a_span_with_links_to_what_it_consumed_and_is_told_to_w
     own = f"00-{batch.context.trace_id:032x}-{batch.context.span_id:016x}-{flags}"
     assert contexts(rig, "kept") == {"traced": PARENT, "plain": own}
     assert contexts(rig, "made") == {"traced": own, "plain": own}
+    assert contexts(rig, "dead") == {"traced": PARENT, "plain": None}  # as they are
 
 
 def test_without_a_tracer_headers_are_what_they_were(rig: Any) -> None:
     run(rig)
     assert contexts(rig, "kept") == {"traced": PARENT, "plain": None}
     assert contexts(rig, "made") == {"traced": None, "plain": None}
+    assert contexts(rig, "dead") == {"traced": PARENT, "plain": None}
 
 
 def test_the_native_sink_keeps_the_context_of_each_row(rig: Any) -> None:

@@ -5,6 +5,7 @@ Not here: the door (``broker_core/server/http/elsewhere``), which is imported wh
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 
 import click
@@ -47,6 +48,8 @@ def _http(options: Options) -> int:
         from broker_core.server.tls import TlsOptions
     except ModuleNotFoundError as error:
         raise OptionError(f"the package {error.name} is not installed", "pip install 'txmq[http]'") from error
+    if options.audit and not os.path.isdir(options.audit):
+        raise OptionError(f"--audit is {options.audit!r}, which is no directory", "make it, or leave it out")
     if bool(options.tls_cert) != bool(options.tls_key):
         raise OptionError("one of --tls-cert and --tls-key is missing", "give both, or none of them")
     tls = TlsOptions(options.tls_cert, options.tls_key) if options.tls_cert else None

@@ -7,13 +7,16 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from broker_core import errors
 from broker_core.kafka.engine import KafkaEngine
-from broker_core.server.http.elsewhere.recent import KEYS, Recent
+from broker_core.kafka.protocol import port
+from broker_core.kafka.protocol.port import Request
+from broker_core.server.http.elsewhere.recent import FAILED_S, KEYS, Recent
 from broker_core.server.http.elsewhere.routes import ELSEWHERE, served
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.server import HttpServer
@@ -169,6 +172,30 @@ def test_nobody_comes_in_without_a_login_and_users_replace_the_default_one() -> 
             each.close()
 
 
+@pytest.mark.parametrize("played", [False, True])
+def test_to_look_asks_a_cluster_for_what_it_has_and_changes_nothing(played: bool) -> None:
+    fake = FakeKafka()
+    if played:
+        play(connected(fake))
+    asked: set[type] = set()
+
+    def note(_node: int, request: Request[Any]) -> None:
+        asked.add(type(request))
+
+    fake.fault = note
+    with kafka_door(connected(fake)) as server:
+        api, visitor = Api(server.urls[0]), Visitor(server.urls[0], "guest", "guest")
+        for row in rows():
+            api.ask(row.method, row.at("%2F"), {} if row.method in ("PUT", "POST") else None)
+        for path in ("/ui", "/ui/queues", "/ui/pipelines", "/ui/transactions"):
+            assert visitor.get(path).status == 200
+        api.close()
+        visitor.close()
+    looks = {port.ApiVersions, port.Metadata, port.ListOffsets, port.Fetch, port.DescribeTopic, port.LogSizes}
+    looks |= {port.FindCoordinator, port.DescribeTransaction}
+    assert asked - looks == set()
+
+
 def test_a_cluster_that_does_not_answer_is_said_and_the_door_goes_on() -> None:
     fake = FakeKafka()
     engine = connected(fake, **{"kafka.default.api.timeout.ms": "50"})
@@ -211,14 +238,30 @@ def test_many_who_look_cost_the_cluster_as_much_as_one() -> None:
     assert [recent.get(each, ask, 1.0) for each in range(KEYS + 5)][-1] > 2 and len(recent) == KEYS
 
 
+def test_what_takes_long_is_asked_for_seldom() -> None:
+    now, asked, recent = [0.0], [], Recent(lambda: now[0])
+
+    def slow() -> int:
+        now[0] += 3.0
+        asked.append(1)
+        return len(asked)
+
+    assert recent.get("attempts", slow, 30.0, 20.0) == 1
+    now[0] += 59.0
+    assert recent.get("attempts", slow, 30.0, 20.0) == 1
+    now[0] += 1.0
+    assert recent.get("attempts", slow, 30.0, 20.0) == 2
+
+
 def test_a_failure_is_kept_for_a_moment_too() -> None:
     now, recent = [0.0], Recent(lambda: now[0])
 
     def fail() -> int:
+        now[0] += 5.0
         raise errors.ConnectionFailed("it does not answer")
 
     for ask in (fail, lambda: 1):
         with pytest.raises(errors.ConnectionFailed):
-            recent.get("apps", ask, 1.0)
-    now[0] = 1.0
+            recent.get("apps", ask, 30.0, 20.0)
+    now[0] += FAILED_S
     assert recent.get("apps", lambda: 1, 1.0) == 1

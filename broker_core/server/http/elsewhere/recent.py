@@ -16,6 +16,7 @@ from broker_core.errors import TxmqError
 
 T = TypeVar("T")
 KEYS = 1_000
+FAILED_S = 1.0
 
 
 @dataclass(slots=True)
@@ -37,8 +38,10 @@ class Recent:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def get(self, key: Hashable, ask: Callable[[], T], keep_s: float) -> T:
-        """Returns what ``ask`` has answered at most ``keep_s`` ago. Raises what it has raised."""
+    def get(self, key: Hashable, ask: Callable[[], T], keep_s: float, share: float = 0.0) -> T:
+        """Returns what ``ask`` has answered at most ``keep_s`` ago, or ``share`` times as long ago as its
+        answer took. Raises what it has raised at most FAILED_S ago.
+        """
         with self._lock:
             answer = self._answers.get(key)
             if answer is None:
@@ -47,12 +50,14 @@ class Recent:
                 answer = self._answers[key] = _Answer()
         with answer.lock:
             if answer.until_s <= self._clock():
+                began_s = self._clock()
                 answer.value = answer.error = None
                 try:
                     answer.value = ask()
                 except TxmqError as error:
-                    answer.error = error
-                answer.until_s = self._clock() + keep_s
+                    answer.error, keep_s, share = error, FAILED_S, 0.0
+                now_s = self._clock()
+                answer.until_s = now_s + max(keep_s, share * (now_s - began_s))
             if answer.error is not None:
                 raise answer.error.with_traceback(None)
             return cast(T, answer.value)

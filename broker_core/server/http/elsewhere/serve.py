@@ -18,7 +18,7 @@ from types import FrameType
 from broker_core import __version__
 from broker_core.admin import Admin
 from broker_core.engine import Engine
-from broker_core.errors import OptionError, TxmqError
+from broker_core.errors import TxmqError
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server import log_file
@@ -56,8 +56,6 @@ class EngineDoor:
 @contextlib.contextmanager
 def opened(engine: Engine, admin: Admin, door: EngineDoor) -> Iterator[HttpServer]:
     """The door, listening. Raises OptionError."""
-    if door.audit and not os.path.isdir(door.audit):
-        raise OptionError(f"--audit is {door.audit!r}, which is no directory", "make it, or leave it out")
     with contextlib.ExitStack() as steps:
         broker = LocalBroker(MemoryStore(), upkeep=False)
         steps.callback(broker.close)

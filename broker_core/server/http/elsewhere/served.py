@@ -1,8 +1,8 @@
 """What the door of an engine elsewhere serves: its apps, queues and ledgers, by the ports of the engine.
 
 Not here: which routes it has (``routes.py``), lists as RabbitMQ shows them (``answers.py``).
-Invariant: nothing of the engine changes. What is shown is at most KEPT_S old, and what is staged STAGED_S: to
-find that, a whole topic is read.
+Invariant: nothing of the engine changes. What is shown is at most KEPT_S old, and what is staged STAGED_S, or
+older where that takes long: to find it, whole topics are read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from broker_core.server.http.served import AppLedger, Past, Served
 
 T = TypeVar("T")
 KEPT_S, STAGED_S = 1.0, 30.0
+STAGED_SHARE = 20.0  # the stage topics are read for a twentieth of the time at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,8 @@ class EngineServed(Served):
     recent: Recent = field(default_factory=Recent)
     topic_rates: TopicRates = field(default_factory=TopicRates)
 
-    def kept(self, key: Hashable, ask: Callable[[], T], keep_s: float = KEPT_S) -> T:
-        return self.recent.get(key, ask, keep_s)
+    def kept(self, key: Hashable, ask: Callable[[], T]) -> T:
+        return self.recent.get(key, ask, KEPT_S)
 
     # -- as Served -------------------------------------------------------------------------------------------
     def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
@@ -62,7 +63,7 @@ class EngineServed(Served):
         return [each for each in found if each.app_id == app.app_id]
 
     def attempts(self, vhost: str) -> list[AttemptInfo]:
-        return self.kept("attempts", self.engine.attempts, STAGED_S)
+        return self.recent.get("attempts", self.engine.attempts, STAGED_S, STAGED_SHARE)
 
     @property
     def past(self) -> Past:
