@@ -145,6 +145,13 @@ class RemoteChannel:
         closed: messages after one that failed are not committed without it.
         """
         encoded = properties.encode() if isinstance(properties, Properties) else properties
+        message: dict[str, object] = {
+            "body": body,
+            "exchange": exchange,
+            "routing_key": routing_key,
+            "properties": encoded,
+            "mandatory": mandatory,
+        }
         if not (
             type(body) is type(encoded) is bytes
             and type(exchange) is type(routing_key) is str
@@ -152,21 +159,8 @@ class RemoteChannel:
         ):
             if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise errors.OptionError(f"a body must be bytes, not {type(body).__name__}; encode it first")
-            given = {
-                "body": body,
-                "exchange": exchange,
-                "routing_key": routing_key,
-                "properties": encoded,
-                "mandatory": mandatory,
-            }
-            check_call("publish", RemoteChannel.publish, given)
-        message = {
-            "body": bytes(body),
-            "exchange": exchange,
-            "routing_key": routing_key,
-            "properties": encoded,
-            "mandatory": mandatory,
-        }
+            check_call("publish", RemoteChannel.publish, message)
+            message["body"] = bytes(body)
         if not self._transactional:
             self.returned += self._call("publish", list[Message], **message)
             return

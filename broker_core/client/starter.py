@@ -40,15 +40,13 @@ def find(directory: str, answers: Callable[[Endpoint], bool]) -> Endpoint | None
     return endpoint if endpoint is not None and answers(endpoint) else None
 
 
-def find_or_start(
-    directory: str, answers: Callable[[Endpoint], bool], timeout_s: float = START_TIMEOUT_S
-) -> Endpoint:
+def find_or_start(directory: str, answers: Callable[[Endpoint], bool]) -> Endpoint:
     """The running broker of ``directory``, started as a detached process if none runs.
 
     Raises the error with which the broker failed to start (DataDirectoryLocked, CorruptCatalog, ...), or
     ConnectionFailed with the last lines of its log.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + START_TIMEOUT_S
     found = find(directory, answers)
     if found is not None:
         return found

@@ -281,7 +281,6 @@ class StoredMessages:
         now: int,
         *,
         expiring: bool | None = None,
-        connection: object = None,
         readable: bool = True,
     ) -> dict[QueueId, int]:
         """Makes a stored block visible: one run per queue id of ``routes``. Deleted
@@ -311,9 +310,6 @@ class StoredMessages:
             if queue.written:
                 change.put(queue.log.record_last_run())
             self._touched.add(queue)
-            if queue.consumers.publishers is not None and connection is not None:
-                self._undo.append((setattr, queue.consumers, "publishers", dict(queue.consumers.publishers)))
-                queue.consumers.publishers.update(dict.fromkeys(range(first, first + count), connection))
             if expiring is not False:
                 queue.marks.timed = True
             if queue.arguments.limited and readable:
