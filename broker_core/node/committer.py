@@ -284,12 +284,11 @@ class Committer:
             self.run(lambda _state, _change, _now: None)
 
     def _lead(self, mine: Waiting, group: list[Waiting] | None, *, last: bool = True) -> None:
-        """Commits and answers ``group``, which starts with ``mine``. After the ``last`` group of the leader
-        it passes the lead.
-
-        None: ``mine`` and all that wait now.
+        """Commits and answers ``group``, which starts with ``mine``; None: it and all that wait now. The lead
+        is passed on after the ``last`` group.
         """
-        done, load = list[Waiting](), list[Waiting]()
+        done: list[Waiting] = []
+        load: list[Waiting] = []
         try:
             mine.leads = False
             if group is None:
