@@ -224,7 +224,10 @@ def test_a_client_that_sends_slowly_is_disconnected_and_others_are_served(broker
     assert time.monotonic() - began < GUARD_S
 
 
-def test_a_client_that_does_not_read_is_disconnected(broker: Broker, boss: Api) -> None:
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_client_that_reads_a_byte_at_a_time_or_nothing_is_disconnected(
+    broker: Broker, boss: Api, reads: int
+) -> None:
     with broker.channel() as channel:
         for number in range(100):
             channel.queue_declare(f"unread-{number:03}-{'x' * 200}", durable=False)
@@ -237,7 +240,14 @@ def test_a_client_that_does_not_read_is_disconnected(broker: Broker, boss: Api) 
     wait_until(
         lambda: len(server.clients.connections) == before + 1 or len(server.clients.connections) < before
     )
-    wait_until(lambda: len(server.clients.connections) <= before)
+
+    def gone() -> bool:
+        with contextlib.suppress(OSError):
+            connection.recv(reads)
+        return len(server.clients.connections) <= before
+
+    wait_until(gone)
+    assert boss.get("/api/whoami")["name"] == "boss"
     connection.close()
     with broker.channel() as channel:
         for number in range(100):
