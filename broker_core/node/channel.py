@@ -7,9 +7,9 @@ Invariant: the effect of a call that returns is durable, or waits in the transac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from broker_core.address import VHOST
 from broker_core.broker.access.rights import Rights
@@ -32,6 +32,7 @@ from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
 
+P = ParamSpec("P")
 T = TypeVar("T")
 GET_MESSAGES = 1_000  # of one ``get_at``
 GET_BYTES = 4 * 1024 * 1024
@@ -88,20 +89,18 @@ class LocalChannel:
     ) -> None:
         """Declares an exchange. Raises PreconditionFailed (other properties), AccessRefused (reserved)."""
 
-        self._run(
-            changes(
-                self._topology.declare_exchange,
-                exchange,
-                type,
-                durable=durable,
-                auto_delete=auto_delete,
-                internal=internal,
-                arguments=arguments,
-            )
+        self._do(
+            self._topology.declare_exchange,
+            exchange,
+            type,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            arguments=arguments,
         )
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        self._run(changes(self._topology.delete_exchange, exchange, if_unused=if_unused))
+        self._do(self._topology.delete_exchange, exchange, if_unused=if_unused)
 
     def queue_declare(
         self,
@@ -124,18 +123,16 @@ class LocalChannel:
             check_reserved(queue, self._topology.queues)
         connection = self._channel.connection
         if passive:
-            self._run(changes(lambda _change: self._topology.visible_to(queue, connection)))
+            self._do(lambda _change: self._topology.visible_to(queue, connection))
         else:
-            self._run(
-                changes(
-                    self._topology.declare_queue,
-                    queue,
-                    durable=durable,
-                    exclusive=exclusive,
-                    auto_delete=auto_delete,
-                    arguments=arguments,
-                    connection=connection,
-                )
+            self._do(
+                self._topology.declare_queue,
+                queue,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=arguments,
+                connection=connection,
             )
         return queue
 
@@ -143,36 +140,30 @@ class LocalChannel:
         self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, object] | None = None
     ) -> None:
         connection = self._channel.connection
-        self._run(
-            changes(self._topology.bind, queue, exchange, routing_key, arguments, connection=connection)
-        )
+        self._do(self._topology.bind, queue, exchange, routing_key, arguments, connection=connection)
 
     def queue_unbind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, object] | None = None
     ) -> None:
         connection = self._channel.connection
-        self._run(
-            changes(self._topology.unbind, queue, exchange, routing_key, arguments, connection=connection)
-        )
+        self._do(self._topology.unbind, queue, exchange, routing_key, arguments, connection=connection)
 
     def queue_purge(self, queue: str) -> int:
         """Drops messages that are not held, and returns how many. Raises QueueNotFound, ResourceLocked."""
         state, connection = self._state, self._channel.connection
-        return self._run(
-            changes(lambda change: state.messages.purge(change, self._topology.purgeable(queue, connection)))
+        return self._do(
+            lambda change: state.messages.purge(change, self._topology.purgeable(queue, connection))
         )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Deletes a queue and returns how many messages it had. Raises ResourceLocked, PreconditionFailed."""
         connection = self._channel.connection
-        return self._run(
-            changes(
-                self._topology.delete_queue,
-                queue,
-                if_unused=if_unused,
-                if_empty=if_empty,
-                connection=connection,
-            )
+        return self._do(
+            self._topology.delete_queue,
+            queue,
+            if_unused=if_unused,
+            if_empty=if_empty,
+            connection=connection,
         )
 
     # -- publishing ------------------------------------------------------------------------------------------
@@ -464,6 +455,10 @@ class LocalChannel:
             return work(seen, change, now)
 
         return self._committer.run(while_open)
+
+    def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """Runs a work of the rules that needs nothing but the change."""
+        return self._run(changes(work, *args, **named))
 
     def __enter__(self) -> LocalChannel:
         return self
