@@ -177,7 +177,7 @@ def checksum(snapshot: JavaObject) -> JavaObject | None:
 
 
 def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
-    """The last txnVersion of an app, -1 if it has none; None if that is not known without the state."""
+    """The last txnVersion of an app; None if the checksum does not name it."""
     found = checksum(snapshot)
     if found is None or not found.setTransactions().isDefined():
         return None
@@ -186,7 +186,7 @@ def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
         version = versions.next()
         if str(version.appId()) == txn_app_id:
             return int(version.version())
-    return -1
+    return None
 
 
 def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:

@@ -44,7 +44,6 @@ class Adding:
     def __init__(self, last: LastCommits) -> None:
         self._last = last
         self._free: list[DeltaCommitter] = []  # those that no thread uses now
-        self._added: set[str] = set()  # txnAppIds, which are of one table
 
     def add(
         self,
@@ -70,7 +69,7 @@ class Adding:
         def commit() -> bool:
             nonlocal first, transaction, version
             last = self._last.of(spark, table.location) if first else None
-            quick, first = first and once.txn_app_id in self._added, False
+            quick, first = first, False
             transaction = begun(spark, table.location, last)
             if has_it or last_version(transaction, once.txn_app_id, last, quick=quick) >= once.sequence:
                 return True
@@ -103,7 +102,6 @@ class Adding:
         found: int | None = version
         if version < 0 or not self._read_back(spark, table, files, staged, once, transaction, version):
             found = require_held(spark, table, once)
-        self._added.add(once.txn_app_id)
         # 4. If the rows were written in another way, or OPTIMIZE and VACUUM have been here, these copies are
         # of no use, and the next VACUUM deletes them
         lost = set(files.missing(places.values()))

@@ -41,8 +41,8 @@ def last_version(
 ) -> int:
     """The last txnVersion of an app. Delta notes it as read: a commit with another one conflicts.
 
-    ``quick``: from the checksum of the version, if it is there. The state is asked where this process does
-    not know what was before.
+    ``quick``: from the checksum of the version, if that names the app. The state of a table is a job of Spark
+    over its log, and most of the first batch of a driver.
     """
     found = None
     if last is not None and last.txn[0] == txn_app_id:
