@@ -15,11 +15,18 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from broker_core import failpoint
 from broker_core.launcher import Broker
 from connector.delta.resolve import resolve
 from connector.delta.table_files import DISK
 from tests.spark.jobs import INTERPRETED, PLANNED_ONCE, to_the_end
 from tests.spark.pipelines import delta_rows
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    failpoint.disarm()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ from txmq.cli import main
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 BODY = "CAST(body AS STRING) AS v"
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoint.disarm()
 
 
 @pytest.fixture

@@ -5,36 +5,19 @@ say it; the state of the table is a job of Spark over its log.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 
 from broker_core import failpoint
-from connector.batch.foreach_batch import BatchTransaction
 from tests.spark.pipelines import delta_rows, delta_transactions
+from tests.spark.test_append_files import append_to, lake
 from tests.spark.test_foreach_batch import run
 
+__all__ = ["lake"]
+
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoint.disarm()
-
-
-@pytest.fixture
-def lake(rig: Any, tmp_path: Path) -> Path:
-    rig.declare("in")
-    rig.spark.sql(f"CREATE TABLE delta.`{tmp_path}/lake` (v STRING) USING delta")
-    return tmp_path / "lake"
-
-
-def append_to(table: Path) -> Callable[[DataFrame, BatchTransaction], None]:
-    return lambda batch, tx: tx.append(batch.selectExpr("CAST(body AS STRING) AS v"), str(table))
 
 
 def checksum(table: Path) -> Path:

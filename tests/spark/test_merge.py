@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,6 @@ ROWS = [
     "CAST(substr(CAST(body AS STRING), 2, 1) AS INT) AS n",
     "length(body) > 2 AS gone",
 ]
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoint.disarm()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,12 +26,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 Fn = Callable[[DataFrame, BatchTransaction], None]
 AS_ROWS = {"anything": "that is no option of files"}
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoint.disarm()
 
 
 class Driver:

@@ -13,7 +13,7 @@ import psutil
 from starlette.responses import Response
 
 from broker_core.address import VHOST
-from broker_core.admin import BindingInfo, ExchangeInfo, QueueInfo
+from broker_core.admin import QueueInfo
 from broker_core.broker import command_permissions
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.elsewhere.served import EngineServed
@@ -91,50 +91,28 @@ def _peek(call: HttpCall) -> list[Row]:
     rows: list[Row] = []
     for log, of in engine.available(engine.logs([queue.name])).items():
         more = asked._replace(most=asked.most - len(rows))
+        if not more.most:
+            break  # the other logs need not be asked
         found = engine.browse([(log, of.start, min(of.end, of.start + more.most))])
         rows += [{**row, "log": log} for row in messages.rows_of(found, more, queue.messages - len(rows))]
     return rows
 
 
 # -- exchanges and bindings ----------------------------------------------------------------------------------
-def _exchange_row(each: ExchangeInfo) -> Row:
-    return {
-        "name": each.name,
-        "vhost": VHOST,
-        "type": each.type,
-        "durable": each.durable,
-        "auto_delete": each.auto_delete,
-        "internal": each.internal,
-        "arguments": dict(each.arguments),
-    }
-
-
-def _binding_row(each: BindingInfo) -> Row:
-    return {
-        "source": each.exchange,
-        "vhost": VHOST,
-        "destination": each.destination,
-        "destination_type": each.kind,
-        "routing_key": each.routing_key,
-        "arguments": dict(each.arguments),
-        "properties_key": shown.properties_key(each.routing_key, each.arguments),
-    }
-
-
 def _exchanges(call: HttpCall) -> object:
-    return listed(call, [_exchange_row(each) for each in _served(call).exchanges()])
+    return listed(call, [shown.exchange_columns(each, VHOST) for each in _served(call).exchanges()])
 
 
 def _bindings(call: HttpCall) -> object:
     served = _served(call)
     defaults = [shown.default_binding(each.name, VHOST) for each in served.queues()]
-    return listed(call, defaults + [_binding_row(each) for each in served.bindings()])
+    return listed(call, defaults + [shown.binding_columns(each, VHOST) for each in served.bindings()])
 
 
 def _bindings_of(call: HttpCall) -> object:
     name = _there(call).name
     rows = [
-        _binding_row(each)
+        shown.binding_columns(each, VHOST)
         for each in _served(call).bindings()
         if (each.kind, each.destination) == ("queue", name)
     ]

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
-from broker_core.admin import ConnectionInfo
+from broker_core.admin import BindingInfo, ConnectionInfo, ExchangeInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
@@ -77,6 +77,11 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
 
 
 def exchange_row(exchange: Exchange, vhost: str) -> Row:
+    return {**exchange_columns(exchange, vhost), "policy": None, "user_who_performed_action": ""}
+
+
+def exchange_columns(exchange: Exchange | ExchangeInfo, vhost: str) -> Row:
+    """What an exchange has on every engine."""
     return {
         "name": exchange.name,
         "vhost": vhost,
@@ -85,34 +90,29 @@ def exchange_row(exchange: Exchange, vhost: str) -> Row:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": dict(exchange.arguments),
-        "policy": None,
-        "user_who_performed_action": "",
     }
 
 
 def binding_row(source: str, binding: Binding, vhost: str) -> Row:
     target, routing_key, arguments = binding
-    return {
-        "source": source,
-        "vhost": vhost,
-        "destination": target.name,
-        "destination_type": "queue" if isinstance(target, Queue) else "exchange",
-        "routing_key": routing_key,
-        "arguments": dict(arguments),
-        "properties_key": properties_key(routing_key, arguments),
-    }
+    kind = "queue" if isinstance(target, Queue) else "exchange"
+    return binding_columns(BindingInfo(source, target.name, kind, routing_key, arguments), vhost)
 
 
 def default_binding(queue: str, vhost: str) -> Row:
     """The default exchange reaches each queue by its name."""
+    return binding_columns(BindingInfo("", queue, "queue", queue), vhost)
+
+
+def binding_columns(binding: BindingInfo, vhost: str) -> Row:
     return {
-        "source": "",
+        "source": binding.exchange,
         "vhost": vhost,
-        "destination": queue,
-        "destination_type": "queue",
-        "routing_key": queue,
-        "arguments": {},
-        "properties_key": quote(queue, safe="") or "~",
+        "destination": binding.destination,
+        "destination_type": binding.kind,
+        "routing_key": binding.routing_key,
+        "arguments": dict(binding.arguments),
+        "properties_key": properties_key(binding.routing_key, binding.arguments),
     }
 
 
