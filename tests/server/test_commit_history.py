@@ -139,9 +139,15 @@ def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.
     assert "[TXMQ_UNKNOWN_TRANSACTION]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("body_bytes", [100, 30_000], ids=["share a row", "in several rows"])
-def test_commits_of_a_group_are_the_same_after_a_restart(tmp_path: Path, body_bytes: int) -> None:
-    """Each publishes one message, for one of three users; the history is in the rows of the messages."""
+@pytest.mark.parametrize(
+    "sizes",
+    [[100] * 7, [30_000] * 7, [2_000_000, 100], [100, 2_000_000], [2_000_000, 100, 100, 2_000_000]],
+    ids=["share a row", "in several rows", "a block and a row", "a row and a block", "blocks and rows"],
+)
+def test_commits_of_a_group_are_the_same_after_a_restart(tmp_path: Path, sizes: list[int]) -> None:
+    """Each publishes one message, for one of three users; the history is in the rows of the messages, if each
+    has one: a large message is in a block.
+    """
     with Broker.open(tmp_path / "data") as broker:
         publish(broker, "q0", "q1", "q2")
         works, held, go_on = broker._local.committer, threading.Event(), threading.Event()
@@ -150,28 +156,31 @@ def test_commits_of_a_group_are_the_same_after_a_restart(tmp_path: Path, body_by
             held.set()
             assert go_on.wait(600)
 
-        def commit(number: int) -> None:
+        def commit(number: int, size: int = 100) -> None:
             with broker._local.channel(user=f"user {number % 3}") as channel:
-                channel.publish(bytes(body_bytes), routing_key=f"q{number % 3}")
+                channel.tx_select()
+                channel.publish(bytes(size), routing_key=f"q{number % 3}")
+                channel.tx_commit()
 
         for number in range(3):  # whose names are in the history of the block from now on
             commit(number)
         failpoint.arm("committer.durable", hold)
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(1 + len(sizes)) as pool:
             try:
                 done = [pool.submit(commit, 0)]
                 assert held.wait(600)
-                done += [pool.submit(commit, number) for number in range(1, 8)]
-                wait_until(lambda: len(works._waiting) == 7)
+                for number, size in enumerate(sizes, 1):  # in this order
+                    done.append(pool.submit(commit, number, size))
+                    wait_until(lambda number=number: len(works._waiting) == number)
             finally:
                 go_on.set()
-        assert [each.result() for each in done] == [None] * 8
+        assert [each.result() for each in done] == [None] * len(done)
         before = broker._local.run(lambda state, _change, _now: state.transactions.history.rows())
     with contextlib.closing(sqlite3.connect(tmp_path / "data" / "catalog.db")) as catalog:
         _, beside = unpack_all(
             catalog.execute("SELECT id, count, messages FROM inbox ORDER BY id").fetchall()
         )
-    assert (b'"own"' in beside[-1].text and len(beside[-1].messages) == 7) == (body_bytes == 100)
+    assert (b'"own"' in beside[-1].text and len(beside[-1].messages) == len(sizes)) == (set(sizes) == {100})
     with Broker.open(tmp_path / "data") as broker:
         after = broker._local.run(lambda state, _change, _now: state.transactions.history.rows())
         assert list(map(commits_of, after)) == list(map(commits_of, before))

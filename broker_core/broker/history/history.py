@@ -190,7 +190,8 @@ class CommitHistory:
         if block_id:
             assert beside is not None
             self._beside[block_id] = names
-            beside.history = names.new_texts(entries, messages)
+            are_own = len(entries.places) == messages == len(group) and _are_of(changes, group)
+            beside.history = names.new_texts(entries, are_own)
         else:
             number, self._next = self._next, self._next + 1
         size_bytes = len(entries.plain) + len(entries.texts) + names.size_bytes - known_bytes + _ROW_BYTES
@@ -298,6 +299,14 @@ class CommitHistory:
 
     def _put_back(self, packed: deque[HistoryRecord], single: deque[Single], size_bytes: int) -> None:
         self._packed, self._single, self.size_bytes = packed, single, size_bytes
+
+
+def _are_of(changes: Sequence[Change], group: Sequence[tuple[CommitSequence, int, Effects]]) -> bool:
+    """Returns whether each work of the group has one of the messages in the inbox, in their order: a large
+    message is in a block.
+    """
+    rows = (row for each in changes for row in each.rows)
+    return all(row.sequence == sequence for row, (sequence, _, _) in zip(rows, group, strict=True))
 
 
 def unreadable(records: Iterable[Record], beside: Iterable[HistoryBeside]) -> tuple[list[Damaged], list[str]]:

@@ -129,20 +129,20 @@ class Names:
         """Returns a row of these entries that says all."""
         return self._row(0, 0, entries)
 
-    def new_texts(self, entries: Entries, messages: int) -> tuple[bytes, bytes]:
+    def new_texts(self, entries: Entries, are_own: bool) -> tuple[bytes, bytes]:
         """Returns a row of these entries that says what no row before has said, and the same with ``own``, or
-        b"" where that cannot be. ``messages``: of the group.
+        b"" where that cannot be. ``are_own``: the messages beside it are those of its ``places``.
         """
         who, queues = self._written
         if who != len(self.who) or queues != len(self.queues):
             self._written = len(self.who), len(self.queues)
             row = self._row(who, queues, (entries,))
             return (row if who else f'{{"fresh":1,{row[1:]}').encode(), b""
-        if messages == 1 and entries.places:
+        if are_own and len(entries.places) == 1:
             (place,) = entries.places
             own = _OWN[place] if place < len(_OWN) else b'{"own":[%d]}' % place
             return own, own
-        own = b'{"own":%a}' % entries.places if len(entries.places) == messages else b""
+        own = b'{"own":%a}' % entries.places if are_own else b""
         if entries.texts:
             return f"{{{_commits_text((entries,))}}}".encode(), own
         # like _commits_text, in a third of the time
