@@ -48,10 +48,10 @@ _ARROW: dict[type[DataType], pa.DataType] = {
 _SPAN = StructType().add("start", _NUMBER).add("end", _NUMBER)  # offsets, the end is not in it
 
 
-def _type(kind: Any) -> DataType:
+def _type(kind: object) -> DataType:
     """The type of a value of the engine's ports, by its annotation."""
     origin, of = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _columns(kind)
     if origin is Union or origin is UnionType:  # or None
         return _type(of[0])
@@ -60,14 +60,13 @@ def _type(kind: Any) -> DataType:
     return MapType(_TEXT, _type(of[1])) if origin is Mapping else _KINDS.get(kind, _TEXT)
 
 
-def _columns(kind: Any, *last: str) -> StructType:
+def _columns(kind: type, *last: str) -> StructType:
     """A row of ``kind``, the columns ``last`` behind the others."""
-    hints = get_type_hints(kind)
     fields = [
         StructField("committed_at", TimestampType())
-        if field.name == "committed_at_us"
-        else StructField(field.name, _type(hints[field.name]))
-        for field in dataclasses.fields(kind)
+        if name == "committed_at_us"
+        else StructField(name, _type(each))
+        for name, each in get_type_hints(kind).items()
     ]
     return StructType(sorted(fields, key=lambda field: field.name in last))
 

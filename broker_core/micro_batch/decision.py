@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker_core.address import VHOST
-from broker_core.admin import LedgerInfo, TableInfo
+from broker_core.admin import SKIPPED, LedgerInfo, TableInfo
 from broker_core.broker.state.records import LedgerRecord, canonical
 from broker_core.engine import EMPTY, FILES, REFUSED, VERSION, BranchKind, LedgerEntry, ToApply
 from broker_core.ids import CommitSequence
@@ -127,7 +127,7 @@ def tables(entry: LedgerRecord) -> Iterable[TableInfo]:
         version = next((at for same, at in versions if same == target), target.get(VERSION))
         noted = target.get(REFUSED)
         refused = str(noted[1]) if isinstance(noted, list) and len(noted) > 1 and not entry.applied else ""
-        key = (_table(target), kind, "skipped" if "skipped" in target else refused, version)
+        key = (_table(target), kind, SKIPPED if "skipped" in target else refused, version)
         rows[key] = rows.get(key, 0) + _rows(target, count)
     return (
         TableInfo(table, kind, count, entry.applied, refused, version)

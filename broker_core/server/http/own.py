@@ -70,7 +70,7 @@ def _ledger(call: HttpCall) -> list[Row]:
         row = asdict(entry)
         del row["app_id"]
         row["committed_at"] = row.pop("committed_at_us") / 1e6
-        row["to_apply"] = sum(not each.applied and each.refused != "skipped" for each in entry.tables)
+        row["to_apply"] = sum(each.waits for each in entry.tables)
         rows.append(row)
     return rows
 
