@@ -24,13 +24,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import errors
 from broker_core.address import Address, parse_address
-from broker_core.admin import (
-    BindingInfo,
-    ChannelInfo,
-    ExchangeInfo,
-    PreparedInfo,
-    QueueInfo,
-)
+from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, PreparedInfo, QueueInfo
 from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls

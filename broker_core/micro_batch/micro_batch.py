@@ -37,20 +37,8 @@ from broker_core.broker.state.records import (
 )
 from broker_core.broker.topology.ownership import release
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
-from broker_core.engine import (
-    REFUSED_ROWS,
-    BranchHeader,
-    Committed,
-    OnNewCheckpoint,
-    Opened,
-    StagedBranch,
-)
-from broker_core.errors import (
-    BatchDecided,
-    MissingBranch,
-    PreconditionFailed,
-    TransactionState,
-)
+from broker_core.engine import REFUSED_ROWS, BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.errors import BatchDecided, MissingBranch, PreconditionFailed, TransactionState
 from broker_core.ids import NO_BLOCK
 from broker_core.micro_batch.branch import (
     Asked,

@@ -49,12 +49,7 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.errors import (
-    DataLoss,
-    MissingBranch,
-    StoreFailed,
-    TxmqError,
-)
+from broker_core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
 from broker_core.failpoint import here
 from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
@@ -375,11 +370,7 @@ class EmbeddedEngine:
         return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
-        self,
-        header: BranchHeader,
-        first: int,
-        given: Sequence[PartRows],
-        asked: Asked,
+        self, header: BranchHeader, first: int, given: Sequence[PartRows], asked: Asked
     ) -> list[tuple[int, int]]:
         appended, by = [each.stored.block_id for each in given if each.stored is not None], self._actor
         try:
