@@ -35,7 +35,6 @@ from broker_core.credentials import Credentials
 from broker_core.engine import (
     AppOperator,
     BranchHeader,
-    Features,
     OnNewCheckpoint,
     Opened,
     ReadTicket,
@@ -110,8 +109,6 @@ class BrokerClient:
     connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
     broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
     """
-
-    features = Features()
 
     def __init__(
         self,

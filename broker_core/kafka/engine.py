@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from broker_core.checks import checked_calls
-from broker_core.engine import AppOperator, DeadLetterRoute, Features, Sink, Source
+from broker_core.engine import AppOperator, DeadLetterRoute, Sink, Source
 from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.wire import SocketWire
@@ -84,14 +84,6 @@ class KafkaEngine:
     ``url`` is ``kafka://host:port,host:port``, ``settings`` have Kafka's names behind ``kafka.``. ``wire``
     carries the requests. Raises OptionError.
     """
-
-    features = Features(
-        exclusive_claims=False,
-        cuts_at_transactions=False,
-        deletes_acked=False,
-        counts_messages=False,
-        refuses_late_tasks=False,
-    )
 
     def __init__(
         self,

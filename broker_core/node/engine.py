@@ -37,7 +37,6 @@ from broker_core.engine import (
     BranchHeader,
     Committed,
     DeadLetterRoute,
-    Features,
     LedgerEntry,
     Limit,
     Note,
@@ -84,8 +83,6 @@ class EmbeddedEngine:
     """Implements :class:`broker_core.engine.Engine` for one virtual host; thread-safe. ``adopt`` makes a
     writer's file part of the store, if the store supports it.
     """
-
-    features = Features()
 
     def __init__(
         self,
