@@ -31,7 +31,7 @@ from broker_core.kafka.journal.history import History, PositionRecord, Proposal,
 from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered, parse_log
 from broker_core.kafka.topics import topics
-from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, replay
+from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, now_ms, replay
 from broker_core.kafka.topics.row_times import committed_ms
 from broker_core.micro_batch.claims.claim import Claims
 
@@ -140,7 +140,7 @@ class Journal:
     def _won(self, entries: list[Entry], change_id: str, patience: Backoff) -> bool:
         failpoint.here("kafka.journal.append")
         lost: Unanswered | None = None
-        timestamp = _now_ms()
+        timestamp = now_ms()
         try:
             offset = self._client.produce({self.log: batch(entries, timestamp)})[self.log]
         except Unanswered as unanswered:
@@ -176,7 +176,7 @@ class Journal:
             if new:
                 entries = [Entry(key, value) for key, value in new.items()]
                 failpoint.here("kafka.journal.note")
-                self._client.produce({self.log: batch(entries, _now_ms())}, repeat=True)
+                self._client.produce({self.log: batch(entries, now_ms())}, repeat=True)
                 failpoint.here("kafka.journal.noted")
                 self._noted |= new.keys()
 
@@ -186,7 +186,7 @@ class Journal:
             self._noted -= set(keys)
             if keys:
                 entries = [Entry(key, None) for key in keys]
-                self._client.produce({self.log: batch(entries, _now_ms())}, repeat=True)
+                self._client.produce({self.log: batch(entries, now_ms())}, repeat=True)
 
     def note_read(self, query_id: str, batch_id: int, ranges: Ranges) -> None:
         """Records that (query, batch) reads ``ranges`` (S4). Every task of the batch writes the same. Raises
@@ -197,10 +197,6 @@ class Journal:
         record = ReadRecord(self._app_id, query_id, batch_id, canonical(sorted(ranges)), spans)
         digest = hashlib.sha256(canonical(spans).encode()).hexdigest()[:16]
         self.note({read_key(record, digest): fields_of(record)})
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # ["applied",3], behind which may be branches with the versions of their tables, and so on
