@@ -21,7 +21,7 @@ from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened,
 from broker_core.failpoint import here
 from broker_core.ids import NO_SEQUENCE
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.sink import staged_branches
 from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp

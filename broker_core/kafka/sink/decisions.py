@@ -3,7 +3,7 @@
 Records are written only inside transactions of the app's transactional id, so the newest owner alone adds to
 them, and reads what is committed.
 Not here: the rules (``micro_batch/ledger.py``), who is the owner (``producer.py``), what is applied
-(``journal/app_progress.py``).
+(``journal/journal.py``).
 Invariant: memory holds only what is committed. A question that would change it is asked on trial, and taken
 in when its transaction is committed.
 """
@@ -20,7 +20,7 @@ from broker_core.broker.state.undo import Undo
 from broker_core.failpoint import here
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
 from broker_core.kafka.sink.producer import (
     ENDING,
