@@ -243,11 +243,7 @@ def _escaped(text: str) -> str:
 
 
 ROUTES = (
-    Route(
-        "GET", "/metrics", "metrics", _ours, "Metrics of the broker and its apps, for Prometheus", works=True
-    ),
-    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names", works=True),
-    Route(
-        "GET", "/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names", works=True
-    ),
+    Route("GET", "/metrics", "metrics", _ours, "Metrics of the broker and its apps, for Prometheus"),
+    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names"),
+    Route("GET", "/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names"),
 )
