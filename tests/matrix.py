@@ -49,9 +49,12 @@ JOBS: dict[str, tuple[str, ...]] = {
 }
 CRASH_TABLE = "crash table"
 LIMIT_S = 3600.0
+# with packages: Hadoop's client, which loads them, does not run on every Java that Spark starts on
 STARTS = """
+from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = configure_spark_with_delta_pip(builder).getOrCreate()
 print("counted", spark.range(5).count())
 """
 

@@ -17,9 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from broker_core.printable import LineFormatter
+
+if TYPE_CHECKING:
+    _TextHandler = logging.StreamHandler[TextIO]
+else:  # which Python 3.10 cannot subscript
+    _TextHandler = logging.StreamHandler
 
 INFOS = 100  # lines a second below a warning
 MAX_BYTES = 10 * 1024 * 1024
@@ -77,7 +82,7 @@ class Seldom(logging.Filter):
         return True
 
 
-class LogFile(logging.StreamHandler[TextIO]):
+class LogFile(_TextHandler):
     """Writes to ``stream``, by default standard error. If its file is ``path``, that becomes ``path``.1 at
     MAX_BYTES, in place of an older one, and ``descriptors`` write to a new file.
     """

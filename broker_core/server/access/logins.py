@@ -81,11 +81,11 @@ class Logins:
                 found = answer.result()
             finally:
                 self._waiting.release()
-        self._logged_in(user, address, "flight", proof_of, kept)
+        self._logged_in(user, address, proof_of, kept)
         return found
 
     def _logged_in(
-        self, user: str, address: str, door: str, proof_of: tuple[str, bytes] | None, kept: str | None
+        self, user: str, address: str, proof_of: tuple[str, bytes] | None, kept: str | None
     ) -> None:
         """A line for each connection, also if its password was remembered from another one."""
         if proof_of is None or kept is None:
@@ -94,7 +94,7 @@ class Logins:
             known = self._proved.get(proof_of) == kept
             remember(self._proved, proof_of, kept)
         if not known:
-            self.audit.record("login", user, address, door=door, answer="accepted")
+            self.audit.record("login", user, address, door="flight", answer="accepted")
 
     def bearer(self, token: str, address: str) -> Identity:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
@@ -136,25 +136,6 @@ class Logins:
         at once.
         """
         return self._checks.ask(user, password, address)
-
-    def ask_on(self, connection: str, user: str, password: str, address: str) -> Future[Identity]:
-        """Like ``ask``, for a connection with a name that no other ever has: what has proved itself on it
-        goes on without a turn, as in ``basic``.
-        """
-        proof_of = (connection, self._checks.digest(user, password))
-        kept = self._checks.kept_of(user)
-        if kept is not None and self._proved.get(proof_of) == kept:
-            known: Future[Identity] = Future()
-            known.set_result(self._checks.identity(user))
-            return known
-        answer = self._checks.ask(user, password, address)
-
-        def keep(answer: Future[Identity]) -> None:
-            if answer.exception() is None:
-                self._logged_in(user, address, "http", proof_of, kept)
-
-        answer.add_done_callback(keep)
-        return answer
 
     def basis(self, user: str, address: str) -> str | None:
         """What a login of the user from there rests on: another one after its password has changed, None if

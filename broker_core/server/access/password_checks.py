@@ -21,6 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -268,6 +269,7 @@ def remember(known: OrderedDict[_Key, str], key: _Key, kept: str) -> None:
         known.popitem(last=False)
 
 
+@lru_cache(1000)
 def is_loopback(address: str) -> bool:
     try:
         known = ipaddress.ip_address(address)

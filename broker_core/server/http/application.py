@@ -56,14 +56,17 @@ HEADERS = {
 
 
 class Paths:
-    """Finds the route by the path as it was sent: a name in it may have a slash, as ``%2F``. Each router has
-    the routes of one length and of one noun, so that few patterns are tried.
+    """Finds the route by the path as it was sent: a name in it may have a slash, as ``%2F``. A path without
+    names is its own route. Each router has the other routes of one length and of one noun, so that few
+    patterns are tried.
     """
 
     def __init__(self, routes: Sequence[StarletteRoute]) -> None:
+        self._exact: dict[str, ASGIApp] = {each.path: each.app for each in routes if "{" not in each.path}
         found: dict[tuple[int, str], list[StarletteRoute]] = {}
         for route in routes:
-            found.setdefault(_place(route.path), []).append(route)
+            if route.path not in self._exact:
+                found.setdefault(_place(route.path), []).append(route)
         self._routers = {
             place: Router(some, redirect_slashes=False, default=_unknown) for place, some in found.items()
         }
@@ -71,8 +74,8 @@ class Paths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("latin-1")
         path = path.removesuffix("/") or "/"  # as RabbitMQ does, and its Java client asks
-        app: ASGIApp = self._routers.get(_place(path), _unknown)
-        await app({**scope, "path": path}, receive, send)
+        app = self._exact.get(path) or self._routers.get(_place(path)) or _unknown
+        await app({**scope, "path": path, "path_params": {}}, receive, send)
 
 
 def _place(path: str) -> tuple[int, str]:
@@ -96,6 +99,7 @@ class Application:
     ) -> None:
         self._served, self._options, self._requests = served, options, requests
         self._beside, self._waiting = beside, waiting
+        self._kept: dict[str, tuple[float, Response]] = {}  # by path, of routes that keep theirs; until when
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -114,24 +118,25 @@ class Application:
             if route is None:
                 return _not_allowed(request, handlers)
             asked = f"{route.method} {route.path}"
-            _check_origin(request)
+            headers = _headers(request)
+            _check_origin(request.method, headers)
             connection = request.scope["state"]["connection"]
             params = _params(request)
             visit = None
             if route.page:
                 visit = entrance.visit(self._served, request, connection)
                 params = {**request.query_params, **params}
-            caller = await self._caller(route, request, connection, visit)
+            caller = await self._caller(route, headers, connection, visit)
             if not self._is_open(route):
                 gate.permit(caller, route.need)
             if route.need == "vhost":
                 caller = gate.within(self._served, caller, params.get("vhost", ""))
             most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
             with self._room(caller):
-                found = await self._body(request, most)
+                found = await self._body(request, most) if _has_body(headers) else b""
                 body = await self._read(found) if visit is None else entrance.form(request, found, visit)
-                reason = request.headers.get("x-reason", "")
-                query = dict(request.query_params)
+                reason = headers.get("x-reason", "")
+                query = dict(request.query_params) if request.scope["query_string"] else {}
                 call = HttpCall(self._served, caller, params, query, body, reason, visit)
                 return await self._found(route, call)
         except HttpRefusal as refusal:
@@ -155,13 +160,15 @@ class Application:
     def _is_open(self, route: Route) -> bool:
         return route.need == "metrics" and self._options.open_metrics
 
-    async def _caller(self, route: Route, request: Request, connection: Any, visit: Visit | None) -> Caller:
+    async def _caller(
+        self, route: Route, headers: Mapping[str, str], connection: Any, visit: Visit | None
+    ) -> Caller:
         """Raises Refusal."""
         if self._is_open(route) or (visit is not None and route.need == "nobody"):
             return gate.nobody(self._served, connection)
         if visit is not None:
             return entrance.caller(self._served, visit)
-        header, host = request.headers.get("authorization", ""), request.headers.get("host", "")
+        header, host = headers.get("authorization", ""), headers.get("host", "")
         return await gate.log_in(self._served, connection, header, host)
 
     async def _read(self, body: bytes) -> Mapping[str, Any]:
@@ -174,9 +181,15 @@ class Application:
         if not route.works or (route.counted and self._served.things <= FEW):
             found = route.answer(call)
             return _response(await found if isinstance(found, Awaitable) else found)
+        loop = asyncio.get_running_loop()
+        until, kept = self._kept.get(route.path, (0.0, None))
+        if kept is not None and loop.time() < until:
+            return kept
         threads = self._waiting if route.waits else self._beside
-        work = partial(_answered, route, call)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        response = await loop.run_in_executor(threads, partial(_answered, route, call))
+        if route.kept_s:
+            self._kept[route.path] = loop.time() + route.kept_s, response
+        return response
 
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
@@ -192,14 +205,12 @@ class Application:
                 response.headers.update(gate.CHALLENGE)
         if refusal.status == 503:
             response.headers["retry-after"] = "1"
-        if _has_body(request):  # which may not have been read
+        if _has_body(request.headers):  # which may not have been read
             response.headers["connection"] = "close"
         return response
 
     async def _body(self, request: Request, most: int) -> bytes:
         """Raises Refusal."""
-        if not _has_body(request):
-            return b""
         too_large = HttpRefusal(413, "body_too_large", f"a body has at most {most} bytes")
         length = request.headers.get("content-length", "0")
         if len(length) > 12 or int(length) > most:
@@ -264,19 +275,24 @@ def _params(request: Request) -> dict[str, str]:
         raise bad_request("the path is not UTF-8") from None
 
 
-def _has_body(request: Request) -> bool:
-    headers = request.headers
+def _headers(request: Request) -> dict[str, str]:
+    """The first of each name, as ``Request.headers`` finds it, decoded once."""
+    sent = reversed(request.scope["headers"])
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+
+
+def _has_body(headers: Mapping[str, str]) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
-def _check_origin(request: Request) -> None:
+def _check_origin(method: str, headers: Mapping[str, str]) -> None:
     """A browser sends the login of this door with requests that pages of other origins make. Raises
     Refusal.
     """
-    origin = request.headers.get("origin")
-    if origin is None or request.method in ("GET", "HEAD", "OPTIONS"):
+    origin = headers.get("origin")
+    if origin is None or method in ("GET", "HEAD", "OPTIONS"):
         return
-    if urlsplit(origin).netloc != request.headers.get("host"):
+    if urlsplit(origin).netloc != headers.get("host"):
         raise HttpRefusal(403, "forbidden", "a page of another origin asks for a change")
 
 
@@ -286,7 +302,7 @@ def _not_allowed(request: Request, handlers: Handlers) -> Response:
         return Response(headers={"allow": ", ".join(allowed)})
     response = _told(405, "method_not_allowed", f"{request.method} is not one of {', '.join(allowed)}")
     response.headers["allow"] = ", ".join(allowed)
-    if _has_body(request):
+    if _has_body(request.headers):
         response.headers["connection"] = "close"
     return response
 
@@ -297,7 +313,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
         response = entrance.refused(Request(scope), refusal)
     else:
         response = _told(refusal.status, refusal.error, refusal.reason)
-    if _has_body(Request(scope)):
+    if _has_body(Request(scope).headers):
         response.headers["connection"] = "close"
     await response(scope, receive, send)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Protocol
+from typing import Protocol
 
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -19,6 +19,8 @@ from uvicorn.server import ServerState
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.quotas import Quota
+
+PROVED = 16  # logins of one connection that are remembered: a proxy has many
 
 
 class Door(Protocol):
@@ -36,10 +38,13 @@ class Door(Protocol):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """``name``: of this connection alone. ``user``: who has logged in on it; "" for nobody."""
+    """``user``: who has logged in on it last; "" for nobody. ``proved``: logins on it, by their digests: the
+    user and the basis (``Logins.basis``).
+    """
 
-    def __init__(self, door: Door, name: str) -> None:
-        self.door, self.name, self.user = door, name, ""
+    def __init__(self, door: Door) -> None:
+        self.door, self.user = door, ""
+        self.proved: dict[bytes, tuple[str, str]] = {}
         super().__init__(door.uvicorn, door.clients, {"connection": self}, asyncio.get_running_loop())
         self._head_bytes = 0
         self._waits_for: asyncio.TimerHandle | None = None  # the client has to send or to read something
@@ -137,14 +142,7 @@ class HttpConnection(HttpToolsProtocol):
             self.user = user
             self.door.unauthenticated.leave(self)
 
-
-def factory(door: Door) -> Any:
-    """Makes a connection for each client, with a number of its own."""
-    made = 0
-
-    def make() -> asyncio.Protocol:
-        nonlocal made
-        made += 1
-        return HttpConnection(door, f"http-{made}")
-
-    return make
+    def has_proved(self, digest: bytes, user: str, basis: str) -> None:
+        if len(self.proved) == PROVED:
+            self.proved.clear()
+        self.proved[digest] = user, basis

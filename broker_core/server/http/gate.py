@@ -24,8 +24,10 @@ import asyncio
 import base64
 import binascii
 import ipaddress
+import os
 import platform
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -45,6 +47,7 @@ CHALLENGE = {"www-authenticate": 'Basic realm="txmq"'}
 NO_VHOST = "User not authorised to access virtual host"
 HOST_BYTES = 300  # of a name with a port
 LONGEST = 4096  # characters of a login
+_SECRET = os.urandom(32)  # of this process
 
 
 def read_basic(header: str) -> tuple[str, str]:
@@ -62,27 +65,48 @@ def read_basic(header: str) -> tuple[str, str]:
 
 
 async def log_in(served: Served, connection: HttpConnection, header: str, host: str) -> Caller:
-    """The caller, as ``/`` sees it. Raises Refusal, NotAllowed (too many connections of the user)."""
+    """The caller, as ``/`` sees it. Who has proved itself on this connection goes on without a turn, so that
+    nobody who guesses can stop it. Raises Refusal, NotAllowed (too many connections of the user).
+    """
     if not header:
         raise HttpRefusal(401, "not_authorised", "Login required")
+    _check_host(served, host)
+    digest = blake2b(header.encode("latin-1"), key=_SECRET, digest_size=32).digest()
+    proved = connection.proved.get(digest)
+    known = _still(served, connection, *proved) if proved is not None else None
+    if known is not None:
+        return known
     user, password = read_basic(header)
-    return await check(served, connection, user, password, host)
+    basis = served.logins.basis(
+        user, connection.address
+    )  # before the check: a later password is another login
+    caller = await check(served, connection, user, password, host)
+    if basis is not None:
+        connection.has_proved(digest, user, basis)
+    return caller
 
 
 async def check(served: Served, connection: HttpConnection, user: str, password: str, host: str) -> Caller:
     """The same, of a name and a password. ``host``: by which the client calls this door."""
     logins = served.logins
-    if logins.default and not is_own_name(host):
-        text = f"without users, this door is called localhost or by its address, and not {host[:80]!r}"
-        raise HttpRefusal(401, "not_authorised", text)
+    _check_host(served, host)
     try:
-        answer = logins.ask_on(connection.name, user, password, connection.address)
+        answer = logins.ask(user, password, connection.address)
         identity = answer.result() if answer.done() else await asyncio.wrap_future(answer)
     except LoginRefused as error:
         throttled = error.summary if error.message != error.summary else "Login failed"
         raise HttpRefusal(401, "not_authorised", throttled) from None
+    if not logins.default:
+        logins.audit.record("login", user, connection.address, door="http", answer="accepted")
     connection.logged_in(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
+
+
+def _check_host(served: Served, host: str) -> None:
+    """Raises Refusal."""
+    if served.logins.default and not is_own_name(host):
+        text = f"without users, this door is called localhost or by its address, and not {host[:80]!r}"
+        raise HttpRefusal(401, "not_authorised", text)
 
 
 def is_own_name(host: str) -> bool:
@@ -115,14 +139,19 @@ def nobody(served: Served, connection: HttpConnection) -> Caller:
 
 
 def of_session(served: Served, connection: HttpConnection, session: PageSession) -> Caller | None:
-    """The caller of a session; None if its login is no longer one: the user is gone, or has another password.
+    """The caller of a session, as in ``_still``."""
+    return _still(served, connection, session.user, session.basis)
+
+
+def _still(served: Served, connection: HttpConnection, user: str, basis: str) -> Caller | None:
+    """The caller of an earlier login; None if it is no longer one: the user is gone, or has another password.
     Raises NotAllowed (too many connections of the user).
     """
     logins = served.logins
-    if logins.basis(session.user, connection.address) != session.basis:
+    if logins.basis(user, connection.address) != basis:
         return None
-    connection.logged_in(session.user)
-    identity = logins.identity(session.user)
+    connection.logged_in(user)
+    identity = logins.identity(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 

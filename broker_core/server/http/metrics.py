@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from functools import cache
 from heapq import nlargest
 
 import psutil
@@ -24,15 +25,21 @@ from starlette.responses import Response
 from broker_core import __version__
 from broker_core.broker.queue import Queue
 from broker_core.server.http.call import HttpCall
-from broker_core.server.http.gate import visible
+from broker_core.server.http.gate import Need, visible
 from broker_core.server.http.refusal import bad_request
 from broker_core.server.http.route import Route
 from broker_core.server.http.served import NODE, Served
 
 APPS = 100
 OBJECTS = 20_000  # at most, and by default
+KEPT_S = 0.5  # an answer: many who scrape cost as much as one
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Families = list[GaugeMetricFamily | CounterMetricFamily]
+
+
+@cache
+def _process() -> psutil.Process:
+    return psutil.Process()
 
 
 class _Once(Collector):
@@ -80,7 +87,7 @@ class _Totals:
             for door in ("amqp", "flight")
         }
         self.connections = len(served.connections())
-        self.memory = psutil.Process().memory_info().rss
+        self.memory = _process().memory_info().rss
         self.disk_free = shutil.disk_usage(served.directory).free if served.directory else 0
         alarm = served.quotas.alarm
         shortage = alarm.now() if alarm is not None else None
@@ -242,8 +249,12 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
+def _read(path: str, need: Need, answer: Callable[[HttpCall], Response], text: str, kept_s: float) -> Route:
+    return Route("GET", path, need, answer, text, kept_s=kept_s)
+
+
 ROUTES = (
-    Route("GET", "/metrics", "metrics", _ours, "Metrics of the broker and its apps, for Prometheus"),
-    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names"),
-    Route("GET", "/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names"),
+    _read("/metrics", "metrics", _ours, "Metrics of the broker and its apps, for Prometheus", KEPT_S),
+    _read("/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names", KEPT_S),
+    _read("/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names", 0.0),
 )

@@ -14,6 +14,7 @@ class Route(NamedTuple):
     thread beside the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms
     and HTML. ``commits``: also as a GET. ``counted``: it lists no more than ``Served.things`` counts, so that
     a few of them are shown in the loop: to hand them to a thread and back costs half as much again.
+    ``kept_s``: all who may see the answer get the same one for so long.
     """
 
     method: str
@@ -25,6 +26,7 @@ class Route(NamedTuple):
     page: bool = False
     commits: bool = False
     counted: bool = False
+    kept_s: float = 0.0
 
     @property
     def waits(self) -> bool:

@@ -17,7 +17,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from broker_core.server.http.application import Application
-from broker_core.server.http.connection import HttpConnection, factory
+from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page.sampling import Sampler, Sampling
 from broker_core.server.http.rates import INTERVAL_S
@@ -115,7 +115,9 @@ class HttpServer(LoopThread):
 
     # -- the thread ------------------------------------------------------------------------------------------
     async def _listen(self) -> None:
-        make = factory(self)
+        def make() -> HttpConnection:
+            return HttpConnection(self)
+
         await self.listeners.open(make, make, self.options.head_s)
         self._sampling = self.loop.create_task(self._sample())
 
@@ -149,4 +151,3 @@ class HttpServer(LoopThread):
     def gone(self, connection: HttpConnection) -> None:
         self.unauthenticated.leave(connection)
         self.connections.leave(connection)
-        self._served.logins.gone(connection.name)

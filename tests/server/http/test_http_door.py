@@ -4,6 +4,7 @@ answered (``test_management.py``).
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -21,11 +22,12 @@ from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.http import application
+from broker_core.server.http import connection as http_connection
 from broker_core.server.http import server as http_server
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
-from tests.server.http.http_client import Api, add_people, serving
+from tests.server.http.http_client import PASSWORD, Api, add_people, serving
 from tests.server.http.page_visitor import Visitor
 
 HEAD_S, SLOTS = 1.0, 4
@@ -116,6 +118,26 @@ def test_a_deleted_user_and_another_password_end_what_a_connection_may_do(broker
     assert leaving.ask("GET", "/api/whoami").status == 401
     assert boss.ask("DELETE", "/api/users/leaving").status == 204
     assert Api(broker.http_urls[0], "leaving", "two").ask("GET", "/api/whoami").status == 401
+
+
+def test_users_of_one_connection_are_each_themselves(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a proxy."""
+    monkeypatch.setattr(http_connection, "PROVED", 2)
+    api = Api(broker.http_urls[0], "")
+    for user, password in [
+        ("boss", PASSWORD),
+        ("manager", PASSWORD),
+        ("boss", "wrong"),
+        ("watcher", PASSWORD),
+    ] * 2:
+        sent = {"authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+        answer = api.ask("GET", "/api/whoami", headers=sent)
+        if password == PASSWORD:
+            assert (answer.status, answer.body["name"]) == (200, user)
+        else:
+            assert answer.status == 401
+    assert api.ask("GET", "/api/whoami").status == 401, "nobody's login is the connection's"
+    api.close()
 
 
 def test_errors_have_one_format(boss: Api) -> None:

@@ -19,6 +19,7 @@ from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import BranchHeader
 from broker_core.launcher import Broker
+from tests.progress import wait_until
 from tests.server.conftest import MicroBatch
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving
 from tests.server.http.page_visitor import Visitor
@@ -80,11 +81,22 @@ def test_metrics_count_what_happened(broker: Broker, watcher: Api, batch: None) 
     assert found["txmq_memory_bytes", ()] > 1e6 and found["txmq_alarm", ("memory",)] == 0
     before = found["txmq_logins_refused_total", ()]
     assert Api(broker.http_urls[0], "boss", "wrong").ask("GET", "/metrics").status == 401
-    assert samples(watcher)["txmq_logins_refused_total", ()] == before + 1
+    wait_until(
+        lambda: samples(watcher)["txmq_logins_refused_total", ()] == before + 1
+    )  # once it is asked anew
     committed = found["txmq_commits_total", ()]
     with broker.channel() as channel:
         channel.publish(b"x", routing_key="out")
-    assert samples(watcher)["txmq_commits_total", ()] > committed
+    wait_until(lambda: samples(watcher)["txmq_commits_total", ()] > committed)
+
+
+def test_an_answer_that_is_kept_is_only_for_those_who_may_have_it(broker: Broker, watcher: Api) -> None:
+    kept = watcher.get("/metrics")
+    for path in ("/metrics", "/metrics/"):
+        assert Api(broker.http_urls[0], "").ask("GET", path).status == 401
+        assert Api(broker.http_urls[0], "watcher", "wrong").ask("GET", path).status == 401
+    assert watcher.get("/metrics/rabbitmq") != kept
+    assert watcher.ask("HEAD", "/metrics").status == 200
 
 
 def test_metrics_under_rabbitmqs_names_are_those_of_its_dashboards(watcher: Api, batch: None) -> None:
