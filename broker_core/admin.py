@@ -15,6 +15,7 @@ from broker_core.checks import Name
 NOBODY = "User:NAME"  # stands for a user where none is given
 LISTED = 10_000  # rows of one list of connections, channels or consumers, the oldest first
 PAGE = 1_000  # rows of one page of the history or of the ledger
+SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +380,8 @@ class EffectInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """Rows that a micro-batch applies to a table. ``refused``: why the table refuses them, for now.
-    ``version``: of the table, which has them; None: not known.
+    """Rows that a micro-batch applies to a table. ``refused``: why the table refuses them, for now, or
+    SKIPPED: an operator has them. ``version``: of the table, which has them; None: not known.
     """
 
     table: str
@@ -389,6 +390,11 @@ class TableInfo:
     applied: bool
     refused: str = ""
     version: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rows are still to be applied."""
+        return not self.applied and self.refused != SKIPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,13 +487,7 @@ class MessageLife:
 def of_batch(found: LedgerInfo) -> TransactionInfo:
     """Returns the transaction that decided a micro-batch, as far as its ledger tells."""
     return TransactionInfo(
-        sequence=found.transaction,
-        committed_at_us=found.committed_at_us,
-        vhost="/",
-        door="spark",
-        user="",
-        client="",
-        address="",
+        *(found.transaction, found.committed_at_us, "/", "spark", "", "", ""),  # on to the address
         effects=tuple(
             EffectInfo("consumed", log, end - start, ((start, end),))
             for log, (start, end) in sorted(found.ranges.items())

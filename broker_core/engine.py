@@ -254,17 +254,6 @@ class AttemptInfo:
     client: str = ""  # its program, host and process, since the broker runs
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What engines do differently, for pages and tests. The connector does not ask."""
-
-    exclusive_claims: bool = True  # a queue has one app, and its channels are refused
-    cuts_at_transactions: bool = True  # a limit splits no transaction that fits it
-    deletes_acked: bool = True  # else messages stay for the retention time of their queue
-    counts_messages: bool = True  # else offsets are counted
-    refuses_late_tasks: bool = True  # by BatchDecided, when they stage
-
-
 class Source(Protocol):
     """The logs, and what one app reads of them."""
 
@@ -490,8 +479,6 @@ class AppOperator(Protocol):
 
 
 class Engine(Source, Sink, AppOperator, Protocol):
-    features: Features
-
     def identity(self, app_id: str = "") -> str:
         """Returns whose data answers: of which data directory or cluster; with ``app_id``, whose ledger of
         that app. What is made again at the same place has a new identity; a copy has the same.

@@ -41,13 +41,7 @@ def _drop(name: str) -> None:
     raise ConnectionResetError(errno.ECONNRESET, f"failpoint {name}")
 
 
-ACTIONS: dict[str, Action] = {
-    "kill": _kill,
-    "stop": _stop,
-    "raise": _raise,
-    "enospc": _enospc,
-    "drop": _drop,
-}
+ACTIONS: dict[str, Action] = {"kill": _kill, "stop": _stop, "raise": _raise, "enospc": _enospc, "drop": _drop}
 
 
 def arm(name: str, action: str | Action, *, hit: int = 1) -> None:

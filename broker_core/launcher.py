@@ -85,12 +85,7 @@ class Broker:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
             id_ = _data_id(directory) if directory else ""
-            self._local = LocalBroker(
-                store,
-                limits=options.limits,
-                outcomes=options.outcomes,
-                identity=id_,
-            )
+            self._local = LocalBroker(store, limits=options.limits, outcomes=options.outcomes, identity=id_)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             self._local.limit_history(options.history)

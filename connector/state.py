@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -28,20 +29,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_core.admin import PAGE, Admin
-from broker_core.engine import Engine
+from broker_core.admin import PAGE, Admin, ConsumerInfo, LedgerInfo, QueueInfo, TransactionInfo
+from broker_core.engine import AppInfo, Engine
 from broker_core.errors import OptionError
 from broker_core.message.message import TIMESTAMP
 from connector.options import TableOptions
 
 Row = dict[str, Any]
-_TEXT, _NUMBER, _SECONDS, _FLAG, _TIME = (
-    StringType(),
-    LongType(),
-    DoubleType(),
-    BooleanType(),
-    TimestampType(),
-)
+_TEXT, _NUMBER = StringType(), LongType()
+_KINDS: dict[object, DataType] = {int: _NUMBER, float: DoubleType(), bool: BooleanType()}
 _ARROW: dict[type[DataType], pa.DataType] = {
     StringType: pa.string(),
     LongType: pa.int64(),
@@ -49,87 +45,38 @@ _ARROW: dict[type[DataType], pa.DataType] = {
     BooleanType: pa.bool_(),
     TimestampType: TIMESTAMP,
 }
+_SPAN = StructType().add("start", _NUMBER).add("end", _NUMBER)  # offsets, the end is not in it
 
 
-def _struct(**fields: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in fields.items()])
+def _type(kind: object) -> DataType:
+    """The type of a value of the engine's ports, by its annotation."""
+    origin, of = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _columns(kind)
+    if origin is Union or origin is UnionType:  # or None
+        return _type(of[0])
+    if origin is tuple:
+        return ArrayType(_type(of[0])) if of[-1] is Ellipsis else _SPAN
+    return MapType(_TEXT, _type(of[1])) if origin is Mapping else _KINDS.get(kind, _TEXT)
 
 
-_SPAN = _struct(start=_NUMBER, end=_NUMBER)  # offsets, the end is not in it
-_TABLES = ArrayType(
-    _struct(table=_TEXT, operation=_TEXT, rows=_NUMBER, applied=_FLAG, refused=_TEXT, version=_NUMBER)
-)
-_EFFECTS = ArrayType(
-    _struct(effect=_TEXT, queue=_TEXT, entries=_NUMBER, ranges=ArrayType(_SPAN), exact=_FLAG, source=_TEXT)
-)
+def _columns(kind: type, *last: str) -> StructType:
+    """A row of ``kind``, the columns ``last`` behind the others."""
+    fields = [
+        StructField("committed_at", TimestampType())
+        if name == "committed_at_us"
+        else StructField(name, _type(each))
+        for name, each in get_type_hints(kind).items()
+    ]
+    return StructType(sorted(fields, key=lambda field: field.name in last))
+
+
 SCHEMAS: dict[str, StructType] = {
-    "transactions": _struct(
-        sequence=_NUMBER,
-        committed_at=_TIME,
-        vhost=_TEXT,
-        door=_TEXT,
-        user=_TEXT,
-        client=_TEXT,
-        address=_TEXT,
-        xid=_TEXT,
-        app_id=_TEXT,
-        query_id=_TEXT,
-        batch_id=_NUMBER,
-        ledger_sequence=_NUMBER,
-        effects=_EFFECTS,
-        tables=_TABLES,
-        left_out=_NUMBER,
-    ),
-    "ledger": _struct(
-        app_id=_TEXT,
-        sequence=_NUMBER,
-        query_id=_TEXT,
-        batch_id=_NUMBER,
-        transaction=_NUMBER,
-        committed_at=_TIME,
-        ranges=MapType(_TEXT, _SPAN),
-        messages=_NUMBER,
-        published=_NUMBER,
-        applied=_FLAG,
-        mirrored=_FLAG,
-        tables=_TABLES,
-    ),
-    "queues": _struct(
-        name=_TEXT,
-        messages=_NUMBER,
-        unacknowledged=_NUMBER,
-        next_offset=_NUMBER,
-        consumers=_NUMBER,
-        owner=_TEXT,
-        durable=_FLAG,
-        arguments=MapType(_TEXT, _TEXT),
-        logs=_NUMBER,
-        oldest_s=_SECONDS,
-    ),
-    "apps": _struct(
-        app_id=_TEXT,
-        queues=ArrayType(_TEXT),
-        sequence=_NUMBER,
-        query_id=_TEXT,
-        batch_id=_NUMBER,
-        lag=_NUMBER,
-        lag_s=_SECONDS,
-        unapplied=_NUMBER,
-        unmirrored=_NUMBER,
-    ),
-    "consumers": _struct(
-        queue=_TEXT,
-        tag=_TEXT,
-        channel=_TEXT,
-        user=_TEXT,
-        address=_TEXT,
-        client=_TEXT,
-        acks=_FLAG,
-        exclusive=_FLAG,
-        active=_FLAG,
-        prefetch=_NUMBER,
-        unacknowledged=_NUMBER,
-    ),
+    "transactions": _columns(TransactionInfo, "effects", "tables", "left_out"),
+    "ledger": _columns(LedgerInfo),
+    "queues": _columns(QueueInfo),
+    "apps": _columns(AppInfo, "unapplied", "unmirrored"),
+    "consumers": _columns(ConsumerInfo),
 }
 _LISTS: dict[str, Callable[[Engine, Admin], Sequence[object]]] = {
     "queues": lambda _engine, admin: admin.queues(),

@@ -204,8 +204,7 @@ def check_arguments(
         elif name == "x-dead-letter-exchange":
             if not isinstance(value, str):
                 raise PreconditionFailed(
-                    f"invalid type '{type_name(value)}' for arg '{name}' in {of}",
-                    "give text",
+                    f"invalid type '{type_name(value)}' for arg '{name}' in {of}", "give text"
                 )
             _check_short(of, name, value)
         elif name == "x-internal-purpose" and not isinstance(value, str):
@@ -345,8 +344,7 @@ def check_exchange_arguments(of: str, arguments: Mapping[str, object]) -> None:
         if name in EXCHANGE_ARGUMENTS:
             if not isinstance(value, str):
                 raise PreconditionFailed(
-                    f"invalid type '{type_name(value)}' for arg '{name}' in {of}",
-                    "give text",
+                    f"invalid type '{type_name(value)}' for arg '{name}' in {of}", "give text"
                 )
         elif name.startswith("x-"):
             raise PreconditionFailed(
@@ -368,10 +366,7 @@ def inequivalent(of: str, wanted: Mapping[str, object], current: Mapping[str, ob
 
 
 def inequivalent_arguments(
-    of: str,
-    wanted: Mapping[str, object],
-    current: Mapping[str, object],
-    compared: Sequence[str] = ALLOWED,
+    of: str, wanted: Mapping[str, object], current: Mapping[str, object], compared: Sequence[str] = ALLOWED
 ) -> None:
     """Checks that each argument of ``compared`` is equal or missing in both. Raises PreconditionFailed."""
     for argument in compared:

@@ -178,13 +178,7 @@ class Prepared:
         self.since_us: dict[str, int] = {}  # by key: when it was prepared, in microseconds since the epoch
 
     def prepare(
-        self,
-        change: Change,
-        transaction: Transaction,
-        xid: str,
-        now: int,
-        vhost: str = VHOST,
-        user: str = "",
+        self, change: Change, transaction: Transaction, xid: str, now: int, vhost: str = VHOST, user: str = ""
     ) -> Literal["prepared", "read_only"]:
         """Prepares a transaction of ``user``: it becomes durable, invisible and transferable (XA). All checks
         that could refuse its commit are done now.

@@ -24,13 +24,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import errors
 from broker_core.address import Address, parse_address
-from broker_core.admin import (
-    BindingInfo,
-    ChannelInfo,
-    ExchangeInfo,
-    PreparedInfo,
-    QueueInfo,
-)
+from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, PreparedInfo, QueueInfo
 from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls
@@ -41,7 +35,6 @@ from broker_core.credentials import Credentials
 from broker_core.engine import (
     AppOperator,
     BranchHeader,
-    Features,
     OnNewCheckpoint,
     Opened,
     ReadTicket,
@@ -116,8 +109,6 @@ class BrokerClient:
     connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
     broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
     """
-
-    features = Features()
 
     def __init__(
         self,

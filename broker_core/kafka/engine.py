@@ -14,17 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from broker_core.checks import checked_calls
-from broker_core.engine import (
-    AppOperator,
-    DeadLetterRoute,
-    Features,
-    Sink,
-    Source,
-)
+from broker_core.engine import AppOperator, DeadLetterRoute, Sink, Source
 from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.wire import SocketWire
-from broker_core.kafka.journal.journal import JournalProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import Wire
 from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
 from broker_core.kafka.sink.sink import KafkaSink
@@ -91,14 +85,6 @@ class KafkaEngine:
     carries the requests. Raises OptionError.
     """
 
-    features = Features(
-        exclusive_claims=False,
-        cuts_at_transactions=False,
-        deletes_acked=False,
-        counts_messages=False,
-        refuses_late_tasks=False,
-    )
-
     def __init__(
         self,
         url: str,
@@ -150,8 +136,8 @@ class KafkaEngine:
         client = Client(self._wire, self._settings.bootstrap, reconnect_s=self._settings.reconnect_s)
         source = KafkaSource(client, lambda app_id: sink.consumed(app_id))
 
-        def progress(app_id: str) -> JournalProgress:
-            return JournalProgress(client, app_id, source.journal(app_id), source)
+        def progress(app_id: str) -> AppProgress:
+            return AppProgress(client, app_id, source.journal(app_id), source)
 
         sink = KafkaSink(client, progress, codec=self._settings.codec)
         return _Parts(os.getpid(), client, source, sink)

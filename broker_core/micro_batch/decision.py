@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker_core.address import VHOST
-from broker_core.admin import LedgerInfo, TableInfo
-from broker_core.broker.access.users import name_in
+from broker_core.admin import SKIPPED, LedgerInfo, TableInfo
 from broker_core.broker.state.records import LedgerRecord, canonical
 from broker_core.engine import EMPTY, FILES, REFUSED, VERSION, BranchKind, LedgerEntry, ToApply
 from broker_core.ids import CommitSequence
@@ -67,8 +66,10 @@ def new_entry(
     )
 
 
-def public(entry: LedgerRecord) -> LedgerEntry:
-    """Returns the entry for the connector: branches grouped by kind and target."""
+def public(entry: LedgerRecord, token: str = "") -> LedgerEntry:
+    """Returns the entry for the connector: branches grouped by kind and target. ``token``: as its user gave
+    it, where the record has it otherwise.
+    """
     groups: dict[str, tuple[Mapping[str, object], list[str], int, BranchKind]] = {}
     for kind, target, branch, rows in entry.branches:
         if "skipped" in target:
@@ -81,7 +82,7 @@ def public(entry: LedgerRecord) -> LedgerEntry:
         sequence=entry.sequence,
         query_id=entry.query_id,
         batch_id=entry.batch_id,
-        token=name_in(entry.token),
+        token=token or entry.token,
         ranges={log: (int(start), int(end)) for log, (start, end) in entry.ranges.items()},
         messages=entry.messages,
         published=entry.published,
@@ -126,7 +127,7 @@ def tables(entry: LedgerRecord) -> Iterable[TableInfo]:
         version = next((at for same, at in versions if same == target), target.get(VERSION))
         noted = target.get(REFUSED)
         refused = str(noted[1]) if isinstance(noted, list) and len(noted) > 1 and not entry.applied else ""
-        key = (_table(target), kind, "skipped" if "skipped" in target else refused, version)
+        key = (_table(target), kind, SKIPPED if "skipped" in target else refused, version)
         rows[key] = rows.get(key, 0) + _rows(target, count)
     return (
         TableInfo(table, kind, count, entry.applied, refused, version)

@@ -37,20 +37,8 @@ from broker_core.broker.state.records import (
 )
 from broker_core.broker.topology.ownership import release
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
-from broker_core.engine import (
-    REFUSED_ROWS,
-    BranchHeader,
-    Committed,
-    OnNewCheckpoint,
-    Opened,
-    StagedBranch,
-)
-from broker_core.errors import (
-    BatchDecided,
-    MissingBranch,
-    PreconditionFailed,
-    TransactionState,
-)
+from broker_core.engine import REFUSED_ROWS, BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.errors import BatchDecided, MissingBranch, PreconditionFailed, TransactionState
 from broker_core.ids import NO_BLOCK
 from broker_core.micro_batch.branch import (
     Asked,
@@ -63,9 +51,9 @@ from broker_core.micro_batch.branch import (
 )
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
-from broker_core.micro_batch.decision import before, new_entry, public
+from broker_core.micro_batch.decision import before, new_entry
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.owners import AppOwners, StagedRights
+from broker_core.micro_batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.queue_logs import QueueLogs
 
@@ -137,7 +125,7 @@ class MicroBatches:
             claim_position=self.claims.position(app_id),
         )
         if entry is not None:
-            return Opened(entry.sequence, "", public(entry))
+            return Opened(entry.sequence, "", public_entry(entry))
         attempt = AttemptRecord(own, app_id, query_id, batch_id, now_us, self.vhost)
         self.branches.open(change, attempt, actor.user)
         return Opened(self.ledger.next_sequence(app_id), token)
@@ -259,7 +247,7 @@ class MicroBatches:
         batch = (app_id, query_id, batch_id)
         entry = before(self.ledger, batch)
         if entry is not None:
-            return Committed(public(entry), already=True)
+            return Committed(public_entry(entry), already=True)
         # 2. every check, before anything changes
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_token(token, app_id, query_id, batch_id)
@@ -300,7 +288,7 @@ class MicroBatches:
         self.branches.settle(self._state, change, token, {branch for _, _, branch, _ in decided.branches})
         for orphan in self.branches.orphans(app_id, query_id, batch_id):
             self.branches.drop(self._state, change, orphan)
-        return Committed(public(decided), already=False)
+        return Committed(public_entry(decided), already=False)
 
     def _gather(
         self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int

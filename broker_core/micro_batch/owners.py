@@ -24,11 +24,12 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_user_id
 from broker_core.broker.state.block import NotLoaded, ReadBlock, together
 from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import PartRecord
-from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.broker.state.records import LedgerRecord, PartRecord
+from broker_core.engine import BranchHeader, LedgerEntry, StagedBranch
 from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed, TransactionState
 from broker_core.micro_batch.branch import Branches, inline_rows, whose
 from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.ledger import Ledger
 
 USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
@@ -168,6 +169,11 @@ class AppOwners:
                 f"branch {name_in(header.branch)} belongs to another attempt than {name_in(header.token)}; "
                 "give each branch an id of its own"
             )
+
+
+def public_entry(entry: LedgerRecord) -> LedgerEntry:
+    """Returns a decided batch for the connector."""
+    return public(entry, name_in(entry.token))
 
 
 class StagedRights:

@@ -159,11 +159,7 @@ class LocalChannel:
         """Deletes a queue and returns how many messages it had. Raises ResourceLocked, PreconditionFailed."""
         connection = self._channel.connection
         return self._do(
-            self._topology.delete_queue,
-            queue,
-            if_unused=if_unused,
-            if_empty=if_empty,
-            connection=connection,
+            self._topology.delete_queue, queue, if_unused=if_unused, if_empty=if_empty, connection=connection
         )
 
     # -- publishing ------------------------------------------------------------------------------------------

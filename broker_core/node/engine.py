@@ -37,7 +37,6 @@ from broker_core.engine import (
     BranchHeader,
     Committed,
     DeadLetterRoute,
-    Features,
     LedgerEntry,
     Limit,
     Note,
@@ -49,19 +48,14 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.errors import (
-    DataLoss,
-    MissingBranch,
-    StoreFailed,
-    TxmqError,
-)
+from broker_core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
 from broker_core.failpoint import here
 from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked, StagedLimits
-from broker_core.micro_batch.decision import public
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.owners import public_entry
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
 from broker_core.micro_batch.resume_here import resume
 from broker_core.node.committer import Work, changes
@@ -89,8 +83,6 @@ class EmbeddedEngine:
     """Implements :class:`broker_core.engine.Engine` for one virtual host; thread-safe. ``adopt`` makes a
     writer's file part of the store, if the store supports it.
     """
-
-    features = Features()
 
     def __init__(
         self,
@@ -375,11 +367,7 @@ class EmbeddedEngine:
         return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
-        self,
-        header: BranchHeader,
-        first: int,
-        given: Sequence[PartRows],
-        asked: Asked,
+        self, header: BranchHeader, first: int, given: Sequence[PartRows], asked: Asked
     ) -> list[tuple[int, int]]:
         appended, by = [each.stored.block_id for each in given if each.stored is not None], self._actor
         try:
@@ -444,7 +432,7 @@ class EmbeddedEngine:
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        return self._look(lambda: [public(entry) for entry in self._ledger.unapplied(app_id)])
+        return self._look(lambda: [public_entry(entry) for entry in self._ledger.unapplied(app_id)])
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for branch in branches:
@@ -500,10 +488,10 @@ class EmbeddedEngine:
         return recorded
 
     def entries(self, app_id: str) -> list[LedgerEntry]:
-        return self._look(lambda: [public(entry) for entry in self._ledger.kept(app_id)])
+        return self._look(lambda: [public_entry(entry) for entry in self._ledger.kept(app_id)])
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        return self._look(lambda: [public(entry) for entry in self._ledger.unmirrored(app_id, limit)])
+        return self._look(lambda: [public_entry(entry) for entry in self._ledger.unmirrored(app_id, limit)])
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
         self._do(self._ledger.mark_mirrored, app_id, sequence)
@@ -511,7 +499,7 @@ class EmbeddedEngine:
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         def look() -> LedgerEntry | None:
             last = self._ledger.last(app_id)
-            return public(last) if last is not None else None
+            return public_entry(last) if last is not None else None
 
         return self._look(look)
 

@@ -148,12 +148,7 @@ def compact_history(committer: Committer, now_us: int) -> None:
 
 
 def _pack(
-    history: CommitHistory,
-    first: Single,
-    into: HistoryRecord,
-    _state: BrokerState,
-    change: Change,
-    _now: int,
+    history: CommitHistory, first: Single, into: HistoryRecord, _state: BrokerState, change: Change, _now: int
 ) -> None:
     history.pack(change, first, into)
 
@@ -173,11 +168,7 @@ class Upkeep:
     """After something has expired, consumers are told: their queue may be gone, or they may get something."""
 
     def __init__(
-        self,
-        committer: Committer,
-        state: BrokerState,
-        store: Store,
-        clock: Callable[[], int],
+        self, committer: Committer, state: BrokerState, store: Store, clock: Callable[[], int]
     ) -> None:
         self._committer = committer
         self._state = state

@@ -25,10 +25,7 @@ LOOK_S = 0.5  # an answer is as old
 RECORD_BYTES = 512  # of one record or id that outlives its call, about
 _SPILL_SHARE = 0.25  # of ``memory_bytes``
 _RESOURCE = {"memory": "memory", "unsealed": "memory", "disk free": "disk"}  # RabbitMQ's words
-_WHAT = {
-    "memory": "of messages and records in memory",
-    "unsealed": "of small commits not yet in a segment",
-}
+_WHAT = {"memory": "of messages and records in memory", "unsealed": "of small commits not yet in a segment"}
 
 
 @dataclass(frozen=True, slots=True)

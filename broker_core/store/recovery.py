@@ -64,8 +64,7 @@ def _recovered(directory: Path, catalog: Catalog, roll_bytes: int) -> Recovered:
     for block_id, place in places.items():
         if place.segment not in live:
             raise corrupt_catalog(
-                directory / "catalog.db",
-                f"block {block_id} is in segment {place.segment}, which has no row",
+                directory / "catalog.db", f"block {block_id} is in segment {place.segment}, which has no row"
             )
         live[place.segment].add(block_id)
         ends[place.segment] = max(ends[place.segment], place.position + place.length)

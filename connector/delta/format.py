@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import reduce
 
 import pyarrow as pa
@@ -15,8 +14,7 @@ from broker_core.engine import FILES, LedgerEntry, ToApply
 from connector.delta import commits, isolated, log, resolve, sql_context
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
-from connector.delta.before import append_files, hidden, staged_files
-from connector.delta.before import append_rows as append
+from connector.delta.before import append_files, append_rows, hidden, staged_files
 from connector.delta.before import check_change as changes
 from connector.delta.before.fit import Fit
 from connector.delta.before.merge_values import asserted
@@ -28,7 +26,7 @@ from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles, TableMark
+from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles
 
 
 class Delta:
@@ -45,28 +43,19 @@ class Delta:
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         return spark.table(in_sql(table.name))
 
-    def disturbed(
-        self, spark: SparkSession, table: Table, seen: TableMark | None
-    ) -> tuple[TableMark | None, list[str]]:
-        return log.disturbed(spark, table, seen)
-
-    def sequences(self, spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
-        return log.stored_versions(spark, table, prefix)
+    disturbed = staticmethod(log.disturbed)
+    sequences = staticmethod(log.stored_versions)
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
     ) -> dict[str, Mapping[str, object]]:
         return log.said(log.commits(spark, table), tokens)
 
-    def writer_options(self, table: str, options: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
-        return append.writer_options(table, options)
-
-    def context(self, spark: SparkSession) -> dict[str, object]:
-        return sql_context.of(spark)
+    writer_options = staticmethod(append_rows.writer_options)
+    context = staticmethod(sql_context.of)
 
     # -- before the decision ---------------------------------------------------------------------------------
-    def last_sequence(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
-        return log.stored_version(spark, table, txn_app_id)
+    last_sequence = staticmethod(log.stored_version)
 
     def check_append(
         self,
@@ -76,19 +65,12 @@ class Delta:
         options: Mapping[str, str],
         partition_by: Sequence[str],
     ) -> Checked:
-        found = append.check_append(spark, table, schema, options, partition_by)
+        found = append_rows.check_append(spark, table, schema, options, partition_by)
         why = append_files.why_rows(spark, table, schema, options)
         evaluates = bool(why) or append_files.evaluates(table)
-        return Checked(lambda rows: append.fitted(rows, found), why, evaluates)
+        return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 
-    def settled(
-        self,
-        table: Table,
-        columns: Sequence[str],
-        change: Merge | Overwrite,
-        context: Mapping[str, object],
-    ) -> Merge | Overwrite:
-        return changes.settled(table, columns, change, context)
+    settled = staticmethod(changes.settled)
 
     def check_change(
         self,
@@ -100,7 +82,7 @@ class Delta:
     ) -> Checked:
         found = changes.check(spark, table, schema, change, context)
         if isinstance(found, Fit):
-            return Checked(lambda rows: append.fitted(rows, found))
+            return Checked(lambda rows: append_rows.fitted(rows, found))
         return Checked(lambda rows: asserted(rows, found.written), compared=found.compared)
 
     def stage(
@@ -132,23 +114,12 @@ class Delta:
         hidden.sweep(TableFiles.at(location), attempt, unapplied)
 
     # -- after it --------------------------------------------------------------------------------------------
-    def decided(
-        self, spark: SparkSession, context: Mapping[str, object] | None
-    ) -> AbstractContextManager[SparkSession]:
-        return isolated.decided(spark, context)
+    decided = staticmethod(isolated.decided)
 
     def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         return table.exists and commits.has(spark, table, once)
 
-    def append(
-        self,
-        rows: DataFrame,
-        table: Table,
-        once: CommitId,
-        options: Mapping[str, str] | None = None,
-        partition_by: Sequence[str] = (),
-    ) -> int | None:
-        return append.append(rows, table, once, options, partition_by)
+    append = staticmethod(append_rows.append)
 
     def add(
         self,
@@ -174,18 +145,9 @@ class Delta:
         schema = StructType.fromJson(json.loads(target["schema"]))
         frames = [each.frame(spark, files, place, schema, f"batch {once.sequence}") for each in staged]
         frames += [rows] if rows is not None else []
-        return append.append(reduce(DataFrame.unionByName, frames), table, once, options)
+        return append_rows.append(reduce(DataFrame.unionByName, frames), table, once, options)
 
-    def change(
-        self,
-        spark: SparkSession,
-        table: Table,
-        change: Merge | Overwrite,
-        rows: Callable[[SparkSession], DataFrame],
-        once: CommitId,
-        context: Mapping[str, object] | None = None,
-    ) -> int | None:
-        return make_change.change(spark, table, change, rows, once, context)
+    change = staticmethod(make_change.change)
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:

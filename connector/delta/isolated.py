@@ -24,9 +24,7 @@ _SESSION = "org.apache.spark.sql.classic.SparkSession"
 
 @contextlib.contextmanager
 def isolated(
-    spark: SparkSession,
-    settings: Mapping[str, str] | None = None,
-    context: Mapping[str, Any] | None = None,
+    spark: SparkSession, settings: Mapping[str, str] | None = None, context: Mapping[str, Any] | None = None
 ) -> Iterator[SparkSession]:
     """A session with the settings of ``spark``, then ``context`` and ``settings``, for the time of the block.
     It is the active one of the thread: the parser takes its settings from that, and Delta's catalog keeps the

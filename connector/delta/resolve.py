@@ -87,8 +87,7 @@ def _qualified_path(spark: SparkSession, path: str) -> str:
         return str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
         raise OptionError(
-            f"table {path!r}: {first_line(error)[:300]}",
-            "give a path that Spark can write to",
+            f"table {path!r}: {first_line(error)[:300]}", "give a path that Spark can write to"
         ) from error
 
 
@@ -151,8 +150,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
     identifier = jvm.new(spark, name, parts[2], jvm.some(spark, parts[1]))
     if not catalog.databaseExists(parts[1]):
         raise OptionError(
-            f"table {quoted(parts)!r}: there is no database {parts[1]!r}",
-            "create it, or name another one",
+            f"table {quoted(parts)!r}: there is no database {parts[1]!r}", "create it, or name another one"
         )
     if not catalog.tableExists(identifier):
         location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
@@ -180,10 +178,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
     location = _decoded(spark, known.location())
     table_id, metadata, protocol = _look(spark, location, plain_location(location), commits)
     if not table_id:
-        raise OptionError(
-            f"table {name!r}: there is no Delta log at {location}",
-            "drop and create the table",
-        )
+        raise OptionError(f"table {name!r}: there is no Delta log at {location}", "drop and create the table")
     return Table(name, plain_location(location), table_id, metadata, protocol)
 
 
@@ -198,8 +193,7 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
         found = _detail(spark, name) if exists else None
     except Exception as error:
         raise OptionError(
-            f"table {name!r}: {first_line(error)[:300]}",
-            "name a Delta table, or its path",
+            f"table {name!r}: {first_line(error)[:300]}", "name a Delta table, or its path"
         ) from error
     if found is None:
         return Table(name, f"name:{name.lower()}", "")

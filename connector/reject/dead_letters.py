@@ -50,9 +50,7 @@ def rejected_rows(rows: DataFrame, reason: str | None) -> DataFrame:
     named = F.col(REASON) if reason is None else F.lit(reason)
     sum_of = F.crc32(F.col("body")) if "body" in rows.columns else F.lit(None)
     return rows.select(
-        *PLACE,
-        F.substring(named, 1, LONGEST_REASON).alias(REASON),
-        sum_of.cast("bigint").alias("checksum"),
+        *PLACE, F.substring(named, 1, LONGEST_REASON).alias(REASON), sum_of.cast("bigint").alias("checksum")
     )
 
 
@@ -79,8 +77,7 @@ def _check(schema: StructType, reason: str | None) -> None:
             )
     if reason is None and not isinstance(types.get(REASON), StringType):
         raise OptionError(
-            "reject got no reason: no argument, and no column 'reason' (string)",
-            "give one of them",
+            "reject got no reason: no argument, and no column 'reason' (string)", "give one of them"
         )
     _check_reason(reason)
     if "body" in types and not isinstance(types["body"], (BinaryType, StringType)):

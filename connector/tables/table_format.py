@@ -127,11 +127,7 @@ class TableFormat(Protocol):
         """Raises OptionError if the append of such rows would fail after the decision, whatever they are."""
 
     def settled(
-        self,
-        table: Table,
-        columns: Sequence[str],
-        change: Merge | Overwrite,
-        context: Mapping[str, object],
+        self, table: Table, columns: Sequence[str], change: Merge | Overwrite, context: Mapping[str, object]
     ) -> Merge | Overwrite:
         """The change with the names of all columns, if it sets all columns that an existing table has now.
         ``columns``: of the rows.

@@ -47,7 +47,7 @@ from broker_core.kafka.protocol.port import NodeAddress, TopicPartition
 from broker_core.kafka.record.encode import encode
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, NEEDED, OPERATOR, OPTIONAL, QueueUse, Use
-from tests.kafka.bench.real_node import real_cluster
+from tests.kafka.bench.real_node import position, real_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -458,8 +458,8 @@ def test_without_the_right_to_ask_for_sizes_only_a_limit_in_bytes_is_refused(pip
 
 def test_the_lag_is_shown_to_tools_where_the_group_may_be_written(pipeline: Pipeline) -> None:
     group, log = names.producer_of("shop"), TopicPartition(FROM, 0)
-    assert pipeline.root.client.group_offsets(group, [log])[log] == -1
+    assert position(pipeline.node.plain, group, log) == -1
     pipeline.rights.give(*optional(pipeline.root, DRIVER, "--group", "shop"))
     pipeline.send()
     pipeline.run()
-    eventually(lambda: pipeline.root.client.group_offsets(group, [log])[log] > 0)
+    eventually(lambda: position(pipeline.node.plain, group, log) > 0)

@@ -48,8 +48,12 @@ _names = itertools.count()
 
 @dataclass
 class Bench:
+    """``grow``: a topic to so many partitions; ``position``: what a group has committed, -1 for nothing."""
+
     client: Client
     prefix: str
+    grow: Callable[[str, int], None]
+    position: Callable[[str, TopicPartition], int]
 
     def topic(self, partitions: int = 1, **configs: str) -> str:
         name = f"{self.prefix}-{next(_names)}"
@@ -90,13 +94,12 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "fake":
         kafka = FakeKafka()
         client = Client(kafka.wire(), [kafka.nodes[1]], reconnect_s=WAIT_S)
+        grow, position = kafka.grow, kafka.position
     else:
-        client = Client(
-            SocketWire(Settings(request_s=WAIT_S)),
-            [request.getfixturevalue("real").plain],
-            reconnect_s=WAIT_S,
-        )
-    yield Bench(client, f"{request.param}-{os.getpid()}")
+        node: RealNode = request.getfixturevalue("real")
+        client = Client(SocketWire(Settings(request_s=WAIT_S)), [node.plain], reconnect_s=WAIT_S)
+        grow, position = node.grow, node.position
+    yield Bench(client, f"{request.param}-{os.getpid()}", grow, position)
     client.close()
 
 
@@ -130,11 +133,9 @@ def test_a_topic_is_made_once_and_grows(bench: Bench) -> None:
     assert sorted(made.partitions) == [0, 1] and all(each.leader > 0 for each in made.partitions.values())
     assert bench.client.create_topic(name, 5).id == made.id and len(bench.client.topic(name).partitions) == 2
     assert bench.client.configs(name, "cleanup.policy") == {"cleanup.policy": "compact"}
-    bench.client.grow_topic(name, 3)
+    bench.grow(name, 3)
     eventually(lambda: len(bench.client.create_topic(name).partitions) == 3)
     assert bench.client.topic(name).id == made.id and bench.client.topics()[name].id == made.id
-    with pytest.raises(errors.KafkaError, match="INVALID_PARTITIONS"):
-        bench.client.grow_topic(name, 2)
 
 
 def test_what_is_no_topic_is_refused_by_name(bench: Bench) -> None:
@@ -279,10 +280,10 @@ def test_deleted_records_are_gone(bench: Bench) -> None:
 def test_a_group_keeps_its_position(bench: Bench) -> None:
     log = bench.log()
     group = bench.id()
-    assert bench.client.group_offsets(group, [log]) == {log: -1}
+    assert bench.position(group, log) == -1
     bench.client.commit_offsets(group, {log: 12})
     bench.client.commit_offsets(group, {log: 7})
-    assert bench.client.group_offsets(group, [log]) == {log: 7}
+    assert bench.position(group, log) == 7
 
 
 # -- transactions --------------------------------------------------------------------------------------------

@@ -143,14 +143,7 @@ def test_every_row_goes_through_once(bench: Bench) -> None:
     assert bench.bodies(target) == bench.bodies(source)
     info = bench.engine().app(bench.app)
     assert info is not None and (info.sequence, info.lag, info.queues) == (5, 0, (source,))
-    eventually(
-        lambda: (
-            bench.client.group_offsets(names.producer_of(bench.app), [TopicPartition(source, 1)])[
-                TopicPartition(source, 1)
-            ]
-            > 0
-        )
-    )
+    eventually(lambda: bench.node.position(names.producer_of(bench.app), TopicPartition(source, 1)) > 0)
 
 
 def test_rows_of_another_client(bench: Bench) -> None:
@@ -265,7 +258,7 @@ def test_partitions_that_are_added_between_two_batches_are_read_from_their_begin
     pipeline = Pipeline(bench, bench.queue(1), bench.queue(1))
     bench.send(pipeline.source, 0, b"a")
     pipeline.run()
-    bench.client.grow_topic(pipeline.source, 3)
+    bench.node.grow(pipeline.source, 3)
     eventually(lambda: len(bench.engine().logs([pipeline.source])) == 3)
     for number in range(3):
         bench.send(pipeline.source, number, b"%d" % number)
@@ -293,7 +286,7 @@ def test_wait_and_growth(bench: Bench) -> None:
     bench.send(queue, 0, b"a")
     assert engine.wait([queue], {f"{queue}/0": 0}, WAIT_S)
     end = bench.claim(engine, queue)
-    bench.client.grow_topic(queue, 2)
+    bench.node.grow(queue, 2)
     eventually(lambda: len(bench.engine().logs([queue])) == 2)
     bench.send(queue, 1, b"b")
     assert bench.claim(bench.engine(), queue, end) == {f"{queue}/0": 1, f"{queue}/1": 1}

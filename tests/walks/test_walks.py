@@ -29,7 +29,7 @@ LIMITS = {
     "login": 30,
     "channel": 18,
     "batch": 30,
-    "kafka-batch": 27,
+    "kafka-batch": 25,
 }
 
 

@@ -132,12 +132,7 @@ class DeadLetters:
     ) -> dict[str, object]:
         """Returns the changed headers. The additional routing keys and the deaths are added to ``found``."""
         death = Death(
-            self._queue,
-            self._reason,
-            self._time,
-            row.exchange,
-            row.routing_key,
-            _expiration(row.properties),
+            self._queue, self._reason, self._time, row.exchange, row.routing_key, _expiration(row.properties)
         )
         changed, copies, deaths = headers_after(headers, death, keeps_key=self._routing_key is None)
         # a copy belongs to the commit in which it was dead-lettered

@@ -330,11 +330,7 @@ class StoredMessages:
             self.enqueue_block(change, staged.block_id, staged.rows, staged.size_bytes, staged.routes, now)
 
     def _enqueue_inline(
-        self,
-        change: Change,
-        block: pa.RecordBatch,
-        routes: Mapping[QueueId, RowSelection],
-        now: int,
+        self, change: Change, block: pa.RecordBatch, routes: Mapping[QueueId, RowSelection], now: int
     ) -> None:
         """Makes a few rows part of the open block."""
         targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]

@@ -141,7 +141,6 @@ def consumer_priority(queue: str, arguments: Mapping[str, object], vhost: str = 
     if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):
         what = f'"expected integer, got {type_name(priority)}"'
         raise PreconditionFailed(
-            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': {what}",
-            "give a whole number",
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': {what}", "give a whole number"
         )
     return priority

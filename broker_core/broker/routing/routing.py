@@ -17,10 +17,7 @@ import pyarrow as pa
 
 from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.broker.routing.exchange import Exchange, Q, RoutedQueue
-from broker_core.broker.state.block import (
-    RowSelection,
-    select_rows,
-)
+from broker_core.broker.state.block import RowSelection, select_rows
 from broker_core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.ids import QueueId
 
@@ -155,10 +152,7 @@ class _Reached:
         ] = []
 
     def add(
-        self,
-        found: Sequence[RoutedQueues],
-        codes: npt.NDArray[np.int64],
-        among: npt.NDArray[np.int64] | None,
+        self, found: Sequence[RoutedQueues], codes: npt.NDArray[np.int64], among: npt.NDArray[np.int64] | None
     ) -> None:
         """``codes`` say which of ``found`` the rows ``among`` (None: all) reach."""
         numbers: dict[RoutedQueues, int] = {}

@@ -19,7 +19,7 @@ from broker_core.kafka.protocol.codes import GONE, Code, error_of
 
 # kinds of resources, as kafka-acls.sh names them
 TOPIC, TRANSACTIONAL_ID, GROUP, CLUSTER = "topic", "transactional-id", "group", "cluster"
-READ, WRITE, CREATE, DELETE, ALTER = "Read", "Write", "Create", "Delete", "Alter"
+READ, WRITE, CREATE, DELETE = "Read", "Write", "Create", "Delete"
 DESCRIBE, DESCRIBE_CONFIGS = "Describe", "DescribeConfigs"
 
 Kind = type[port.AnyRequest]
@@ -39,15 +39,11 @@ NEEDED: Mapping[Kind, Mapping[str, str]] = {
     port.DescribeTransaction: {TRANSACTIONAL_ID: DESCRIBE},
     port.CreateTopic: {TOPIC: CREATE},
     port.DeleteTopic: {TOPIC: DELETE},
-    port.GrowTopic: {TOPIC: ALTER},
     port.DescribeTopic: {TOPIC: DESCRIBE_CONFIGS},
     port.LogSizes: {CLUSTER: DESCRIBE},
     port.CommitOffsets: {TOPIC: READ, GROUP: READ},
-    port.GroupOffsets: {TOPIC: DESCRIBE, GROUP: DESCRIBE},
 }
-_IMPLY_DESCRIBE = frozenset(
-    {READ, WRITE, DELETE, ALTER}
-)  # AclOperation: who may do one of these may describe
+_IMPLY_DESCRIBE = frozenset({READ, WRITE, DELETE})  # AclOperation: who may do one of these may describe
 _KINDS = {
     Code.TOPIC_AUTHORIZATION_FAILED: TOPIC,
     Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TRANSACTIONAL_ID,

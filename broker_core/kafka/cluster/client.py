@@ -103,13 +103,6 @@ class Client:
         self._cluster.administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
         self._cluster.forget(name)
 
-    def grow_topic(self, name: str, partitions: int) -> None:
-        """``partitions`` is the new number; their leaders answer. Raises KafkaError where there are as many
-        or more.
-        """
-        self._cluster.administer(name, port.GrowTopic(name, partitions), done={Code.INVALID_PARTITIONS})
-        self._leaders.ready(name, partitions)
-
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
         return self._cluster.about(name, port.DescribeTopic(name, keys or None)).values
@@ -243,18 +236,6 @@ class Client:
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Sets the group's position, for tools that show lag. Idempotent."""
         self._cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
-
-    def group_offsets(self, group: str, logs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Committed positions; -1: none."""
-        request = port.GroupOffsets(group, tuple(logs))
-        answers = self._cluster.coordinate(
-            group,
-            request,
-            lambda found: _worst({log: answer.code for log, answer in found.items()}),
-            repeat=True,
-            group=True,
-        )
-        return {log: answer.offset for log, answer in answers.items()}
 
 
 def _worst(codes: Mapping[TopicPartition, Code]) -> tuple[Code, TopicPartition | None]:

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from broker_core import failpoint
@@ -26,12 +26,11 @@ from broker_core.engine import LedgerEntry, Ranges
 from broker_core.errors import AccessRefused, DataLoss, QueueNotFound
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import Lag
 from broker_core.kafka.journal.history import History, PositionRecord, Proposal, read_key, surviving
 from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.protocol.port import LATEST, TopicPartition, Unanswered, parse_log
 from broker_core.kafka.topics import topics
-from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, replay
+from broker_core.kafka.topics.entry import Entry, Row, batch, dumps, fields_of, now_ms, replay
 from broker_core.kafka.topics.row_times import committed_ms
 from broker_core.micro_batch.claims.claim import Claims
 
@@ -140,7 +139,7 @@ class Journal:
     def _won(self, entries: list[Entry], change_id: str, patience: Backoff) -> bool:
         failpoint.here("kafka.journal.append")
         lost: Unanswered | None = None
-        timestamp = _now_ms()
+        timestamp = now_ms()
         try:
             offset = self._client.produce({self.log: batch(entries, timestamp)})[self.log]
         except Unanswered as unanswered:
@@ -176,7 +175,7 @@ class Journal:
             if new:
                 entries = [Entry(key, value) for key, value in new.items()]
                 failpoint.here("kafka.journal.note")
-                self._client.produce({self.log: batch(entries, _now_ms())}, repeat=True)
+                self._client.produce({self.log: batch(entries, now_ms())}, repeat=True)
                 failpoint.here("kafka.journal.noted")
                 self._noted |= new.keys()
 
@@ -186,7 +185,7 @@ class Journal:
             self._noted -= set(keys)
             if keys:
                 entries = [Entry(key, None) for key in keys]
-                self._client.produce({self.log: batch(entries, _now_ms())}, repeat=True)
+                self._client.produce({self.log: batch(entries, now_ms())}, repeat=True)
 
     def note_read(self, query_id: str, batch_id: int, ranges: Ranges) -> None:
         """Records that (query, batch) reads ``ranges`` (S4). Every task of the batch writes the same. Raises
@@ -197,10 +196,6 @@ class Journal:
         record = ReadRecord(self._app_id, query_id, batch_id, canonical(sorted(ranges)), spans)
         digest = hashlib.sha256(canonical(spans).encode()).hexdigest()[:16]
         self.note({read_key(record, digest): fields_of(record)})
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # ["applied",3], behind which may be branches with the versions of their tables, and so on
@@ -219,9 +214,18 @@ class ReleaseSource(Protocol):
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> None: ...
 
 
-class JournalProgress:
-    """The facts of the sink in the journal of an app: which decided rows are applied, skipped and mirrored;
-    and what the sink asks of claims and reads. ``releases``: changes the claims.
+class Lag(NamedTuple):
+    """About how many messages an app has not consumed, and when the oldest was written, in milliseconds since
+    the epoch; None: there is none, or this user may not read it.
+    """
+
+    messages: int
+    since_ms: int | None
+
+
+class AppProgress:
+    """What the sink takes from the journal of an app: claims, reads and acks, and which decided rows are
+    applied, skipped and mirrored, as of the last :meth:`refresh`. ``releases``: changes the claims.
 
     A key is written with one value only, so facts commute, whoever writes them and in which order.
     """
@@ -233,10 +237,14 @@ class JournalProgress:
         self._releases = releases
 
     def refresh(self) -> None:
+        """Replays the journal to its end of now, which ListOffsets says."""
         self._journal.catch_up()
 
     # -- claims and reads ------------------------------------------------------------------------------------
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
+        """Returns by log what this (query, batch) has read. Raises LineageConflict where it is no claim of
+        the app, DataLoss where a topic was deleted and made again since the claim.
+        """
         ranges = self._journal.look(lambda claims: claims.ranges_read(query_id, batch_id))
         for queue in sorted({parse_log(log).topic for log in ranges}):
             self._require_same_topic(queue)
@@ -257,16 +265,20 @@ class JournalProgress:
             )
 
     def settled(self, log: str, start: int, end: int) -> bool:
+        """Returns whether the source has acknowledged everything between two offsets."""
         position = self._journal.positions.get(parse_log(log).topic)
         return position is not None and int(position.acked.get(log, 0)) >= end
 
     def position(self) -> int:
+        """Returns the position of the newest claim; 0: none."""
         return self._journal.look(lambda claims: claims.position(self._app_id))
 
     def queues(self) -> tuple[str, ...]:
+        """Returns the queues that the app has claimed, in order."""
         return tuple(sorted(self._journal.positions))
 
     def lag(self, consumed: Mapping[str, int]) -> Lag:
+        """Returns what of its queues is not consumed. ``consumed``: by log, as the ledger says."""
         read: dict[TopicPartition, int] = {}
         for position in self._journal.positions.values():
             for log, acked in position.acked.items():
@@ -288,6 +300,7 @@ class JournalProgress:
         return False
 
     def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:
+        """Returns how many offsets of a queue are claimed, and neither decided nor acknowledged."""
         position = self._journal.positions.get(queue)
         if position is None:
             return 0
@@ -296,28 +309,37 @@ class JournalProgress:
         return sum(max(0, ends[log] - at) for log, at in done.items() if log in ends)
 
     def note_release(self, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool) -> None:
+        """Records that a queue is released now, and where the app is in it."""
         self._releases.note_release(self._app_id, queue, consumed, by=by, interrupted=interrupted)
 
     def release(self, queue: str) -> None:
+        """Drops the claims on a queue. Raises PreconditionFailed where the app has none."""
         self._releases.release(self._app_id, queue)
 
     def resume(self, entries: Sequence[LedgerEntry]) -> None:
+        """Records that the app has consumed its logs up to the ends of entries of another ledger. Raises
+        QueueNotFound, LineageConflict.
+        """
         self._releases.resume(self._app_id, entries)
 
     # -- decided rows ----------------------------------------------------------------------------------------
     def applied(self) -> Set[int]:
+        """Returns sequences whose rows are applied."""
         return {int(sequence) for sequence, *_ in self._of(APPLIED)}
 
     def mirrored(self) -> int:
+        """Returns the sequence up to which the Delta ledger has every entry."""
         return max((int(sequence) for sequence, *_ in self._of(MIRRORED)), default=0)
 
     def skipped(self) -> Mapping[int, Mapping[str, str]]:
+        """Returns by sequence: branch -> where an operator has written its rows."""
         found: dict[int, dict[str, str]] = {}
         for sequence, branch, to in self._of(SKIPPED):
             found.setdefault(int(sequence), {})[branch] = to
         return found
 
     def versions(self) -> Mapping[int, Mapping[str, int]]:
+        """Returns by sequence: branch -> version of the table that has its rows."""
         found: dict[int, dict[str, int]] = {}
         for sequence, *named in self._of(APPLIED):
             pairs = zip(named[::2], named[1::2], strict=True)
@@ -337,17 +359,20 @@ class JournalProgress:
         self._note([_key(SKIPPED, sequence, branch, to) for branch in sorted(branches)])
 
     def notes(self) -> Mapping[int, Sequence[tuple[str, str, int, str]]]:
+        """Returns by sequence, oldest first: (branch, name, time, text), for the target of the branch."""
         found: dict[int, list[tuple[str, str, int, str]]] = {}
         for sequence, branch, name, at_us, text in sorted(self._of(NOTED), key=lambda key: int(key[3])):
             found.setdefault(int(sequence), []).append((branch, name, int(at_us), text))
         return found
 
     def note(self, sequence: int, branches: Mapping[str, int], name: str, text: str) -> None:
+        """Replaces what these branches say under ``name``; their values are times."""
         before = [key for key in self._of(NOTED) if key[0] == sequence and key[1] in branches]
         self._note([_key(NOTED, sequence, branch, name, at, text) for branch, at in branches.items()])
         self._journal.forget([_key(NOTED, *key) for key in before if key[2] == name])
 
     def forget(self, sequences: Collection[int]) -> None:
+        """Drops what is known of entries that the ledger no longer has. Need not be done at once."""
         gone = set(sequences)
         self._journal.forget(
             [

@@ -12,7 +12,6 @@ from kafka.errors import KafkaError as LibraryError
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.admin import (
-    CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
@@ -20,7 +19,7 @@ from kafka.protocol.admin import (
     DescribeLogDirsRequest,
     DescribeTransactionsRequest,
 )
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer import (
     AddPartitionsToTxnRequest,
@@ -37,7 +36,6 @@ __all__ = [
     "AddPartitionsToTxnRequest",
     "Answer",
     "ApiVersionsRequest",
-    "CreatePartitionsRequest",
     "CreateTopicsRequest",
     "DeleteRecordsRequest",
     "DeleteTopicsRequest",
@@ -52,7 +50,6 @@ __all__ = [
     "ListOffsetsRequest",
     "MetadataRequest",
     "OffsetCommitRequest",
-    "OffsetFetchRequest",
     "ProduceRequest",
     "SaslAuthenticateRequest",
     "SaslHandshakeRequest",

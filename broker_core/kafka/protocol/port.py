@@ -326,15 +326,6 @@ class DeleteTopic(Request[Outcome]):
 
 
 @dataclass(frozen=True, slots=True)
-class GrowTopic(Request[Outcome]):
-    """CreatePartitions: ``partitions`` is the new number of them."""
-
-    name: str
-    partitions: int
-    timeout_ms: int = 30_000
-
-
-@dataclass(frozen=True, slots=True)
 class DescribeTopic(Request["ConfigsAnswer"]):
     """DescribeConfigs of one topic."""
 
@@ -368,11 +359,3 @@ class CommitOffsets(Request["dict[TopicPartition, Code]"]):
 
     group: str
     offsets: Mapping[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOffsets(Request["dict[TopicPartition, OffsetAnswer]"]):
-    """The committed position; offset -1: none."""
-
-    group: str
-    logs: tuple[TopicPartition, ...]

@@ -17,7 +17,6 @@ from broker_core.kafka.protocol.library import (
     AddPartitionsToTxnRequest,
     Answer,
     ApiVersionsRequest,
-    CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
@@ -31,7 +30,6 @@ from broker_core.kafka.protocol.library import (
     ListOffsetsRequest,
     MetadataRequest,
     OffsetCommitRequest,
-    OffsetFetchRequest,
     ProduceRequest,
 )
 from broker_core.kafka.protocol.port import NodeAddress, Producer, TopicPartition
@@ -367,14 +365,6 @@ def _delete_topic(request: port.DeleteTopic) -> RequestCodec:
     return RequestCodec(DeleteTopicsRequest, 5, 5, fields, lambda answer: _outcome(answer.responses))
 
 
-def _grow_topic(request: port.GrowTopic) -> RequestCodec:
-    topic = CreatePartitionsRequest.CreatePartitionsTopic(
-        name=request.name, count=request.partitions, assignments=None
-    )
-    fields = {"topics": [topic], "timeout_ms": request.timeout_ms, "validate_only": False}
-    return RequestCodec(CreatePartitionsRequest, 2, 3, fields, lambda answer: _outcome(answer.results))
-
-
 def _describe_topic(request: port.DescribeTopic) -> RequestCodec:
     keys = None if request.keys is None else list(request.keys)
     resource = DescribeConfigsRequest.DescribeConfigsResource(
@@ -446,28 +436,6 @@ def _commit_offsets(request: port.CommitOffsets) -> RequestCodec:
     return RequestCodec(OffsetCommitRequest, 8, 9, fields, read)
 
 
-def _group_offsets(request: port.GroupOffsets) -> RequestCodec:
-    topic = OffsetFetchRequest.OffsetFetchRequestTopic
-    topics = [
-        topic(name=name, partition_indexes=numbers) for name, numbers in _partitions(request.logs).items()
-    ]
-
-    def read(answer: Answer) -> dict[TopicPartition, port.OffsetAnswer]:
-        if answer.error_code:
-            return {log: port.OffsetAnswer(Code(answer.error_code), -1) for log in request.logs}
-        return {
-            TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
-                Code(part.error_code), part.committed_offset
-            )
-            for each in answer.topics
-            for part in each.partitions
-        }
-
-    return RequestCodec(
-        OffsetFetchRequest, 7, 7, {"group_id": request.group, "topics": topics, "require_stable": False}, read
-    )
-
-
 _FORMS: dict[type[port.AnyRequest], Callable[[Any], RequestCodec]] = {
     port.ApiVersions: _features,
     port.Metadata: _metadata,
@@ -482,9 +450,7 @@ _FORMS: dict[type[port.AnyRequest], Callable[[Any], RequestCodec]] = {
     port.DescribeTransaction: _describe_transaction,
     port.CreateTopic: _create_topic,
     port.DeleteTopic: _delete_topic,
-    port.GrowTopic: _grow_topic,
     port.DescribeTopic: _describe_topic,
     port.LogSizes: _log_sizes,
     port.CommitOffsets: _commit_offsets,
-    port.GroupOffsets: _group_offsets,
 }

@@ -2,7 +2,7 @@
 coordinator remembers (a week, ``transactional.id.expiration.ms``).
 
 Not here: staging.
-Where Kafka loses its end in a log (``lost_end.py``), it is written again before the write is over.
+Where Kafka loses its end in a log (``producer.py``), it is written again before the write is over.
 Invariant: a transactional id is one write, and a transaction of it is begun only where the coordinator says
 that none is open and none was committed. Its outcome is asked for, never concluded from a lost answer.
 """
@@ -19,8 +19,15 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.names import write_id
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.sink.decide import OnUnroutable, end_quietly, require_routable, rounds, timeout_ms
-from broker_core.kafka.sink.lost_end import ENDING, OPEN, last_transaction, open_in, outcome
-from broker_core.kafka.sink.producer_epoch import ENDS_AGAIN_MS, ProducerEpoch
+from broker_core.kafka.sink.producer import (
+    ENDING,
+    ENDS_AGAIN_MS,
+    OPEN,
+    ProducerEpoch,
+    last_transaction,
+    open_in,
+    outcome,
+)
 from broker_core.kafka.sink.staged_branches import NamedBranch, parse, require
 
 

@@ -21,11 +21,11 @@ from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened,
 from broker_core.failpoint import here
 from broker_core.ids import NO_SEQUENCE
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.sink import staged_branches
 from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
-from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerTransaction, ReadyBatch
+from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.decision import before, new_entry, public

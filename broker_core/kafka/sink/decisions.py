@@ -2,8 +2,8 @@
 
 Records are written only inside transactions of the app's transactional id, so the newest owner alone adds to
 them, and reads what is committed.
-Not here: the rules (``micro_batch/ledger.py``), who is the owner (``producer_epoch.py``), what is applied
-(``journal/app_progress.py``).
+Not here: the rules (``micro_batch/ledger.py``), who is the owner (``producer.py``), what is applied
+(``journal/journal.py``).
 Invariant: memory holds only what is committed. A question that would change it is asked on trial, and taken
 in when its transaction is committed.
 """
@@ -20,10 +20,17 @@ from broker_core.broker.state.undo import Undo
 from broker_core.failpoint import here
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
-from broker_core.kafka.sink.lost_end import ENDING, OPEN, LostEnds, hanging_for_ever
-from broker_core.kafka.sink.producer_epoch import TIMEOUT_MS, ProducerEpoch, ReadyBatch
+from broker_core.kafka.sink.producer import (
+    ENDING,
+    OPEN,
+    TIMEOUT_MS,
+    LostEnds,
+    ProducerEpoch,
+    ReadyBatch,
+    hanging_for_ever,
+)
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
 from broker_core.micro_batch.ledger import Ledger

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from broker_core.engine import LedgerEntry
 from broker_core.failpoint import here
-from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.sink.decisions import Decisions, FencedApp
 from broker_core.micro_batch.resume import take_entries
 

@@ -29,7 +29,7 @@ from broker_core.engine import (
 )
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import AppProgress
+from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import attempts, batch_writes, staged_branches

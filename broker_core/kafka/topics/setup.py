@@ -147,10 +147,7 @@ def prepare(
         *(_queue(client, queue.name, where) for queue in queues),
         *(
             Preparation(
-                use.role,
-                OPTIONAL if use.optional else NEEDED,
-                use.right.command(principal, *where),
-                use.why,
+                use.role, OPTIONAL if use.optional else NEEDED, use.right.command(principal, *where), use.why
             )
             for use in uses(apps, queues)
         ),

@@ -73,12 +73,7 @@ _COMPACTED = {
     "min.cleanable.dirty.ratio": "0.1",
     TOMBSTONES: str(DAY_MS),
 }
-_STAGED = {
-    POLICY: DELETE,
-    "retention.bytes": "-1",
-    "segment.bytes": str(128 << 20),
-    LARGEST: str(MADE_BYTES),
-}
+_STAGED = {POLICY: DELETE, "retention.bytes": "-1", "segment.bytes": str(128 << 20), LARGEST: str(MADE_BYTES)}
 
 
 def app(app_id: str) -> OwnTopic:

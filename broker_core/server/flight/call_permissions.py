@@ -1,39 +1,9 @@
-"""Which permission each Flight call needs in its virtual host. A call without an entry here is refused.
+"""Which permission each Flight call needs in its virtual host: the tables ENGINE, ADMIN and CHANNEL. A call
+without an entry is refused.
 
-=============================================================  ====================================
-
-calls                                                          need
-=============================================================  ===========================================
-``hello``                                                      a login
-``engine``: logs, available, offsets, wait, dead_letter_route; read on the queues
-DoGet: browse
-claim, resolve, count, ack, resume; read                       the app, and read on the queues
-open_batch, commit_batch, unapplied, mark_applied, entries,
-unmirrored, mark_mirrored, last_entry, app; note of ``REFUSED``;
-DoGet: branches                                                the app
-stage, adopt, DoPut                                            the app of the attempt, and write on each
-                                                               exchange that the rows name
-publish_refused                                                the app, and that of the attempt or the batch
-                                                               write
-commit_branches, rollback_batch                                the app of the attempt, or the batch write; the
-                                                               tag operator for rollback_batch
-apps, attempts                                                 a tag
-skip, release; note of ``ROWS_TO``                             the tag administrator or operator
-``channel``                                                    as AMQP (``broker/command_permissions.py``)
-``admin``: status, queues, exchanges, bindings, channels,
-connections, consumers, prepared                               a tag; and read, for bodies of what is prepared
-close                                                          the tag administrator or operator
-commit, rollback                                               nothing for one's own transaction; else the
-                                                               tag administrator or operator
-committed, outcome                                             the same; a tag to ask for another's
-call_took_place                                                any permission; of one's own channel
-transaction, history, message                                  any permission; a tag, or one on each queue
-                                                               that is shown
-ledger                                                         any permission; a tag, or the apps that are
-                                                               shown
-give_up, skip_damaged, users, permissions, virtual hosts;
-DoGet: backup                                                  the tag administrator
-=============================================================  ===========================================
+``hello`` needs a login. Streams have no entry: DoGet needs read on the queues for a browse, also the app for
+a read, the app for branches, and the tag administrator for a backup; stage, adopt and DoPut need the app of
+the attempt, and write on each exchange that the rows name.
 
 An app belongs to the user who first claimed or opened it (``micro_batch/owners.py``); an administrator may
 use each. What a call touches beside the app that it names (reads, attempts, branches) is proved where it is

@@ -250,7 +250,7 @@ def _escaped(text: str) -> str:
 
 
 def _read(path: str, need: Need, answer: Callable[[HttpCall], Response], text: str, kept_s: float) -> Route:
-    return Route("GET", path, need, answer, text, works=True, kept_s=kept_s)
+    return Route("GET", path, need, answer, text, kept_s=kept_s)
 
 
 ROUTES = (

@@ -70,7 +70,7 @@ def _ledger(call: HttpCall) -> list[Row]:
         row = asdict(entry)
         del row["app_id"]
         row["committed_at"] = row.pop("committed_at_us") / 1e6
-        row["to_apply"] = sum(not each.applied and each.refused != "skipped" for each in entry.tables)
+        row["to_apply"] = sum(each.waits for each in entry.tables)
         rows.append(row)
     return rows
 
@@ -176,8 +176,8 @@ def _skip_damaged(call: HttpCall) -> Row:
 
 _LEDGER = "/api/txmq/ledger/{vhost}/{app}"
 ROUTES = (
-    Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch", works=True),
-    Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app", works=True),
+    Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch"),
+    Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app"),
     read_all("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
     Route(
         "POST",
@@ -185,7 +185,6 @@ ROUTES = (
         "vhost",
         partial(_decide, "commit"),
         "Commit a prepared transaction",
-        works=True,
     ),
     Route(
         "POST",
@@ -193,7 +192,6 @@ ROUTES = (
         "vhost",
         partial(_decide, "rollback"),
         "Roll a prepared transaction back",
-        works=True,
     ),
     Route(
         "POST",
@@ -201,9 +199,8 @@ ROUTES = (
         "administrator",
         _skip_damaged,
         'What is damaged in a queue; with {"check": false} it leaves the queue',
-        works=True,
     ),
-    Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided", works=True),
+    Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided"),
     read_all(
         "/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"
     ),
@@ -213,7 +210,6 @@ ROUTES = (
         "management",
         _committed,
         "What a committed transaction did, as far as the history goes back",
-        works=True,
     ),
     Route(
         "GET",
@@ -221,16 +217,10 @@ ROUTES = (
         "vhost",
         _history,
         "The last transactions, the newest first; ?before=N: those below that number",
-        works=True,
     ),
     Route(
-        "GET",
-        "/api/txmq/messages/{vhost}/{name}/{offset}",
-        "vhost",
-        _message,
-        "What happened to a message",
-        works=True,
+        "GET", "/api/txmq/messages/{vhost}/{name}/{offset}", "vhost", _message, "What happened to a message"
     ),
-    Route("GET", "/api/txmq/store", "monitoring", _store, "Segments, bytes, commits", works=True),
+    Route("GET", "/api/txmq/store", "monitoring", _store, "Segments, bytes, commits"),
     read("/api/txmq/alarms", "monitoring", _alarms, "Why publishers wait; an empty list if they do not"),
 )

@@ -10,11 +10,11 @@ from broker_core.server.http.gate import Need
 
 
 class Route(NamedTuple):
-    """``path``: with names in braces. ``works``: it commits or reads the disk, so it runs in a thread beside
-    the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms and HTML.
-    ``commits``: also as a GET. ``counted``: it lists no more than ``Served.things`` counts, so that a few of
-    them are shown in the loop: to hand them to a thread and back costs half as much again. ``kept_s``: all
-    who may see the answer get the same one for so long.
+    """``path``: with names in braces. ``works``: it commits, reads the disk or takes long, so it runs in a
+    thread beside the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms
+    and HTML. ``commits``: also as a GET. ``counted``: it lists no more than ``Served.things`` counts, so that
+    a few of them are shown in the loop: to hand them to a thread and back costs half as much again.
+    ``kept_s``: all who may see the answer get the same one for so long.
     """
 
     method: str
@@ -22,7 +22,7 @@ class Route(NamedTuple):
     need: Need
     answer: Callable[[HttpCall], object]
     text: str
-    works: bool = False
+    works: bool = True
     page: bool = False
     commits: bool = False
     counted: bool = False
@@ -35,19 +35,19 @@ class Route(NamedTuple):
 
 
 def read(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
-    return Route("GET", path, need, answer, text)
+    return Route("GET", path, need, answer, text, works=False)
 
 
 def read_all(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """A list that may be long."""
-    return Route("GET", path, need, answer, text, works=True)
+    return Route("GET", path, need, answer, text)
 
 
 def read_list(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """The same, of things that are counted."""
-    return Route("GET", path, need, answer, text, works=True, counted=True)
+    return Route("GET", path, need, answer, text, counted=True)
 
 
 def page(method: str, path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """For browsers, and of what the API answers."""
-    return Route(method, path, need, answer, f"The page: {text}", works=True, page=True)
+    return Route(method, path, need, answer, f"The page: {text}", page=True)

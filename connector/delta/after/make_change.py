@@ -35,7 +35,7 @@ _REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 def change(
     spark: SparkSession,
     table: Table,
-    wanted: Merge | Overwrite,
+    change: Merge | Overwrite,
     rows: Callable[[SparkSession], DataFrame],
     once: CommitId,
     context: Mapping[str, object] | None = None,
@@ -48,17 +48,17 @@ def change(
     """
 
     def write() -> None:
-        if isinstance(wanted, Overwrite):
+        if isinstance(change, Overwrite):
             with isolated(spark, None, context) as session:
                 given = _widened(rows(session), table)
-                writer = given.write.format("delta").mode("overwrite").options(**wanted.options)
+                writer = given.write.format("delta").mode("overwrite").options(**change.options)
                 same_table.require(session, table, once)
-                save(session, writer.option("replaceWhere", wanted.where), table, once)
+                save(session, writer.option("replaceWhere", change.where), table, once)
             return
         view = f"txmq_{uuid.uuid4().hex}"
         with isolated(spark, {**settings(once), **_of_partitions(table)}, context) as session:
             rows(session).createOrReplaceTempView(view)
-            same_table.merge(session, wanted.sql(in_sql(table.name), view), table, once)
+            same_table.merge(session, change.sql(in_sql(table.name), view), table, once)
 
     if (version := was_committed(spark, table, once)) is not None:
         return version

@@ -94,8 +94,7 @@ def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise OptionError(
-                f"table {table!r}: column {path + doubled[0]!r} occurs twice",
-                "rename one of them",
+                f"table {table!r}: column {path + doubled[0]!r} occurs twice", "rename one of them"
             )
     names = [name.lower() for name in schema.names]
     for name in partition_by:
@@ -144,8 +143,7 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
             continue
         if _IDENTITY in there.metadata and not there.metadata.get(_IDENTITY_EXPLICIT):
             raise OptionError(
-                f"table {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY",
-                "leave it out",
+                f"table {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY", "leave it out"
             )
         columns[there.name] = _value(table, column, there, merges=merges)
         conditions += _conditions(table, there)
@@ -290,8 +288,7 @@ def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
             continue
         if not column.nullable and _IDENTITY not in column.metadata and _DEFAULT not in column.metadata:
             raise OptionError(
-                f"table {table!r}: NOT NULL column {column.name!r} is not in the DataFrame",
-                "add it",
+                f"table {table!r}: NOT NULL column {column.name!r} is not in the DataFrame", "add it"
             )
         beside[column.name] = f"CAST(NULL AS {kind})"
     return beside

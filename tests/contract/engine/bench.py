@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 
 class EngineBench(ABC):
+    """``lacks``: what this engine does in another way than the embedded one."""
+
     engine: Engine
+    lacks: frozenset[str] = frozenset()
 
     # -- of each engine --------------------------------------------------------------------------------------
     @abstractmethod

@@ -311,10 +311,10 @@ class FakeKafka:
         if unknown := [name for name in request.configs if name not in CONFIGS]:
             return port.Outcome(Code.INVALID_CONFIG, f"Unknown topic config name: {unknown[0]}")
         self.topics[request.name] = FakeTopic(uuid.uuid4(), {**CONFIGS, **request.configs})
-        self._grow(request.name, 2 if request.partitions < 0 else request.partitions)
+        self.grow(request.name, 2 if request.partitions < 0 else request.partitions)
         return port.Outcome(Code.NONE)
 
-    def _grow(self, name: str, partitions: int) -> None:
+    def grow(self, name: str, partitions: int) -> None:
         topic, up = self.topics[name], sorted(set(self.nodes) - self.down)
         size = int(topic.configs["max.message.bytes"])
         for number in range(len(topic.logs), partitions):
@@ -327,19 +327,6 @@ class FakeKafka:
         return port.Outcome(
             Code.NONE if self.topics.pop(request.name, None) else Code.UNKNOWN_TOPIC_OR_PARTITION
         )
-
-    @_do.register
-    def _(self, request: port.GrowTopic, node: int) -> port.Outcome:
-        topic = self.topics.get(request.name)
-        if topic is None:
-            return port.Outcome(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        if request.partitions <= len(topic.logs):
-            return port.Outcome(
-                Code.INVALID_PARTITIONS,
-                f"The topic {request.name} currently has {len(topic.logs)} partition(s)",
-            )
-        self._grow(request.name, request.partitions)
-        return port.Outcome(Code.NONE)
 
     @_do.register
     def _(self, request: port.DescribeTopic, node: int) -> port.ConfigsAnswer:
@@ -365,11 +352,9 @@ class FakeKafka:
             log: Code.NONE if log in known else Code.UNKNOWN_TOPIC_OR_PARTITION for log in request.offsets
         }
 
-    @_do.register
-    def _(self, request: port.GroupOffsets, node: int) -> dict[TopicPartition, port.OffsetAnswer]:
-        code = Code.NONE if self.coordinator(request.group) == node else Code.NOT_COORDINATOR
-        committed = self.groups.get(request.group, {})
-        return {log: port.OffsetAnswer(code, -1 if code else committed.get(log, -1)) for log in request.logs}
+    def position(self, group: str, log: TopicPartition) -> int:
+        """The committed one; -1: none."""
+        return self.groups.get(group, {}).get(log, -1)
 
 
 def _valid(name: str) -> bool:

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kafka
 import pytest
+from kafka import KafkaAdminClient
+from kafka.errors import CoordinatorNotAvailableError
 
 from bench.kafka_server import PLAIN, Cluster, cluster
-from broker_core.kafka.protocol.port import NodeAddress
+from broker_core.kafka.protocol.port import NodeAddress, TopicPartition
 from tests import jvm
 
 USER, PASSWORD = "alice", "wonderland"
@@ -42,6 +45,24 @@ class RealNode:
     tls: NodeAddress
     certificate: Path  # of the TLS door
     trusted: ssl.SSLContext  # trusts it
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Adds partitions to a topic, up to this number."""
+        with contextlib.closing(KafkaAdminClient(bootstrap_servers=str(self.plain))) as admin:
+            admin.create_partitions({topic: partitions})
+
+    def position(self, group: str, log: TopicPartition) -> int:
+        return position(self.plain, group, log)
+
+
+def position(node: NodeAddress, group: str, log: TopicPartition) -> int:
+    """What a group has committed; -1: nothing, or the cluster has had no group yet."""
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=str(node))) as admin:
+        try:
+            found = admin.list_group_offsets({group: None})[group].get(kafka.TopicPartition(*log))
+        except CoordinatorNotAvailableError:
+            return -1
+    return -1 if found is None else int(found.offset)
 
 
 @contextlib.contextmanager

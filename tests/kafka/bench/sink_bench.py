@@ -18,7 +18,7 @@ from broker_core.engine import BranchHeader, BranchKind, Committed, LedgerEntry,
 from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.journal.app_progress import Lag
+from broker_core.kafka.journal.journal import Lag
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.record_batch import Codec

@@ -161,12 +161,12 @@ def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for(cluster: Clust
 
 def test_new_partitions_are_seen_after_a_while(cluster: Cluster) -> None:
     assert len(cluster.client.topic(LOG.topic).partitions) == 3
-    cluster.kafka._grow(LOG.topic, 5)
+    cluster.kafka.grow(LOG.topic, 5)
     cluster.now += REFRESH_S - 1
     assert len(cluster.client.topic(LOG.topic).partitions) == 3
     cluster.now += 1
     assert len(cluster.client.topic(LOG.topic).partitions) == 5
-    cluster.kafka._grow(LOG.topic, 6)
+    cluster.kafka.grow(LOG.topic, 6)
     assert cluster.client.offsets({TopicPartition(LOG.topic, 5): LATEST}) == {
         TopicPartition(LOG.topic, 5): 0
     }, "one that is asked for is seen at once"
@@ -226,8 +226,7 @@ def test_questions_are_asked_again(cluster: Cluster) -> None:
         (port.LogSizes, lambda: cluster.client.sizes([LOG])),
         (port.DeleteRecords, lambda: cluster.client.delete_records({LOG: 1})),
         (port.DescribeTransaction, lambda: cluster.client.transaction("t")),
-        (port.FindCoordinator, lambda: cluster.client.group_offsets("g", [LOG])),
-        (port.GroupOffsets, lambda: cluster.client.group_offsets("g", [LOG])),
+        (port.FindCoordinator, lambda: cluster.client.commit_offsets("g", {LOG: 1})),
         (port.CommitOffsets, lambda: cluster.client.commit_offsets("g", {LOG: 1})),
         (port.InitProducer, lambda: cluster.client.fence("t")),
     ]
@@ -242,26 +241,20 @@ def test_questions_are_asked_again(cluster: Cluster) -> None:
 def test_topics_are_made_and_deleted_although_an_answer_is_lost(cluster: Cluster, fault: str) -> None:
     cluster.failing([fault], port.CreateTopic)
     assert len(cluster.client.create_topic("new", 4).partitions) == 4
-    cluster.failing([fault], port.GrowTopic)
-    cluster.client.grow_topic("new", 6)
-    assert len(cluster.client.topic("new").partitions) == 6
     cluster.failing([fault], port.DeleteTopic)
     cluster.client.delete_topic("new")
     assert "new" not in cluster.kafka.topics
-    cluster.failing([REFUSED], port.DeleteTopic, port.GrowTopic)
+    cluster.failing([REFUSED], port.DeleteTopic)
     with pytest.raises(errors.QueueNotFound):
         cluster.client.delete_topic("new")
-    with pytest.raises(errors.KafkaError, match="INVALID_PARTITIONS"):
-        cluster.client.grow_topic(LOG.topic, 3)
 
 
-def test_a_topic_is_made_and_grows_when_its_leaders_know_that_they_are(cluster: Cluster) -> None:
+def test_a_topic_is_made_when_its_leaders_know_that_they_are(cluster: Cluster) -> None:
     """Else the first batch of a fresh partition is refused with a code that may also mean "appended"."""
-    for partitions, done in enumerate((cluster.client.create_topic, cluster.client.grow_topic), 1):
-        cluster.failing([Code.NOT_LEADER_OR_FOLLOWER] * 3, port.ListOffsets, port.Produce)
-        done("new", partitions)
-        fresh = TopicPartition("new", partitions - 1)
-        assert cluster.client.produce({fresh: batch(b"a")}) == {fresh: 0}
+    cluster.failing([Code.NOT_LEADER_OR_FOLLOWER] * 3, port.ListOffsets, port.Produce)
+    cluster.client.create_topic("new", 1)
+    fresh = TopicPartition("new", 0)
+    assert cluster.client.produce({fresh: batch(b"a")}) == {fresh: 0}
 
 
 def test_a_cluster_that_is_away_fails_after_its_time(cluster: Cluster) -> None:

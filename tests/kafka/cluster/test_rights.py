@@ -92,11 +92,9 @@ def test_every_refusal_of_a_client_names_its_topic() -> None:
         port.Produce: lambda: client.produce({LOG: b""}),
         port.DeleteRecords: lambda: client.delete_records({LOG: 0}),
         port.DescribeTopic: lambda: client.configs(LOG.topic),
-        port.GrowTopic: lambda: client.grow_topic(LOG.topic, 3),
         port.DeleteTopic: lambda: client.delete_topic(LOG.topic),
         port.AddPartitions: lambda: client.add_partitions("t", NOBODY, [LOG]),
         port.CommitOffsets: lambda: client.commit_offsets("g", {LOG: 0}),
-        port.GroupOffsets: lambda: client.group_offsets("g", [LOG]),
         port.CreateTopic: lambda: client.create_topic(LOG.topic),
         port.Metadata: lambda: client.topic(LOG.topic, fresh=True),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.kafka.journal.journal import Journal, JournalProgress
+from broker_core.kafka.journal.journal import AppProgress, Journal
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch import ledger
@@ -18,7 +18,7 @@ def driver(cluster: Cluster) -> Driver:
     source = KafkaSource(found.client, lambda app_id: found.sink.consumed(app_id))
     found.sink = KafkaSink(
         found.client,
-        lambda app_id: JournalProgress(found.client, app_id, source.journal(app_id), source),
+        lambda app_id: AppProgress(found.client, app_id, source.journal(app_id), source),
         clean_every_bytes=0,
     )
     return found

@@ -37,11 +37,9 @@ REQUESTS: list[port.Request[Any]] = [
     port.DescribeTransaction("id"),
     port.CreateTopic("orders", 3, configs={"cleanup.policy": "delete"}),
     port.DeleteTopic("orders"),
-    port.GrowTopic("orders", 4),
     port.DescribeTopic("orders"),
     port.LogSizes((LOG,)),
     port.CommitOffsets("group", {LOG: 5}),
-    port.GroupOffsets("group", (LOG,)),
 ]
 
 

@@ -111,6 +111,14 @@ def test_c4_a_batch_is_decided_once_with_what_it_published(cluster: Cluster) -> 
     assert cluster.entries() == [(1, 0)]
 
 
+def test_c4_an_entry_has_the_token_of_its_attempt_whatever_it_looks_like(cluster: Cluster) -> None:
+    """The embedded broker alone keeps a token with its user, as "@user:token"."""
+    driver = cluster.driver()
+    token = driver.open(0, token="@night:7").token
+    assert driver.commit(0, token, [driver.stage(token, [b"row"])]).entry.token == "@night:7"
+    assert cluster.driver().sink.entries(APP)[0].token == "@night:7"
+
+
 def test_c4_only_the_named_attempt_of_a_task_is_published(cluster: Cluster) -> None:
     driver = cluster.driver()
     token = driver.open(0).token

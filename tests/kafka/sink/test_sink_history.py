@@ -22,7 +22,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EndTransaction, Request, TopicPartition
 from broker_core.kafka.sink import decisions as owner_module
 from broker_core.kafka.sink.decisions import FencedApp
-from broker_core.kafka.sink.producer_epoch import ProducerEpoch, ProducerTransaction
+from broker_core.kafka.sink.producer import ProducerEpoch, ProducerTransaction
 from tests.kafka.bench.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, Cluster, Driver
 

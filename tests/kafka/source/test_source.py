@@ -171,13 +171,13 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(bench: SourceBench
     source = bench.source()
     claim(source, origin=Origin(at="latest"))
     bench.send(0, b"a")
-    bench.client.grow_topic(QUEUE, 3)
+    bench.kafka.grow(QUEUE, 3)
     bench.now += 60
     bench.send(2, b"new")
     end = claim(source, origin=Origin(at="latest"))
     assert end == claim(bench.source()) == {"orders/0": 1, "orders/1": 0, "orders/2": 1}
     assert read(source, source.resolve(APP, {QUEUE: START}, end)) == [b"a", b"new"]
-    bench.client.grow_topic(QUEUE, 4)
+    bench.kafka.grow(QUEUE, 4)
     bench.now += 60
     assert claim(source, end) == end
     bench.send(3, b"newer")

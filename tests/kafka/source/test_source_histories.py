@@ -136,7 +136,7 @@ class Pipeline:
     def grow(self) -> None:
         partitions = len(self.bench.kafka.topics[QUEUE].logs)
         if partitions < 5 and self.rng.random() < 0.3:
-            self.bench.client.grow_topic(QUEUE, partitions + 1)
+            self.bench.kafka.grow(QUEUE, partitions + 1)
             self.bench.now += 60
 
     def move(self, log: TopicPartition) -> None:

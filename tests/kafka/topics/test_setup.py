@@ -24,7 +24,7 @@ from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import NodeAddress, Request
-from broker_core.kafka.sink.producer_epoch import ProducerEpoch, ReadyBatch
+from broker_core.kafka.sink.producer import ProducerEpoch, ReadyBatch
 from broker_core.kafka.topics import entry as topic_entry
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.entry import Entry

@@ -112,7 +112,7 @@ ROUTES = (
         lambda call: only(call, shown.connection_row(_connection(call))),
         "One connection",
     ),
-    Route("DELETE", "/api/connections/{name}", "management", _close, "Close a connection", works=True),
+    Route("DELETE", "/api/connections/{name}", "management", _close, "Close a connection"),
     read_list("/api/connections/{name}/channels", "management", _channels_of, "Channels of a connection"),
     read_list(
         "/api/connections/username/{user}",

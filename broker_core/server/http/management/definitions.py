@@ -82,10 +82,8 @@ def _told(imported: Imported) -> HttpAnswer:
 _ALL, _ONE = "/api/definitions", "/api/definitions/{vhost}"
 _NEED: Need = "administrator"
 ROUTES = (
-    Route("GET", _ALL, _NEED, _export, "All that can be declared, and users with their hashes", works=True),
-    Route(
-        "POST", _ALL, _NEED, _import, "Make true what definitions say; nothing if any is wrong", works=True
-    ),
-    Route("GET", _ONE, _NEED, _export_one, "Topology of a virtual host", works=True),
-    Route("POST", _ONE, _NEED, _import_one, "The same, into a virtual host", works=True),
+    Route("GET", _ALL, _NEED, _export, "All that can be declared, and users with their hashes"),
+    Route("POST", _ALL, _NEED, _import, "Make true what definitions say; nothing if any is wrong"),
+    Route("GET", _ONE, _NEED, _export_one, "Topology of a virtual host"),
+    Route("POST", _ONE, _NEED, _import_one, "The same, into a virtual host"),
 )

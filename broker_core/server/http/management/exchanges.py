@@ -198,8 +198,8 @@ ROUTES = (
         lambda call: only(call, shown.exchange_row(exchange(call, call.params["name"]), call.vhost)),
         "One exchange",
     ),
-    Route("PUT", "/api/exchanges/{vhost}/{name}", "vhost", _declare, "Declare an exchange", works=True),
-    Route("DELETE", "/api/exchanges/{vhost}/{name}", "vhost", _delete, "Delete an exchange", works=True),
+    Route("PUT", "/api/exchanges/{vhost}/{name}", "vhost", _declare, "Declare an exchange"),
+    Route("DELETE", "/api/exchanges/{vhost}/{name}", "vhost", _delete, "Delete an exchange"),
     read_all(
         "/api/exchanges/{vhost}/{name}/bindings/source",
         "vhost",
@@ -221,7 +221,7 @@ ROUTES = (
         "Bindings",
     ),
     read_all(_BETWEEN, "vhost", _between, "Bindings between two; kind: q or e"),
-    Route("POST", _BETWEEN, "vhost", _bind, "Bind a queue (q) or an exchange (e)", works=True),
+    Route("POST", _BETWEEN, "vhost", _bind, "Bind a queue (q) or an exchange (e)"),
     read_all(f"{_BETWEEN}/{{key}}", "vhost", _one_binding, "One binding"),
-    Route("DELETE", f"{_BETWEEN}/{{key}}", "vhost", _unbind, "Unbind", works=True),
+    Route("DELETE", f"{_BETWEEN}/{{key}}", "vhost", _unbind, "Unbind"),
 )

@@ -90,9 +90,11 @@ def _home(call: HttpCall) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/", "nobody", _home, "To the page", page=True),
-    Route("GET", "/ui/login", "nobody", _form, "The page: login", page=True),
-    Route("POST", "/ui/login", "nobody", _log_in, "The page: log in", page=True),
-    Route("POST", "/ui/logout", "management", _log_out, "The page: log out", page=True),
-    Route("GET", "/ui/assets/{name}", "nobody", _asset, "The page: styles and scripts", page=True),
+    Route("GET", "/", "nobody", _home, "To the page", works=False, page=True),
+    Route("GET", "/ui/login", "nobody", _form, "The page: login", works=False, page=True),
+    Route("POST", "/ui/login", "nobody", _log_in, "The page: log in", works=False, page=True),
+    Route("POST", "/ui/logout", "management", _log_out, "The page: log out", works=False, page=True),
+    Route(
+        "GET", "/ui/assets/{name}", "nobody", _asset, "The page: styles and scripts", works=False, page=True
+    ),
 )
