@@ -73,7 +73,7 @@ def ended_channels(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
     low.setattr(channels, "ENDED", LOW)
     held, state = broker._server._channels, broker._local.state
     for user, name in things:
-        caller = Caller(Identity(user, frozenset()), Rights(state.users, user, owner=True), "", state)
+        caller = Caller(Identity(user), Rights(state.users, user, owner=True), "", state)
         held.call("open", contract.ChannelCall(name, 0, {}), caller)
         held.call("close", contract.ChannelCall(name, 0, {}), caller)
     return held.ended(), LOW
@@ -235,7 +235,7 @@ def heard(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> t
     low.setattr(clients, "KEPT", LOW)
     known, state = clients.FlightClients(), broker._local.state
     for user, name in things:
-        caller = Caller(Identity(user, frozenset()), Rights(state.users, user, owner=True), "", state)
+        caller = Caller(Identity(user), Rights(state.users, user, owner=True), "", state)
         known.called(f"ipv4:{name}", caller)
         known.staged(caller, name)
     return len(known._connections) + len(known._attempts), 2 * LOW

@@ -8,13 +8,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user with its tags. ``owner``: a process that may read the data directory; it may do everything.
-
-    ``user`` of an owner is "".
+    """A user. ``owner``: a process that may read the data directory; it may do everything. Its ``user`` is
+    "".
     """
 
     user: str
-    tags: frozenset[str] = frozenset()
     owner: bool = False
 
 

@@ -68,7 +68,7 @@ class Logins:
         proof_of = (connection, self._checks.digest(user, password)) if connection else None
         kept = self._checks.kept_of(user)
         if proof_of is not None and kept is not None and self._proved.get(proof_of) == kept:
-            return self._checks.identity(user)
+            return Identity(user)
         answer = self._checks.ask(user, password, address)
         if answer.done():
             found = answer.result()
@@ -109,7 +109,7 @@ class Logins:
 
     def anonymous(self, address: str) -> Identity:
         if self._open and self._users.default and is_loopback(address):
-            return self._checks.identity(DEFAULT_USER)
+            return Identity(DEFAULT_USER)
         if not self._open:
             raise LoginRefused(*TOKEN_ONLY)
         raise LoginRefused(
@@ -129,7 +129,7 @@ class Logins:
         if why:
             self._checks.refused(user, address, why)
             raise LoginRefused(WRONG)
-        return self._checks.identity(user)
+        return Identity(user)
 
     def ask(self, user: str, password: str, address: str) -> Future[Identity]:
         """For a door that must not wait: the caller, at once or later, or LoginRefused, which is also raised
@@ -149,10 +149,6 @@ class Logins:
     def default(self) -> bool:
         """Whether there are no users, and the default user comes in from this host."""
         return self._users.default
-
-    def identity(self, user: str) -> Identity:
-        """Of a user who has logged in before."""
-        return self._checks.identity(user)
 
     # -- what the caller may do --------------------------------------------------------------------------
     def rights(self, identity: Identity, vhost: str = VHOST) -> Rights:

@@ -78,7 +78,7 @@ class PasswordChecks:
                 raise LoginRefused(*TOKEN_ONLY)  # there is no password to guess
             same = hmac.compare_digest(password.encode(errors="surrogateescape"), DEFAULT_USER.encode())
             if user == DEFAULT_USER and same and is_loopback(address):
-                answer.set_result(self.identity(user))
+                answer.set_result(Identity(user))
                 return answer
         login = Login(user, password, address, self.digest(user, password), time.monotonic())
         kept = self.kept_of(user)
@@ -90,7 +90,7 @@ class PasswordChecks:
             self.refused(user, address, WRONG)
             raise LoginRefused(WRONG)
         if known:
-            answer.set_result(self.identity(user))
+            answer.set_result(Identity(user))
         if refused is not None:
             self._unchecked([refused])
             if refused is login:
@@ -201,7 +201,7 @@ class PasswordChecks:
             if why:
                 answer.set_exception(LoginRefused(WRONG))
             else:
-                answer.set_result(self.identity(user))
+                answer.set_result(Identity(user))
 
     def refused(self, user: str, address: str, why: str) -> None:
         self.refusals += 1
@@ -232,9 +232,6 @@ class PasswordChecks:
                 login.user,
                 login.address,
             )
-
-    def identity(self, user: str) -> Identity:
-        return Identity(user, self._users.tags(user))
 
     def close(self) -> None:
         with self._work:

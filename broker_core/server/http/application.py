@@ -134,7 +134,10 @@ class Application:
             most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
             with self._room(caller):
                 found = await self._body(request, most) if _has_body(headers) else b""
-                body = await self._read(found) if visit is None else entrance.form(request, found, visit)
+                if visit is not None:
+                    body: Mapping[str, Any] = entrance.form(request, found, visit)
+                else:
+                    body = await self._read(found) if found else {}
                 reason = headers.get("x-reason", "")
                 query = dict(request.query_params) if request.scope["query_string"] else {}
                 call = HttpCall(self._served, caller, params, query, body, reason, visit)
@@ -234,8 +237,6 @@ class Application:
 
 def _object(found: bytes) -> Mapping[str, Any]:
     """Raises Refusal."""
-    if not found:
-        return {}
     try:
         body = pieces.loads(found, _no_number)
         if b"\\ud" in found.lower():  # an escape may stand for half of a character

@@ -151,7 +151,7 @@ def _still(served: Served, connection: HttpConnection, user: str, basis: str) ->
     if logins.basis(user, connection.address) != basis:
         return None
     connection.logged_in(user)
-    identity = logins.identity(user)
+    identity = Identity(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
 

@@ -13,6 +13,7 @@ import pytest
 from broker_core.broker.access.users import DEFAULT_USER
 from broker_core.launcher import Broker
 from broker_core.server.access.caller import Caller
+from broker_core.server.access.identity import Identity
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.routes import ROUTES
 from tests.server.http.http_client import serving
@@ -38,7 +39,7 @@ ONE: list[tuple[str, str, Mapping[str, str], Mapping[str, Any]]] = [
 def asked(broker: Broker, method: str, path: str, params: Mapping[str, str], body: Mapping[str, Any]) -> None:
     served = broker._http._served  # type: ignore[union-attr]
     (route,) = [each for each in ROUTES if (each.method, each.path) == (method, path)]
-    identity = served.logins.identity(DEFAULT_USER)
+    identity = Identity(DEFAULT_USER)
     caller = Caller(identity, served.logins.rights(identity), "127.0.0.1", served.broker.state)
     route.answer(HttpCall(served, caller, params, {}, body))
 
