@@ -49,7 +49,7 @@ def main(remote: str, url: str, folder: str) -> None:
         begun = time.monotonic()
         both = appends(spark, url, Path(folder), BATCHES, ROWS, 2, lineage="bench")
         for found, progress in zip(rates, both, strict=True):
-            # without the first batch; the rows are those of the table, because here txmq reads a batch twice
+            # without the first batch; the rows are those of the table: a batch may be read more than once
             assert len(progress) == BATCHES, progress
             found.append(
                 (BATCHES - 1) * ROWS * 1000 / sum(each["durationMs"]["addBatch"] for each in progress[1:])

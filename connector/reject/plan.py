@@ -48,6 +48,8 @@ _IN_PLACE = {
     "InMemoryTableScanExec",
     "RDDScanExec",
 }
+# What a client of Spark Connect asks for that has a row for each row.
+_CHOOSES = {"Project", "WithColumns", "WithColumnsRenamed", "Drop", "ToDF", "ToSchema"}
 # Nodes that hold another plan, which is not among their children: name -> method.
 _HOLDS = {
     "AdaptiveSparkPlanExec": "executedPlan",
@@ -61,9 +63,9 @@ def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool, rdd_id: 
     ``stages``: it is a frame that stages rows, and not the rows themselves, which Delta writes. ``rdd_id``:
     of the rows of the batch, if it is known.
     """
-    if is_connect(frame):
-        return False
     with suppress(Exception):  # False executes the batch once more
+        if is_connect(frame):
+            return _projects(frame, batch, stages)
         if _has_columns_of(frame, batch, stages, rdd_id):
             return True
         nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
@@ -104,6 +106,19 @@ def _has_columns_of(frame: DataFrame, batch: DataFrame, stages: bool, rdd_id: in
             return False
         rdd_id = own.rdd().id()
     return bool(node.rdd().id() == rdd_id)
+
+
+def _projects(frame: DataFrame, batch: DataFrame, stages: bool) -> bool:
+    """As :func:`_has_columns_of`, on Spark Connect, by what the client asks for: the server is not asked."""
+    plan, own = vars(frame)["_plan"], vars(batch)["_plan"]
+    if stages:
+        if type(plan).__name__ != "MapPartitions":
+            return False
+        plan = plan._child
+    while type(plan).__name__ in _CHOOSES:
+        plan = plan._child
+    rows = [each._relation_id for each in (plan, own) if type(each).__name__ == "CachedRemoteRelation"]
+    return len(rows) == 2 and rows[0] == rows[1]
 
 
 def partitions(frame: DataFrame) -> int | None:

@@ -68,7 +68,7 @@ def encode(
         )
     value = F.struct(*(F.col(quoted(name)) for name in names))
     columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
-    given = dict(options or {})
+    given = dict(options or {}) or None  # on Spark Connect an empty map has no type
     if validate and (format != "json" or registry is None):
         raise OptionError("encode got validate=True, which is for json with a registry", "leave it out")
     if registry is None and subject is None:
@@ -84,7 +84,7 @@ def encode(
     return encoded
 
 
-def _body(value: Column, schema: Any, format: str, options: dict[str, str]) -> Column:
+def _body(value: Column, schema: Any, format: str, options: dict[str, str] | None) -> Column:
     if format in ("json", "csv") and schema is not None:
         raise OptionError(f"format {format!r} got a schema, but the columns have their types", "leave it out")
     if format == "json":
@@ -106,7 +106,7 @@ def _registered(
     value: Column,
     schema: object,
     format: str,
-    options: dict[str, str],
+    options: dict[str, str] | None,
     registry: SchemaRegistry | str | None,
     subject: str | None,
     validate: bool,
@@ -136,7 +136,12 @@ def _registered(
 
 
 def _json(
-    value: Column, text: str, options: dict[str, str], registry: SchemaRegistry, subject: str, validate: bool
+    value: Column,
+    text: str,
+    options: dict[str, str] | None,
+    registry: SchemaRegistry,
+    subject: str,
+    validate: bool,
 ) -> Column:
     found = RegisteredSchema("JSON", (text,))
     if validate:

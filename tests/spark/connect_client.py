@@ -86,7 +86,12 @@ def main(remote: str, url: str, folder: str) -> None:
     )
     history = {row["sequence"] for row in state.option("table", "transactions").load().collect()}
     rows["in the history"] = all(entry["transaction"] in history for entry in entries)
+    sources = [source for progress in query.recentProgress for source in progress["sources"]]
+    rows["read"] = sum(source["numInputRows"] for source in sources)
     rows["queues"] = sorted(row["name"] for row in state.option("table", "queues").load().collect())
+    typed = spark.sql("SELECT 1 AS id, 'a' AS name")
+    encoded = [txmq.encode(typed, format=format) for format in ("json", "csv")]
+    rows["encoded"] = [row["body"] for each in encoded for row in each.collect()]
     rows["observed"] = [seen.samples[-1].lag, seen.samples[-1].running, str(seen.error or "")]
     print(json.dumps(rows))
     spark.stop()

@@ -25,6 +25,7 @@ import psutil
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, SparkSession
 
+from bench.ports import free_ports
 from broker_core import failpoint
 from broker_core.client.broker import BrokerClient
 from connector.batch.foreach_batch import BatchTransaction, transactional
@@ -68,6 +69,11 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
     builder = SparkSession.builder.appName("jobs")
     if more.get("connect"):  # a Connect server in this process, and a client of it
         del chosen["connect"], chosen["spark.master"]
+        (port,) = free_ports(1)
+        chosen["spark.connect.grpc.binding.port"] = str(port)
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+
+        DefaultChannelBuilder.default_port = staticmethod(lambda: port)  # type: ignore[method-assign]
         builder = SparkSession.builder.remote("local[2]")
     for name, value in chosen.items():
         builder = builder.config(name, value)

@@ -76,7 +76,9 @@ def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp
         "batches": 2,
         "in the history": True,
         "queues": ["copied", "in", "out"],
+        "encoded": ['{"id":1,"name":"a"}', "1,a"],
         "observed": [0, False, ""],
+        "read": 20,  # each of the five operations has read the four messages once
     }
 
 
