@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "commit": 24,  # two of them are the history of commits
     "confirm": 24,
-    "publish": 12,
+    "publish": 11,
     "login": 30,
     "channel": 18,
     "batch": 30,
