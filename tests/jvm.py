@@ -67,7 +67,7 @@ def submit_arguments(archive: str) -> str:
             "--driver-class-path",
             os.pathsep.join(missing_in_spark(resolve([delta()]))),
             "--driver-java-options",
-            f"{archive} {QUIET}",
+            f"{archive} {QUIET}".strip(),
             "pyspark-shell",
         ]
     )
@@ -83,7 +83,7 @@ def use_archive() -> None:
 def with_settings(settings: Mapping[str, str]) -> str:
     """PYSPARK_SUBMIT_ARGS of this process, with settings for scripts that have none of their own."""
     chosen = shlex.join(word for setting in settings.items() for word in ("--conf", "=".join(setting)))
-    return f"{chosen} {os.environ.get('PYSPARK_SUBMIT_ARGS', 'pyspark-shell')}"
+    return f"{chosen} {os.environ.get('PYSPARK_SUBMIT_ARGS') or submit_arguments('')}"
 
 
 def of_kafka() -> list[str]:

@@ -121,15 +121,14 @@ while next(queue.messages for queue in broker.queues() if queue.name == "orders"
 
 # MAGIC %md
 # MAGIC ## Batches and lag
-# MAGIC A progress of the query says where its batch ended, and where the queue ended then. Spark 4.1 does not say the second one.
+# MAGIC A progress of the query says where its batch ended, and where the queue ended then. Spark 4.1 says where the batch ended twice.
 
 # COMMAND ----------
 
 progress = []
 for each in [said for query in queries for said in query.recentProgress]:
-    source = each["sources"][0]
-    ends, latest = (json.loads(text or "{}") for text in (source["endOffset"], source["latestOffset"]))
-    lag = sum(latest.values()) - sum(ends.values()) if latest else None
+    source = json.loads(each.json)["sources"][0]
+    lag = sum(source["latestOffset"].values()) - sum(source["endOffset"].values())
     progress.append((each["batchId"], source["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
 
 table = spark.createDataFrame(progress, "batch BIGINT, rows BIGINT, lag BIGINT, seconds DOUBLE")
@@ -143,7 +142,7 @@ if util.find_spec("matplotlib"):
 
     figure, (above, below) = pyplot.subplots(2, sharex=True)
     numbers = [str(batch) for batch, _, _, _ in progress]
-    above.bar(numbers, [lag or 0 for _, _, lag, _ in progress])
+    above.bar(numbers, [lag for _, _, lag, _ in progress])
     above.set_ylabel("lag in messages")
     below.bar(numbers, [seconds for _, _, _, seconds in progress])
     below.set_ylabel("seconds")

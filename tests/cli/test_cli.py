@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker_core import endpoint, errors
-from broker_core.engine import START, BranchHeader, Limit, Origin
+from broker_core.client.broker import BrokerClient
+from broker_core.engine import START, BranchHeader, Limit, Origin, Vector
 from broker_core.errors import LineageConflict
 from broker_core.launcher import Broker
+from tests.server.conftest import MicroBatch
 from txmq import cli
 
 
@@ -257,6 +259,29 @@ def test_apps_are_listed_and_their_queues_released(
     with pytest.raises(LineageConflict, match="released from app 'alerts' by guest at 20"):
         broker.engine.ack("alerts", {"orders": 1})
     assert broker.queues()[0].owner == ""
+
+
+def test_the_ledger_of_an_app_is_a_row_for_each_log_of_each_batch(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end: Vector = {"a": START, "b": START}
+    with BrokerClient(url) as client, client.channel() as channel:
+        for queue in ("a", "b", "out"):
+            channel.queue_declare(queue)
+        for number in range(2):
+            for queue in ("a", "b"):
+                channel.publish(b"x", routing_key=queue)
+            end = MicroBatch(client, "", "out", app="sums", batch_id=number).run(end)
+    rows = _json(capsys, "ledger", "sums", "--url", url)
+    assert [(row["sequence"], row["log"], row["start"], row["end"]) for row in rows] == [
+        (1, "a", 0, 1),
+        (1, "b", 0, 1),
+        (2, "a", 1, 2),
+        (2, "b", 1, 2),
+    ]
+    assert {(row["batch_id"], row["messages"], row["published"]) for row in rows} == {(0, 2, 2), (1, 2, 2)}
+    assert _json(capsys, "ledger", "sums", "--batch", "2", "--url", url) == rows[2:]
+    assert _json(capsys, "ledger", "nobody", "--url", url) == []
 
 
 def test_attempts_are_listed_and_discarded(

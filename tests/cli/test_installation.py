@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 
 import txmq
 from broker_core import __version__
+from tests.matrix import PYTHONS
 
 ROOT = Path(__file__).parents[2]
 CORE = ("click", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
@@ -79,6 +80,13 @@ def test_the_wheel_states_version_licence_and_types(wheel: Path, about: Message)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {f"{package}/py.typed" for package in OURS} <= set(names)
     assert txmq.__version__ == __version__
+
+
+def test_the_wheel_names_the_pythons_of_the_matrix(about: Message) -> None:
+    named = "Programming Language :: Python :: 3."
+    told = {each.rpartition(" ")[2] for each in about.get_all("Classifier") or [] if each.startswith(named)}
+    assert told == set(PYTHONS)
+    assert about["Requires-Python"] == f">={PYTHONS[0]}"
 
 
 def test_without_an_extra_nothing_of_spark_is_required(about: Message) -> None:

@@ -48,6 +48,7 @@ def test_the_server_announces_what_clients_test_for(connection: BlockingConnecti
     for name in (
         "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify", "connection.blocked",
         "consumer_priorities", "authentication_failure_close", "per_consumer_qos",
+        "direct_reply_to",
     ):  # fmt: skip
         assert capabilities[name] is True
     assert connection.basic_nack_supported

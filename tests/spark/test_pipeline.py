@@ -14,12 +14,16 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from bench.ports import free_ports
 from tests.progress import GUARD_S, wait_until
+from tests.spark.jobs import PLANNED_ONCE
 from tests.spark.pipelines import ROOT, Pipeline, Served
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
 
+KILLED = ("connector.read.rows", "connector.write.staged", "connector.commit.decided")
 EXAMPLE = ROOT / "examples" / "pipeline"
+CONNECT_PORT = "TXMQ_TEST_CONNECT_PORT"  # see ``startup/sitecustomize.py``
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
 
 
@@ -30,7 +34,9 @@ class Example:
         self.place = place / "pipeline"
         shutil.copytree(EXAMPLE, self.place)
         specification = self.place / "spark-pipeline.yml"
-        specification.write_text(specification.read_text().replace("/tmp/txmq-orders", str(place)))
+        written = specification.read_text().replace("/tmp/txmq-orders", str(place))
+        written += "".join(f'  {name}: "{value}"\n' for name, value in PLANNED_ONCE.items())
+        specification.write_text(written)
         self.sent: list[str] = []
         self.broker = Served(place / "broker")
         self.orders = Pipeline("orders-in", self.broker.url, "", "", queue="orders", out="large")
@@ -45,15 +51,10 @@ class Example:
     def start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[bytes]:
         page = (self.place / "README.md").read_text()
         (line,) = [each for each in page.splitlines() if each.startswith("spark-pipelines ")]
-        options = line.split()[1:-1]
-        environment = {
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "TXMQ_FAILPOINTS": failpoints,
-        }
+        (port,) = free_ports(1)
+        # few: PySpark forgets settings of the command where they are long (PYSPARK_REMOTE_INIT_CONF_LEN)
+        options = [*line.split()[1:-1], "--conf", f"spark.connect.grpc.binding.port={port}"]
+        environment = {**os.environ, CONNECT_PORT: str(port), "TXMQ_FAILPOINTS": failpoints}
         with (self.place / "log").open("ab") as log:
             return subprocess.Popen(
                 [str(COMMAND), *options, "run", *arguments],
@@ -96,6 +97,14 @@ class Example:
         assert self.orders.published() == sorted(body for body in self.sent if len(body) > 3)
         assert self.orders.depth() == 0
 
+    def kill_at(self, failpoint: str) -> None:
+        """A run is killed while a process of it waits there."""
+        process = self.start(failpoints=f"{failpoint}=stop")
+        try:
+            wait_until(lambda: stopped(process), f"a process waits at {failpoint}")
+        finally:
+            end(process)
+
 
 def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
@@ -121,11 +130,7 @@ def test_each_message_is_once_in_table_and_sink_of_a_pipeline_that_is_killed_and
         example.require_once()
         example.send(10)
         # the source was asked behind the new rows: they are in the table, and not acknowledged
-        process = example.start(failpoints="connector.latest_offset.claimed@2=stop")
-        try:
-            wait_until(lambda: stopped(process), "the source waits at its failpoint")
-        finally:
-            end(process)
+        example.kill_at("connector.latest_offset.claimed@2")
         example.send(10)
         said = example.run()
         assert said.endswith("exit 0"), said[-3000:]
@@ -133,5 +138,48 @@ def test_each_message_is_once_in_table_and_sink_of_a_pipeline_that_is_killed_and
         said = example.run("--full-refresh", "orders")
         assert "TABLE_NOT_RESETTABLE" in said and not said.endswith("exit 0"), said[-3000:]
         example.require_once()
+    finally:
+        example.broker.stop()
+
+
+@pytest.mark.soak
+def test_each_message_is_once_in_table_and_sink_wherever_a_pipeline_is_killed(tmp_path: Path) -> None:
+    example = Example(tmp_path)
+    try:
+        for failpoint in KILLED:
+            example.send(10)
+            example.kill_at(failpoint)
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        example.require_once()
+    finally:
+        example.broker.stop()
+
+
+@pytest.mark.soak
+def test_a_full_refresh_empties_the_table_and_neither_repeats_nor_loses_what_the_queue_has(
+    tmp_path: Path,
+) -> None:
+    example = Example(tmp_path)
+    code = example.place / "transformations" / "orders.py"
+    code.write_text(code.read_text().replace('"pipelines.reset.allowed": "false"', ""))
+    try:
+        example.send(10)
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        published = example.orders.published()
+        example.send(10)
+        said = example.run("--full-refresh", "orders")
+        assert "TXMQ_LINEAGE" in said and not said.endswith("exit 0"), said[-3000:]
+        assert (example.rows(), example.orders.published()) == ([], published)
+        assert example.orders.depth() == 10, "who is refused has consumed nothing"
+        code.write_text(
+            code.read_text().replace('appId="orders-in"', 'appId="orders-in", onNewCheckpoint="resume"')
+        )
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        assert sorted(example.rows()) == sorted(example.sent[10:])
+        assert example.orders.published() == sorted(body for body in example.sent if len(body) > 3)
+        assert example.orders.depth() == 0
     finally:
         example.broker.stop()

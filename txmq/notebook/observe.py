@@ -69,13 +69,19 @@ class Observation:
             self.error = error
 
     def _sample(self, running: bool) -> Sample:
+        from connector.stream.spark_version import (
+            has_admission_control,
+        )  # there is a query, so there is Spark
+
         progress = self._query.lastProgress
         found: Mapping[str, Any] = json.loads(progress.json) if progress is not None else {}
         ends, latest = _offsets(found, "endOffset"), _offsets(found, "latestOffset")
         # the start of a query may be symbolic: then what its first batch consumed does not count
         for log, at in {**ends, **_offsets(found, "startOffset")}.items():
             self._first.setdefault(log, at)
-        lag = sum(max(0, at - ends.get(log, 0)) for log, at in latest.items()) if latest else None
+        lag = None
+        if latest and has_admission_control():  # else Spark takes the end of the batch for the latest one
+            lag = sum(max(0, at - ends.get(log, 0)) for log, at in latest.items())
         app = self._app()
         lag, lag_s = (lag, None) if app is None else (app.lag, app.lag_s)
         return Sample(

@@ -46,6 +46,7 @@ _UNPACKED = 512 * 1024 * 1024  # no row that was written has so much
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 _OWN = [b'{"own":[%d]}' % place for place in range(100)]  # nearly always it is one of these
 _PLAIN = struct.Struct("<5q2I")  # of a multiple of three bytes, so that texts can be joined
+PLAIN_BYTES = _PLAIN.size
 
 
 class Effect(NamedTuple):
@@ -147,6 +148,24 @@ class Names:
             return f"{{{_commits_text((entries,))}}}".encode(), own
         # like _commits_text, in a third of the time
         return b'{"plain":"%b"}' % b2a_base64(entries.plain, newline=False), own
+
+    def published(
+        self, sequence: int, now_us: int, effects: Effects
+    ) -> tuple[Entries, tuple[bytes, bytes]] | None:
+        """Returns a row of a commit that has only published one message, and its text; None for another one,
+        and for one with a name that is new.
+        """
+        if len(effects) != 1 or not effects.is_plain:
+            return None
+        (((kind, queue, source), found),) = effects.items()
+        place = self.who.get(effects.who, len(_OWN))
+        if kind != PUBLISHED or source is not None or found[0] != 1 or place >= len(_OWN):
+            return None
+        if queue.queue_id not in self.queues or self._written != (len(self.who), len(self.queues)):
+            return None
+        plain = _PLAIN.pack(sequence, now_us, queue.queue_id, found[1], 1, place, kind)
+        own = _OWN[place]
+        return _new(Entries, (sequence, sequence, now_us, plain, "", [place])), (own, own)
 
     def _row(self, who: int, queues: int, entries: Iterable[Entries]) -> str:
         return (
