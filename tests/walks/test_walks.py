@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # files at most
 LIMITS = {
     "commit": 24,  # two of them are the history of commits
-    "confirm": 24,
+    "confirm": 25,
     "publish": 11,
     "login": 30,
     "channel": 18,
