@@ -406,12 +406,12 @@ class TransactionInfo:
 
     sequence: int
     committed_at_us: int
-    vhost: str
-    door: str
-    user: str
-    client: str
-    address: str
-    effects: tuple[EffectInfo, ...]
+    vhost: str = "/"
+    door: str = ""
+    user: str = ""
+    client: str = ""
+    address: str = ""
+    effects: tuple[EffectInfo, ...] = ()
     xid: str = ""
     app_id: str = ""
     query_id: str = ""
@@ -472,8 +472,7 @@ class MessageLife:
     """What happened to a message. ``state``: ready, held (by a channel or a prepared transaction), claimed
     (by an app), settled, unknown (of a queue that is gone). On Kafka, where each app reads it: ready while
     its topic has it, settled when retention has deleted it, unknown where no record has the offset.
-    ``since_us``: the history goes back to then. ``more``: where the next call goes on, which has later steps;
-    "": there are none.
+    ``since_us``: when the history begins. ``more``: where the next call goes on, "": nowhere.
     """
 
     queue: str
@@ -486,12 +485,13 @@ class MessageLife:
 
 def of_batch(found: LedgerInfo) -> TransactionInfo:
     """Returns the transaction that decided a micro-batch, as far as its ledger tells."""
+    spans = sorted(found.ranges.items())
+    consumed = [EffectInfo("consumed", log, end - start, ((start, end),)) for log, (start, end) in spans]
     return TransactionInfo(
-        *(found.transaction, found.committed_at_us, "/", "spark", "", "", ""),  # on to the address
-        effects=tuple(
-            EffectInfo("consumed", log, end - start, ((start, end),))
-            for log, (start, end) in sorted(found.ranges.items())
-        ),
+        sequence=found.transaction,
+        committed_at_us=found.committed_at_us,
+        door="spark",
+        effects=tuple(consumed),
         app_id=found.app_id,
         query_id=found.query_id,
         batch_id=found.batch_id,
