@@ -276,7 +276,8 @@ def _unroutable(returned: list[Message]) -> Unroutable:
 def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None) -> None:
     """The virtual host may have been deleted since it began, and rights may have changed."""
     state = channel.state
-    state.topology.require_there()
+    if state.topology.deleted:
+        state.topology.require_there()
     if rights is not None and channel.asked is not state.users.epoch and not rights.everything:
         publish_again(rights, state.topology, transaction, state.blocks)
 

@@ -27,19 +27,25 @@ from broker_core.broker.state.change import ANY, Change, InboxRow
 from broker_core.broker.state.records import RECORDS, Damaged, HistoryRecord, Record
 from broker_core.errors import DataDirectoryFormat
 from broker_core.ids import BlockId
-from broker_core.store.codec import Row, decode, guard, to_signed, to_unsigned
+from broker_core.store.codec import (
+    Encoded,
+    Row,
+    decode,
+    encode_change,
+    guard,
+    is_wide,
+    merged,
+    to_signed,
+    to_unsigned,
+)
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import (
     MAX_ROWS,
     ROW_BITS,
-    Encoded,
     Packed,
-    encode_change,
     guarded,
-    is_wide,
-    merged,
     message_of_format_3,
     pack,
     unpack,

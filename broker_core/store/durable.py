@@ -23,10 +23,10 @@ from broker_core.broker.state.records import Damaged
 from broker_core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.store.cache import BlockCache
-from broker_core.store.codec import blank_bodies, merged_block
+from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare
 from broker_core.store.failure import corrupt_catalog, store_error, unread_catalog
-from broker_core.store.inbox import MAX_ROWS, Encoded, Packed, encode_change, pack_group, unpack_all
+from broker_core.store.inbox import MAX_ROWS, Packed, pack_group, unpack_all
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.recovery import recover
 from broker_core.store.segment import ROLL_BYTES, BlockPlace

@@ -1,5 +1,4 @@
-"""What a change writes to the catalog: its records, encoded once, and its messages as rows of the table
-``inbox``. Consecutive messages of a block share a row.
+"""Messages of small commits as rows of the table ``inbox``. Consecutive messages of a block share a row.
 
 A row is ``(id, count, messages)``: block id << 20 | row of the first message, their number, and one blob,
 little-endian:
@@ -13,7 +12,7 @@ little-endian:
 If the highest bit of ``stamps`` is set, the history of a group commit (``broker/history``) and its length
 (uint32) follow.
 
-Not here: SQL (``catalog.py``), records as rows, and which values are valid (``codec.py``).
+Not here: SQL (``catalog.py``), records, and which values are valid (``codec.py``).
 Invariant: ``unpack`` returns what was passed to ``pack``. For any other bytes it raises ValueError, or
 returns messages made of these bytes: it never reads past their end, and the memory it allocates is in
 proportion to them.
@@ -24,13 +23,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
-from broker_core.broker.state.change import ANY, Change, Drop, HistoryBeside, InboxRow
+from broker_core.broker.state.change import HistoryBeside, InboxRow
 from broker_core.ids import BlockId
-from broker_core.store.codec import Row, Rows, check_message, encode, encode_key, key_of
 
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS  # of an open block
@@ -43,106 +41,6 @@ _STAMPS = struct.Struct("<I")
 _HISTORY = 1 << 31
 _STAMP_BYTES, _LENGTHS_BYTES = 16, 20  # of a message
 _ROW_MASK = MAX_ROWS - 1
-
-
-class Encoded(NamedTuple):
-    """What a change writes: ``entries`` of its journal and ``messages`` of its rows were encoded."""
-
-    entries: int
-    messages: int
-    records: Rows
-    wide: bool = False  # some key has ``ANY``
-
-
-_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
-_NOTHING: Rows = {}
-
-
-def encode_change(change: Change) -> Encoded:
-    """Encodes a change once; the result is in ``change.encoded``. Raises OptionError: nothing of the change
-    may be written.
-    """
-    known = change.encoded
-    journal, messages = change.journal, change.rows
-    if known is not None:
-        assert isinstance(known, Encoded)
-        if known[0] == len(journal) and known[1] == len(messages):
-            return known
-    # of the message before, which is checked: in one transaction they often are the same objects
-    number: int | None = None
-    at: int | None = None
-    name: str | None = None
-    key: str | None = None
-    flags: bytes | None = None
-    for message in messages:
-        _, _, sequence, committed_at, exchange, routing_key, properties, body, _ = message
-        if not (
-            type(body) is bytes
-            and properties is flags
-            and routing_key is key
-            and exchange is name
-            and committed_at is at
-            and sequence is number
-        ):
-            if not (
-                type(body) is bytes
-                and type(properties) is bytes
-                and type(routing_key) is str
-                and type(exchange) is str
-                and type(sequence) is int
-                and type(committed_at) is int
-                and routing_key.isascii()
-                and exchange.isascii()
-            ):
-                check_message(message)
-            number, at, name, key, flags = sequence, committed_at, exchange, routing_key, properties
-    if not journal:
-        encoded = change.encoded = _new(Encoded, (0, len(messages), _NOTHING, False))
-        return encoded
-    records: Rows = {}
-    wide = any(isinstance(entry, Drop) and ANY in entry.key for entry in journal)
-    for entry in journal:
-        row: Row | None
-        if isinstance(entry, Drop):
-            kind, row, record_key = entry.kind, None, encode_key(*entry)
-        else:
-            kind, row = type(entry), encode(entry)
-            record_key = key_of(kind, row)
-        rows = records.get(kind)
-        if rows is None:
-            rows = records[kind] = {}
-        if wide:
-            rows.pop(record_key, None)  # it becomes the last one
-        rows[record_key] = row
-    encoded = change.encoded = _new(Encoded, (len(journal), len(messages), records, wide))
-    return encoded
-
-
-def merged(changes: Sequence[Encoded]) -> Rows:
-    """Returns what the changes write together: the last entry of each key. If one of them is wide, the
-    entries are in the order in which they must be written.
-    """
-    if len(changes) == 1:
-        return changes[0].records
-    wide = any(change.wide for change in changes)
-    last: Rows = {}
-    for change in changes:
-        for kind, rows in change.records.items():
-            found = last.setdefault(kind, {})
-            if wide:
-                for key in rows:
-                    found.pop(key, None)
-            found.update(rows)
-    return last
-
-
-def is_wide(key: Row) -> bool:
-    return ANY in key
-
-
-def is_covered(wide: Row, key: Row) -> bool:
-    """Returns whether a wide key means the record with ``key``."""
-    return all(wanted is ANY or wanted == value for wanted, value in zip(wide, key, strict=True))
 
 
 def pack(rows: Sequence[InboxRow]) -> list[Packed]:

@@ -21,8 +21,17 @@ from broker_core.broker.state.change import Change, HistoryBeside, InboxRow
 from broker_core.broker.state.records import Record
 from broker_core.errors import DataLoss, StoreFailed
 from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
-from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, merged_block
-from broker_core.store.inbox import encode_change, is_covered, is_wide, merged
+from broker_core.store.codec import (
+    Value,
+    blank_bodies,
+    body_bytes,
+    decode,
+    encode_change,
+    is_covered,
+    is_wide,
+    merged,
+    merged_block,
+)
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, StoreImage
 
 Rows = dict[tuple[Value, ...], tuple[Value, ...]]

@@ -21,6 +21,8 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.history_reader import HistoryReader
 from tests.broker.conftest import Node
 
+pytestmark = pytest.mark.slow  # a history of 120,000 commits
+
 T = TypeVar("T")
 ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})
 NOTHING = Sees("/", False, "mallory", lambda queue: queue == "mine", lambda _app: False, {})

@@ -31,9 +31,8 @@ from broker_core.broker.state.records import (
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat, OptionError, StoreError
 from broker_core.ids import BlockId
 from broker_core.store.catalog import FORMAT, OF_HOSTS, PAGE_BYTES
-from broker_core.store.codec import encode, guard, sql_types
+from broker_core.store.codec import encode, encode_change, guard, sql_types
 from broker_core.store.durable import DurableStore
-from broker_core.store.inbox import encode_change
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
 

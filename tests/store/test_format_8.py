@@ -28,7 +28,7 @@ from broker_core.broker.state.records import (
 from broker_core.engine import BranchHeader, Engine, StagedBranch
 from broker_core.launcher import Broker
 from broker_core.store.catalog import FORMAT, Catalog
-from broker_core.store.inbox import encode_change
+from broker_core.store.codec import encode_change
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
 

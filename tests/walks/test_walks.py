@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # files at most
 LIMITS = {
     "commit": 24,  # two of them are the history of commits
-    "confirm": 24,
-    "publish": 12,
+    "confirm": 25,
+    "publish": 11,
     "login": 30,
     "channel": 18,
     "batch": 30,

@@ -45,9 +45,10 @@ from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError, one_l
 from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog
+from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import store_error
-from broker_core.store.inbox import encode_change, pack
+from broker_core.store.inbox import pack
 from broker_core.store.port import BlockInfo
 from broker_core.store.salvage.damage import copy_catalog, read_twice, require_damage
 from broker_core.store.salvage.doubtful import Doubtful, selected
