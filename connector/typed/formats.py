@@ -98,8 +98,8 @@ class Json:
         """The object with a last member, the mark, in front of its closing brace. Only if the body is one
         object, that is a member of the object that Spark reads.
         """
-        # most bodies end with the brace, and have a member
-        trimmed = F.rtrim(text, F.lit(" \t\r\n")).cast("binary")
+        # most bodies end with the brace, and have a member; of rtrim Spark warns that it is deprecated
+        trimmed = F.btrim(text, F.lit(" \t\r\n")).cast("binary")
         empty = text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
         return (
             F.when(_is_closed(body) & (F.instr(text, '"') > 0), _marked(body))

@@ -34,6 +34,7 @@ def test_the_first_stream_runs_as_it_stands_and_goes_on_where_it_ended(
                 [sys.executable, "first.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True
             )
         assert done.returncode == 0, done.stderr[-3000:]
+        assert "deprecated" not in done.stderr, "Spark warns a newcomer of what txmq does"
         assert [done.stdout.count(f'{{"amount": {amount}}}') for amount in (40, 700)] == [0, run]
         assert done.stdout.count("not an order") == run
         rows = [line for line in done.stdout.splitlines() if line.endswith((" 5|", " 40|", "700|"))]
