@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from dataclasses import dataclass, field, replace
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from broker_core import errors
 from broker_core.credentials import Credentials
@@ -153,22 +153,7 @@ def _parse_url(url: str, credentials: Credentials) -> Address:
             f"option 'url' is {without_password(url)!r}, and an option of TLS is given",
             "use txmqs://host:port, or leave out tlsCa, tlsCert and tlsKey",
         )
-    if parts.username or parts.password:
-        password = unquote(parts.password or "")
-        if (
-            credentials.user
-            or credentials.token
-            or (password and (credentials.password or credentials.password_file))
-        ):
-            raise errors.OptionError(
-                f"option 'url' is {without_password(url)!r}, and another option has a user, a password or a "
-                "token",
-                "give each of them once",
-            )
-        credentials = replace(
-            credentials, user=unquote(parts.username or ""), password=password or credentials.password
-        )
-    found = credentials.resolved()
+    found = _with_login(credentials, parts, url).resolved()
     return Address(
         host=parts.hostname,
         port=port or DEFAULT_PORT,
@@ -181,6 +166,24 @@ def _parse_url(url: str, credentials: Credentials) -> Address:
         tls_key=found.tls_key,
         vhost=vhost,
     )
+
+
+def _with_login(credentials: Credentials, parts: SplitResult, url: str) -> Credentials:
+    """Returns the credentials with the user and the password of a url. Raises OptionError: both have one."""
+    if not (parts.username or parts.password):
+        return credentials
+    password = unquote(parts.password or "")
+    if (
+        credentials.user
+        or credentials.token
+        or (password and (credentials.password or credentials.password_file))
+    ):
+        raise errors.OptionError(
+            f"option 'url' is {without_password(url)!r}, and another option has a user, a password or a "
+            "token",
+            "give each of them once",
+        )
+    return replace(credentials, user=unquote(parts.username or ""), password=password or credentials.password)
 
 
 def _vhost(path: str, url: str) -> str:

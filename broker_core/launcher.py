@@ -82,15 +82,13 @@ class Broker:
         self._doors = doors = options.doors
         self.quotas = Quotas(options.quotas)
         with contextlib.ExitStack() as undo:
-            on_failure = undo.enter_context(contextlib.ExitStack())
-            on_failure.callback(store.close, clean=False)
-            id_ = _data_id(directory) if directory else ""
-            self._local = LocalBroker(store, limits=options.limits, outcomes=options.outcomes, identity=id_)
-            on_failure.pop_all()  # the broker closes its store
+            # 1. the state
+            self._local, id_ = _opened_state(store, directory, options)
             undo.callback(self._local.close)
             self._local.limit_history(options.history)
             adopt = store.adopt if isinstance(store, DurableStore) else None
             self.engines = VhostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
+            # 2. who is let in, and how far
             audit = Audit(directory)
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
@@ -109,6 +107,7 @@ class Broker:
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
             vhosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
+            # 3. Flight
             parts = (self.engines, self._local, hello, self._logins, of_flight, vhosts, self.quotas)
             entrance = _connection_limit(self._logins, options)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
@@ -118,44 +117,48 @@ class Broker:
             near = (_reachable(self.host), self.port)
             if directory and files is not None:
                 near = (LOOPBACK, self._server.listen(LOOPBACK, 0))
-            self._amqp = (
-                AmqpServer(
-                    self._local,
-                    options.amqp,
-                    handlers=options.handlers,
-                    options=options.amqp_options,
-                    logins=self._logins,
-                    directory=directory,
-                    tls_listeners=doors.amqps,
-                    tls=files,
-                    quotas=self.quotas,
-                )
-                if options.amqp or doors.amqps
-                else None
-            )
-            if self._amqp is not None:
-                self._amqp.start()
-                self.accounts.changed.append(self._amqp.users_changed)
-                self.vhosts.connections = vhosts.connections = self._amqp.connections_to
-                undo.callback(self._amqp.stop)
-            self._renewal = Renewal(files, self._server.renew) if files is not None else None
-            if self._renewal is not None:
-                undo.callback(self._renewal.stop)
-            self._http = opening.started(
-                *(doors.http, doors.open_metrics, files),
-                *(self._local, self.engines, of_flight, vhosts, self._logins, self.quotas, directory),
-                cluster=options.amqp_options.cluster_name,
-                connections=self._amqp.shown if self._amqp is not None else tuple,
-                urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
-                flight_calls=self._server.calls_in_progress,
-                named=self._server.named,
-            )
-            if self._http is not None:
-                undo.callback(self._http.stop)
+            # 4. to 6.
+            self._open_doors(options, files, of_flight, vhosts, undo)
             failpoint.here("launcher.open.listening")
+            # 7. clients find the broker
             if directory:
                 endpoint.write_endpoint(directory, Endpoint(*near, os.getpid(), id_, token))
             undo.pop_all()
+
+    def _open_doors(
+        self,
+        options: ServeOptions,
+        files: TlsFiles | None,
+        accounts: Accounts,
+        vhosts: Vhosts,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """Steps 4 to 6: the doors beside Flight. ``accounts`` and ``vhosts``: those that write no log."""
+        # 4. AMQP
+        parts = self._local, self._logins, self._directory, files, self.quotas
+        self._amqp = _amqp_server(options, *parts)
+        if self._amqp is not None:
+            self._amqp.start()
+            self.accounts.changed.append(self._amqp.users_changed)
+            self.vhosts.connections = vhosts.connections = self._amqp.connections_to
+            undo.callback(self._amqp.stop)
+        # 5. certificates that change while the broker runs
+        self._renewal = Renewal(files, self._server.renew) if files is not None else None
+        if self._renewal is not None:
+            undo.callback(self._renewal.stop)
+        # 6. HTTP
+        doors = options.doors
+        self._http = opening.started(
+            *(doors.http, doors.open_metrics, files),
+            *(self._local, self.engines, accounts, vhosts, self._logins, self.quotas, self._directory),
+            cluster=options.amqp_options.cluster_name,
+            connections=self._amqp.shown if self._amqp is not None else tuple,
+            urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
+            flight_calls=self._server.calls_in_progress,
+            named=self._server.named,
+        )
+        if self._http is not None:
+            undo.callback(self._http.stop)
 
     @classmethod
     def open(
@@ -330,6 +333,40 @@ class Broker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened_state(store: Store, directory: str, options: ServeOptions) -> tuple[LocalBroker, str]:
+    """Returns the state, which closes its store from then on, and the id of the data directory."""
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(store.close, clean=False)
+        id_ = _data_id(directory) if directory else ""
+        local = LocalBroker(store, limits=options.limits, outcomes=options.outcomes, identity=id_)
+        on_failure.pop_all()
+    return local, id_
+
+
+def _amqp_server(
+    options: ServeOptions,
+    local: LocalBroker,
+    logins: Logins,
+    directory: str,
+    files: TlsFiles | None,
+    quotas: Quotas,
+) -> AmqpServer | None:
+    """Returns the server of the AMQP listeners, which is not started; None for none."""
+    if not options.amqp and not options.doors.amqps:
+        return None
+    return AmqpServer(
+        local,
+        options.amqp,
+        handlers=options.handlers,
+        options=options.amqp_options,
+        logins=logins,
+        directory=directory,
+        tls_listeners=options.doors.amqps,
+        tls=files,
+        quotas=quotas,
+    )
 
 
 def _connection_limit(logins: Logins, options: ServeOptions) -> FlightConnectionLimit:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -252,13 +252,7 @@ class MicroBatches:
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_token(token, app_id, query_id, batch_id)
         named = self.branches.require(token, branches)
-        ranges = (
-            self.claims.ranges_read(query_id, batch_id, partial(self.owners.same, app_id))
-            if consumes and query_id
-            else {}
-        )
-        for log in ranges:
-            self._state.topology.queue(log)
+        ranges = self._ranges_read(*batch) if consumes and query_id else {}
         self._rights.require(actor.rights, token, named, ranges)
         self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
         transaction, published = self._gather(name_in(token), named, on_unroutable, now_us)
@@ -267,15 +261,12 @@ class MicroBatches:
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
         self.branches.published(self._state, change, named)
-        to_apply: list[list[object]] = [
-            [part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"
-        ]
         decided = new_entry(
             self.ledger,
             batch,
             token,
             ranges,
-            _merged(to_apply),
+            _to_apply(named),
             messages=messages,
             published=published,
             committed_at=now_us,
@@ -289,6 +280,15 @@ class MicroBatches:
         for orphan in self.branches.orphans(app_id, query_id, batch_id):
             self.branches.drop(self._state, change, orphan)
         return Committed(public_entry(decided), already=False)
+
+    def _ranges_read(self, app_id: str, query_id: str, batch_id: int) -> dict[str, list[int]]:
+        """Returns what apps of the owner of ``app_id`` have read for a batch. Raises LineageConflict,
+        QueueNotFound.
+        """
+        ranges = self.claims.ranges_read(query_id, batch_id, partial(self.owners.same, app_id))
+        for log in ranges:
+            self._state.topology.queue(log)
+        return ranges
 
     def _gather(
         self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int
@@ -467,10 +467,12 @@ class MicroBatches:
         self.ledger.release(change, queue, self._state.numbers.sequence)
 
 
-def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
-    """Returns one row per branch, whatever the number of its parts."""
-    merged: dict[str, list[Any]] = {}
-    for kind, target, branch, rows in to_apply:
-        known = merged.get(str(branch))
-        merged[str(branch)] = [kind, target, branch, rows if known is None else known[3] + rows]
-    return list(merged.values())
+def _to_apply(named: Sequence[PartRecord]) -> list[list[object]]:
+    """Returns one row per branch that is applied after the decision, whatever the number of its parts."""
+    rows: dict[str, int] = {}
+    last: dict[str, PartRecord] = {}
+    for part in named:
+        if part.kind != "publish":
+            rows[part.branch] = rows.get(part.branch, 0) + part.rows
+            last[part.branch] = part
+    return [[part.kind, part.target, branch, rows[branch]] for branch, part in last.items()]

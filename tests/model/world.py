@@ -684,9 +684,9 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.delta.after.same_table, "require_done_on", lambda *_: None)
         patch.setattr(connector.stream.staging, "no_rows", lambda session, schema: Frame(session, [], schema))
         patch.setattr(
-            connector.delta.log,
-            "stored_version",
-            lambda _spark, table, app: _current[-1].delta.version(table.name, app),
+            DeltaFormat,
+            "last_sequence",
+            lambda _self, _spark, table, app: _current[-1].delta.version(table.name, app),
         )
         patch.setattr(
             connector.delta.log,
@@ -699,9 +699,9 @@ def world(**options: Any) -> Iterator[World]:
             lambda _tables, _spark, table, _entries: {row[3] for row in _current[-1].delta.rows(table)},
         )
         patch.setattr(
-            connector.delta.log,
-            "stored_versions",
-            lambda _spark, table, prefix: _current[-1].delta.versions(table.name, prefix),
+            DeltaFormat,
+            "sequences",
+            lambda _self, _spark, table, prefix: _current[-1].delta.versions(table.name, prefix),
         )
         patch.setattr(resume, "newest_rows", lambda *_: _newest_rows(_current[-1]))
         patch.setattr(connector.batch.foreach_batch, "active_session", lambda: _current[-1].session())

@@ -28,7 +28,8 @@ from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
-from broker_core.micro_batch.decision import before, new_entry, public
+from broker_core.micro_batch.decision import Batch, before, new_entry, public
+from broker_core.micro_batch.ledger import Ledger
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -134,21 +135,7 @@ class Decider:
             if on_unroutable == "fail":
                 require_routable(won)
             self._decisions.learn(self._progress)
-            record = new_entry(
-                self._ledger,
-                batch,
-                token,
-                ranges,
-                [
-                    [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
-                    for each in won
-                    if each.receipt.kind != "publish"
-                ],
-                messages=sum(end - start for start, end in ranges.values()),
-                published=sum(each.receipt.reached for each in won),
-                committed_at=time.time_ns() // 1000,
-                claim_position=self._progress.position(),
-            )
+            record = _new_entry(self._ledger, batch, token, ranges, won, self._progress.position())
             _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
             try:
                 self._publish(won, changes)
@@ -278,6 +265,32 @@ class Decider:
     def _refreshed(self) -> AppProgress:
         self._progress.refresh()
         return self._progress
+
+
+def _new_entry(
+    ledger: Ledger,
+    batch: Batch,
+    token: str,
+    ranges: dict[str, list[int]],
+    won: Sequence[NamedBranch],
+    claim_position: int,
+) -> LedgerRecord:
+    """Returns the ledger entry of a batch that publishes and applies ``won``, as of now."""
+    return new_entry(
+        ledger,
+        batch,
+        token,
+        ranges,
+        [
+            [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
+            for each in won
+            if each.receipt.kind != "publish"
+        ],
+        messages=sum(end - start for start, end in ranges.values()),
+        published=sum(each.receipt.reached for each in won),
+        committed_at=time.time_ns() // 1000,
+        claim_position=claim_position,
+    )
 
 
 def rounds(client: Client, won: Iterable[NamedBranch]) -> Iterator[dict[TopicPartition, ReadyBatch]]:

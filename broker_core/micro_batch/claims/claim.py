@@ -169,73 +169,62 @@ class Claims:
     ) -> Vector:
         """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
         read from their beginning. ``consumed`` is where the last decided range of each log ended (missing:
-        another system's sink).
-
-        All checks and reads are done before anything changes. Then, as one change:
-        1. resolve a symbolic start; 2. ack below a concrete start (``acks``); 3. add the claim, unless known.
+        another system's sink). Steps 1 to 4 check and read, and change nothing; 5 to 7 are one change.
         """
-        if not queues:
-            raise OptionError("the stream names no queue; give the option queue")
+        # 1. whose the start is, and who owns the logs
         names = {queue: logs.of(queue) for queue in sorted(queues)}
         every = [log for found in names.values() for log in found]
-        acked = {log: int(offset) for log, offset in start.items() if offset != START}
-        symbolic = [queue for queue in names if start.get(queue) == START]
-        if strange := start.keys() - acked.keys() - set(symbolic) | acked.keys() - set(every):
-            raise LineageConflict(
-                f"the checkpoint of app {app_id!r} names {', '.join(sorted(strange))}, which the queues "
-                f"{', '.join(names)} do not have. Read the same queues, or use a new checkpoint with "
-                "onNewCheckpoint=resume"
-            )
-        begin = dict(acked)
-        origin_record: OriginRecord | None = None
-        if not symbolic and on_new_checkpoint == "resume":
-            left = self.releases.left_at(logs, app_id, names)
-            if left and acked == left and not self.ends(app_id, left):  # and nobody has gone on since then
-                lineage = self.origins.lineage(app_id, names)
-                queues_key = canonical(sorted(names))
-                origin_record = OriginRecord(app_id, queues_key, lineage, dict(left), True, self._vhost)
+        acked, symbolic = _split(app_id, start, names)
+        goes_on = not symbolic and on_new_checkpoint == "resume"
+        origin_record = self._released_at(logs, app_id, names, acked) if goes_on else None
         finished = self._require_end(app_id, start) if acked and origin_record is None else None
         for log in every:
             logs.require_ownable(log, app_id)
-        lineage = self.origins.lineage(app_id, names)
+        # 2. what a symbolic start means
         if symbolic:
+            query, left = self.reads.last_query(app_id), self.releases.left_at(logs, app_id, names)
             origin_record = self.origins.meaning(
-                logs,
-                app_id,
-                symbolic,
-                origin,
-                on_new_checkpoint,
-                consumed,
-                names,
-                self.reads.last_query(app_id),
-                self.releases.left_at(logs, app_id, names),
+                logs, app_id, symbolic, origin, on_new_checkpoint, consumed, names, query, left
             )
-            begin |= {log: int(offset) for log, offset in origin_record.start.items()}
-            lineage = origin_record.lineage
-        begin = {log: logs.first(log) for log in every if log not in begin} | begin
+        lineage = self.origins.lineage(app_id, names) if origin_record is None else origin_record.lineage
+        # 3. the range: that of a known claim, or a new one
+        begin = _begin(logs, every, acked, origin_record)
         known = self._known(app_id, start, lineage if symbolic else None)
         if known is not None:
             end, begin = dict(known.end), {log: int(first) for log, (first, _) in known.ranges.items()}
-        elif logs.too_few(begin, limit):
-            end = dict(begin)
         else:
-            end = logs.cut(begin, limit)
+            end = dict(begin) if logs.too_few(begin, limit) else logs.cut(begin, limit)
+        # 4. room for what is recorded
         if origin_record is not None:
             self.origins.require_room(origin_record, KEPT_SOURCES)
         if known is None:
             self._sources.require_room(app_id, begin, KEPT_SOURCES)
-
+        # 5. own the logs, and record what the start means
         for log, first in begin.items():
             logs.own(log, app_id, first)
         if origin_record is not None:
             self.origins.keep(sink, origin_record)
+        # 6. ack below a concrete start
         if acked and acks:
             self._ack(logs, sink, app_id, finished, acked)
+        # 7. add the claim, unless it is known
         if known is None:
             if end == begin:
                 return start
             self._record(logs, sink, app_id, lineage, start, begin, end)
         return dict(end)
+
+    def _released_at(
+        self, logs: Logs, app_id: str, names: Mapping[str, Sequence[str]], acked: Mapping[str, int]
+    ) -> OriginRecord | None:
+        """Returns the origin of a start at the offsets where a release left the app; None: it is not there,
+        or somebody has gone on since then.
+        """
+        left = self.releases.left_at(logs, app_id, names)
+        if not left or acked != left or self.ends(app_id, left):
+            return None
+        lineage = self.origins.lineage(app_id, names)
+        return OriginRecord(app_id, canonical(sorted(names)), lineage, dict(left), True, self._vhost)
 
     def _record(
         self,
@@ -410,6 +399,36 @@ class Claims:
             kept = [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
             logs.reclaim(other, app_id, kept)
         self.reads.release(sink, app_id, gone)
+
+
+def _split(
+    app_id: str, start: Vector, names: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, int], list[str]]:
+    """Returns the offsets of a start vector, and the queues whose start is symbolic. ``names``: all queues of
+    the reader, and their logs. Raises OptionError: there is none. LineageConflict: the start names others.
+    """
+    if not names:
+        raise OptionError("the stream names no queue; give the option queue")
+    acked = {log: int(offset) for log, offset in start.items() if offset != START}
+    symbolic = [queue for queue in names if start.get(queue) == START]
+    every = {log for found in names.values() for log in found}
+    if strange := start.keys() - acked.keys() - set(symbolic) | acked.keys() - every:
+        raise LineageConflict(
+            f"the checkpoint of app {app_id!r} names {', '.join(sorted(strange))}, which the queues "
+            f"{', '.join(names)} do not have. Read the same queues, or use a new checkpoint with "
+            "onNewCheckpoint=resume"
+        )
+    return acked, symbolic
+
+
+def _begin(
+    logs: Logs, every: Sequence[str], acked: Mapping[str, int], origin: OriginRecord | None
+) -> dict[str, int]:
+    """Returns where a new range begins: in a log that the start lacks, at its beginning."""
+    begin = dict(acked)
+    if origin is not None:
+        begin |= {log: int(offset) for log, offset in origin.start.items()}
+    return {log: logs.first(log) for log in every if log not in begin} | begin
 
 
 def _age(record: Kept | LedgerRecord) -> int:

@@ -62,9 +62,8 @@ class Adding:
         places = {have: want for each in staged for have, want in each.places.items()}
         has_it = was_committed(spark, table, once) is not None
         failpoint.here("adding.started")
-        first = True
+        first, version = True, -1
         transaction: JavaObject | None = None
-        version = -1
 
         def commit() -> bool:
             nonlocal first, transaction, version
@@ -102,12 +101,8 @@ class Adding:
         found: int | None = version
         if version < 0 or not self._read_back(spark, table, files, staged, once, transaction, version):
             found = require_held(spark, table, once)
-        # 4. If the rows were written in another way, or OPTIMIZE and VACUUM have been here, these copies are
-        # of no use, and the next VACUUM deletes them
-        lost = set(files.missing(places.values()))
-        again = {have: want for have, want in places.items() if want in lost}
-        gone = set(files.missing(again)) if again else set()
-        files.copy({have: want for have, want in again.items() if have not in gone})
+        # 4
+        _copy_deleted(files, places)
         failpoint.here("adding.complete")
         return Added(found)
 
@@ -153,6 +148,16 @@ class Adding:
                     LastCommit(version, stamp, look, shape, txn, delta, snapshot, spark.sparkContext),
                 )
         return True
+
+
+def _copy_deleted(files: TableFiles, places: Mapping[str, str]) -> None:
+    """Copies again what VACUUM has deleted. If the rows were written in another way, or OPTIMIZE and VACUUM
+    have been here, these copies are of no use, and the next VACUUM deletes them.
+    """
+    lost = set(files.missing(places.values()))
+    again = {have: want for have, want in places.items() if want in lost}
+    gone = set(files.missing(again)) if again else set()
+    files.copy({have: want for have, want in again.items() if have not in gone})
 
 
 def _shape(transaction: JavaObject, last: LastCommit | None) -> str:
