@@ -23,6 +23,7 @@ from kafka.errors import CoordinatorNotAvailableError
 from bench.kafka_server import PLAIN, Cluster, cluster
 from broker_core.kafka.protocol.port import NodeAddress, TopicPartition
 from tests import jvm
+from tests.progress import GUARD_S
 
 USER, PASSWORD = "alice", "wonderland"
 REAUTHENTICATE_MS = 1500
@@ -47,9 +48,12 @@ class RealNode:
     trusted: ssl.SSLContext  # trusts it
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Adds partitions to a topic, up to this number."""
+        """Adds partitions to a topic, up to this number, and waits until their leaders know that they are."""
         with contextlib.closing(KafkaAdminClient(bootstrap_servers=str(self.plain))) as admin:
             admin.create_partitions({topic: partitions})
+        logs = [kafka.TopicPartition(topic, number) for number in range(partitions)]
+        with contextlib.closing(kafka.KafkaConsumer(bootstrap_servers=str(self.plain))) as consumer:
+            consumer.end_offsets(logs, timeout_ms=int(GUARD_S * 1000))
 
     def position(self, group: str, log: TopicPartition) -> int:
         return position(self.plain, group, log)
