@@ -190,7 +190,7 @@ def why_not(cell: Cell, python: Path) -> str:
     if "counted 5" in done.stdout:
         return ""
     causes = re.findall(r"(?:Exception|Error): (.*)", done.stderr)
-    return causes[-1] if causes else f"exit code {done.returncode}"
+    return causes[0] if causes else f"exit code {done.returncode}"
 
 
 def ran(cell: Cell, python: Path, tests: Sequence[str]) -> Outcome:
