@@ -139,10 +139,6 @@ class Names:
             self._written = len(self.who), len(self.queues)
             row = self._row(who, queues, (entries,))
             return (row if who else f'{{"fresh":1,{row[1:]}').encode(), b""
-        if are_own and len(entries.places) == 1:
-            (place,) = entries.places
-            own = _OWN[place] if place < len(_OWN) else b'{"own":[%d]}' % place
-            return own, own
         own = b'{"own":%a}' % entries.places if are_own else b""
         if entries.texts:
             return f"{{{_commits_text((entries,))}}}".encode(), own

@@ -25,9 +25,9 @@ from starlette.responses import Response
 from broker_core import __version__
 from broker_core.broker.queue import Queue
 from broker_core.server.http.call import HttpCall
-from broker_core.server.http.gate import Need, visible
+from broker_core.server.http.gate import visible
 from broker_core.server.http.refusal import bad_request
-from broker_core.server.http.route import Route
+from broker_core.server.http.route import Route, read_all
 from broker_core.server.http.served import NODE, Served
 
 APPS = 100
@@ -249,12 +249,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _read(path: str, need: Need, answer: Callable[[HttpCall], Response], text: str, kept_s: float) -> Route:
-    return Route("GET", path, need, answer, text, kept_s=kept_s)
-
-
 ROUTES = (
-    _read("/metrics", "metrics", _ours, "Metrics of the broker and its apps, for Prometheus", KEPT_S),
-    _read("/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names", KEPT_S),
-    _read("/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names", 0.0),
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        _ours,
+        "Metrics of the broker and its apps, for Prometheus",
+        kept_s=KEPT_S,
+    ),
+    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names", kept_s=KEPT_S),
+    read_all("/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names"),
 )
