@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from bench.jars import delta
 from tests.forked import spark_forks
-from tests.jvm import ARCHIVE, with_settings
+from tests.jvm import with_settings
 from tests.progress import GUARD_S, run_to_end
 from tests.spark.jobs import QUICK
 
@@ -54,9 +53,7 @@ def quick() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def jvm(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """One for several notebooks, one after the other, as a cluster of Databricks has: where it listens."""
-    with spark_forks(), pytest.MonkeyPatch.context() as patch:
-        if not ARCHIVE.exists():  # with it, the class path has Delta
-            patch.setenv("PYSPARK_SUBMIT_ARGS", f"--packages {delta()} {os.environ['PYSPARK_SUBMIT_ARGS']}")
+    with spark_forks():
         gateway = launch_gateway(popen_kwargs={"cwd": tmp_path_factory.mktemp("jvm")})
     yield {
         "PYSPARK_GATEWAY_PORT": str(gateway.java_parameters.port),
