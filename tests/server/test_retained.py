@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from starlette.responses import Response
 
 from broker_core import errors
 from broker_core.broker import commit
@@ -41,6 +42,7 @@ from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.flight import channels, clients
+from broker_core.server.http.kept import answers as kept_answers
 from broker_core.server.http.kept import history, page_sessions
 from broker_core.server.http.kept.history import PlotHistory
 from broker_core.server.http.kept.page_sessions import PageSessions
@@ -310,6 +312,19 @@ def page_logins(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Pat
     return len(sessions), LOW if users_of(things) > 1 else LOW // 2
 
 
+def often_asked(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(kept_answers, "MOST", LOW)
+    low.setattr(kept_answers, "LARGEST_BYTES", 1024)
+    kept = kept_answers.KeptAnswers(lambda: 0.0)
+    for key in things:
+        for size in (1024, 1025) * kept_answers.OFTEN:
+            kept.find(key)
+            kept.keep(key, Response(bytes(size)), 0)
+        found = kept.find(key)
+        assert found is not None and len(found.body) == 1024
+    return len(kept), LOW
+
+
 def commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     """Each of its own user, in its own queue."""
     kept = broker._local.state.transactions.history
@@ -347,6 +362,9 @@ ROWS = {
     "bindings": Fill(f"{refusals.VHOST_BINDING_BYTES >> 20} MiB", bindings),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
     "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),
+    "answers of HTTP that are asked for often": Fill(
+        f"{kept_answers.MOST} of {kept_answers.LARGEST_BYTES >> 10} KiB", often_asked
+    ),
     "the audit log": Fill(
         f"{audit.MOST + 1} files of {audit.MAX_BYTES >> 20} MiB, {audit.KEPT_DAYS} days", audit_log
     ),

@@ -4,9 +4,10 @@ A request, in this order:
 1. route: by the path as it was sent, so that ``%2F`` is a part of a name
 2. origin: a page of another origin changes nothing
 3. login, then the tags and the virtual host that the route needs
-4. room: requests in progress, of the user and of all
-5. body: no larger than allowed, and in time
-6. answer: in the loop, or in a thread beside it if the route works and there is much
+4. kept: an answer that this user had a moment ago, if it asks often
+5. room: requests in progress, of the user and of all
+6. body: no larger than allowed, and in time
+7. answer: in the loop, or in a thread beside it if the route works and there is much
 
 Tools come with a name and a password, and get JSON; browsers come with a session, and get pages
 (``page/entrance.py``).
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -35,6 +36,7 @@ from broker_core.errors import TxmqError
 from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
 from broker_core.server.http.call import HttpAnswer, HttpCall, Visit
+from broker_core.server.http.kept.answers import KeptAnswers
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page import entrance
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found, refusal_of
@@ -99,7 +101,7 @@ class Application:
     ) -> None:
         self._served, self._options, self._requests = served, options, requests
         self._beside, self._waiting = beside, waiting
-        self._kept: dict[str, tuple[float, Response]] = {}  # by path, of routes that keep theirs; until when
+        self._kept = KeptAnswers()
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -112,14 +114,14 @@ class Application:
 
     async def _answer(self, handlers: Handlers, request: Request) -> Response:
         caller = None
-        asked = request.method
+        asked = method = request.scope["method"]
         try:
-            route = handlers.get("GET" if request.method == "HEAD" else request.method)
+            route = handlers.get("GET" if method == "HEAD" else method)
             if route is None:
                 return _not_allowed(request, handlers)
             asked = f"{route.method} {route.path}"
             headers = _headers(request)
-            _check_origin(request.method, headers)
+            _check_origin(method, headers)
             connection = request.scope["state"]["connection"]
             params = _params(request)
             visit = None
@@ -131,6 +133,10 @@ class Application:
                 gate.permit(caller, route.need)
             if route.need == "vhost":
                 caller = gate.within(self._served, caller, params.get("vhost", ""))
+            key = _key(route, request, caller)
+            kept = self._kept.find(key) if key is not None else None
+            if kept is not None:
+                return kept
             most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
             with self._room(caller):
                 found = await self._body(request, most) if _has_body(headers) else b""
@@ -140,8 +146,14 @@ class Application:
                     body = await self._read(found) if found else {}
                 reason = headers.get("x-reason", "")
                 query = dict(request.query_params) if request.scope["query_string"] else {}
+                changes = self._kept.changes
                 call = HttpCall(self._served, caller, params, query, body, reason, visit)
-                return await self._found(route, call)
+                response = await self._found(route, call)
+            if route.waits:
+                self._kept.changed()
+            elif key is not None:
+                self._kept.keep(key, response, changes, route.kept_s)
+            return response
         except HttpRefusal as refusal:
             return self._refused(request, caller, asked, refusal)
         except TxmqError as error:
@@ -185,14 +197,8 @@ class Application:
             found = route.answer(call)
             return _response(await found if isinstance(found, Awaitable) else found)
         loop = asyncio.get_running_loop()
-        until, kept = self._kept.get(route.path, (0.0, None))
-        if kept is not None and loop.time() < until:
-            return kept
         threads = self._waiting if route.waits else self._beside
-        response = await loop.run_in_executor(threads, partial(_answered, route, call))
-        if route.kept_s:
-            self._kept[route.path] = loop.time() + route.kept_s, response
-        return response
+        return await loop.run_in_executor(threads, partial(_answered, route, call))
 
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
@@ -274,6 +280,16 @@ def _params(request: Request) -> dict[str, str]:
         return {name: unquote(value, errors="strict") for name, value in request.path_params.items()}
     except UnicodeDecodeError:
         raise bad_request("the path is not UTF-8") from None
+
+
+def _key(route: Route, request: Request, caller: Caller) -> Hashable:
+    """Of an answer that may be given again; None for the others."""
+    if route.kept_s:
+        return route.path
+    if not route.often:
+        return None
+    scope = request.scope
+    return scope["raw_path"], scope["query_string"], caller.identity, caller.tags
 
 
 def _headers(request: Request) -> dict[str, str]:

@@ -14,7 +14,8 @@ class Route(NamedTuple):
     thread beside the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms
     and HTML. ``commits``: also as a GET. ``counted``: it lists no more than ``Served.things`` counts, so that
     a few of them are shown in the loop: to hand them to a thread and back costs half as much again.
-    ``kept_s``: all who may see the answer get the same one for so long.
+    ``kept_s``: all who may see the answer get the same one for so long. ``often``: who asks for it often gets
+    what is a moment old (``kept/answers.py``).
     """
 
     method: str
@@ -27,6 +28,7 @@ class Route(NamedTuple):
     commits: bool = False
     counted: bool = False
     kept_s: float = 0.0
+    often: bool = False
 
     @property
     def waits(self) -> bool:
@@ -35,17 +37,17 @@ class Route(NamedTuple):
 
 
 def read(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
-    return Route("GET", path, need, answer, text, works=False)
+    return Route("GET", path, need, answer, text, works=False, often=True)
 
 
 def read_all(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """A list that may be long."""
-    return Route("GET", path, need, answer, text)
+    return Route("GET", path, need, answer, text, often=True)
 
 
 def read_list(path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
     """The same, of things that are counted."""
-    return Route("GET", path, need, answer, text, counted=True)
+    return Route("GET", path, need, answer, text, counted=True, often=True)
 
 
 def page(method: str, path: str, need: Need, answer: Callable[[HttpCall], object], text: str) -> Route:
