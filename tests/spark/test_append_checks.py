@@ -133,7 +133,7 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
     assert len(rig.rows_in("checked_fits")) == 1
 
 
-def test_tables_alike_are_rehearsed_once_in_a_process(
+def test_tables_alike_are_rehearsed_once_and_not_again_by_the_next_process(
     rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -162,7 +162,16 @@ def test_tables_alike_are_rehearsed_once_in_a_process(
     for _ in range(2):  # what was refused is tried again
         with pytest.raises(OptionError, match="Delta would refuse it"):
             check("one", mergeSchema="maybe")
-    assert not any(map(os.path.exists, made))
+    # the next process finds in the directory of the table what was accepted, and nothing else
+    monkeypatch.setattr(rehearsal, "_accepted", set())
+    assert [check("one"), check("other"), check("new")] == [0, 0, 1]
+    monkeypatch.setattr(rehearsal, "_accepted", set())
+    (tmp_path / "one" / "_txmq" / "accepted").write_bytes(b"\xff")
+    shutil.rmtree(tmp_path / "other" / "_txmq")
+    assert [check("one"), check("other", mergeSchema="true"), check("other")] == [1, 1, 1]
+    with pytest.raises(OptionError, match="Delta would refuse it"):
+        check("one", mergeSchema="maybe")
+    assert not any(map(os.path.exists, made)) and not (tmp_path / "new").exists()
 
 
 def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files(

@@ -1,7 +1,8 @@
 """The hidden directory of a table: data files that Delta has written for an attempt and not committed.
 
 ``<table>/_txmq/<app>/<sequence>.<token>/<number>/`` holds the files of one append, in the layout of the
-table. Its name begins with ``_``, so neither VACUUM nor a reader of the table looks into it.
+table. Its name begins with ``_``, so neither VACUUM nor a reader of the table looks into it. Beside them, the
+file ``accepted`` is of the rehearsals (``rehearsal.py``).
 
 Not here: what the files hold (``staged_files.py``), when they reach the table (``after/add_files.py``).
 Invariant: what may still be decided or added is never deleted. An attempt whose sequence is decided can only

@@ -2,17 +2,21 @@
 
 Not here: the values (fit.py). Not on Spark Connect, where a client cannot write the log of a table.
 
-Invariant: the real table is not changed, and the temporary table is deleted. What was accepted once in this
-process is not tried again for a table that differs in nothing but its place, its name and its id.
+Invariant: the real table is not changed, and the temporary table is deleted. What was accepted once is not
+tried again for a table that differs in nothing but its place, its name and its id: a process knows it, and a
+file in the hidden directory of a table on a disk tells the next one. A cold rehearsal is a tenth of the CPU
+that a driver takes until its first batch is committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +25,10 @@ from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
 from connector.delta import jvm
+from connector.delta.before.hidden import ROOT
 from connector.delta.log import checksum
 from connector.delta.resolve import snapshot_at
+from connector.delta.table_files import DISK, TableFiles
 from connector.errors import message
 from connector.stream.staging import no_rows
 from connector.tables.table import Table, without_high_water_marks
@@ -36,6 +42,8 @@ _OF_ONE_TABLE = ("id", "name", "description", "createdTime")
 # What a session notes about its commits.
 _NOTES = (".lastCommitVersionInSession", ".commitInfo.userMetadata")
 _accepted: set[str] = set()
+_FILE = f"{ROOT}/accepted"
+_MOST = 32
 
 
 def refused(table: str, error: Exception, place: str = "") -> OptionError:
@@ -63,8 +71,10 @@ def rehearse(
     if jvm.only_sql(spark):
         return
     log: list[str] = []
+    versions = [spark.version]
     if table.exists:
         snapshot = snapshot_at(spark, table.location)
+        versions.append(_jar(snapshot))
         actions: list[JavaObject] = [snapshot.protocol(), snapshot.metadata()]
         found = checksum(snapshot)
         if found is not None and found.domainMetadata().isDefined():
@@ -77,8 +87,12 @@ def rehearse(
         if any(word in log[0] for word in _COORDINATED):
             return
     names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
-    asked = _key(spark, log, schema, options, [*partition_by, where, *names])
+    asked = _key(spark, log, schema, options, [*partition_by, where, *names, *versions])
     if asked in _accepted:
+        return
+    kept = _Kept.of(table, log)
+    if kept is not None and asked in kept.read():
+        _accepted.add(asked)
         return
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
@@ -102,6 +116,41 @@ def rehearse(
     finally:
         shutil.rmtree(place, ignore_errors=True)
     _accepted.add(asked)
+    if kept is not None:
+        kept.add(asked)
+
+
+def _jar(made: JavaObject) -> str:
+    """Of an object of Delta: its name has the version. "" where the JVM does not say it."""
+    source = made.getClass().getProtectionDomain().getCodeSource()
+    return "" if source is None else str(source.getLocation()).rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What Delta has accepted for a table, in a file of its hidden directory. It may be deleted at any time;
+    whoever can write it can write the table.
+    """
+
+    files: TableFiles
+
+    @classmethod
+    def of(cls, table: Table, log: Sequence[str]) -> _Kept | None:
+        """None for a table that is new, or not on a disk."""
+        return cls(TableFiles.at(table.location)) if log and table.location.startswith(DISK) else None
+
+    def read(self) -> list[str]:
+        try:
+            return self.files.read(_FILE)[0].split()
+        except (OSError, UnicodeError):
+            return []
+
+    def add(self, asked: str) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # the table is gone, or its directory is not ours: it is tried again
+            self.files.make(ROOT)
+            self.files.write(_FILE, "\n".join([*self.read()[1 - _MOST :], asked]))
 
 
 def _key(
