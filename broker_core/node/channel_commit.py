@@ -102,9 +102,9 @@ class ChannelCommits:
         """Steps 1 to 3, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
         Raises what ``commit`` raises, StoreFailed, and Unroutable.
         """
-        if transaction.transactional:  # a single publish or ack is no more than a row
+        if transaction.transactional and transaction.is_large:  # one publish or ack is no more than a row
             self.spill_large(transaction)
-        if transaction.rejects_many:
+        if transaction.settles and transaction.rejects_many:
             self.write_ahead(transaction).apply(transaction)
 
         def work(_state: BrokerState, change: Change, now: int) -> CommitResult:

@@ -387,7 +387,7 @@ class Committer:
         self.loaded_blocks.loaded = waiting.loaded
         try:
             waiting.answer = waiting.work(self._state, change, now_us)
-            if change:
+            if change.rows or change:
                 self._store.encode(change)
                 if change.effects:
                     self._state.transactions.history.add(change, now_us)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
@@ -90,10 +90,22 @@ def rehearse(
     asked = _key(spark, log, schema, options, [*partition_by, where, *names, *versions])
     if asked in _accepted:
         return
-    kept = _Kept.of(table, log)
+    kept = None if where else _Kept.of(table, log)  # a condition may name what only this session has
     if kept is not None and asked in kept.read():
         _accepted.add(asked)
         return
+    mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
+    writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**{**options, **chosen})
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    _write(writer, log, table.name)
+    _accepted.add(asked)
+    if kept is not None:
+        kept.add(asked)
+
+
+def _write(writer: DataFrameWriter, log: Sequence[str], table: str) -> None:
+    """To a temporary table with this log. Raises OptionError."""
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
@@ -106,18 +118,11 @@ def rehearse(
             text = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([text, *log]) + "\n")
-        mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
-        writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**{**options, **chosen})
-        if partition_by:
-            writer = writer.partitionBy(*partition_by)
         writer.save(f"file:{place}")
     except Exception as error:
-        raise refused(table.name, error, str(place)) from error
+        raise refused(table, error, str(place)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    _accepted.add(asked)
-    if kept is not None:
-        kept.add(asked)
 
 
 def _jar(made: JavaObject) -> str:
@@ -146,9 +151,7 @@ class _Kept:
             return []
 
     def add(self, asked: str) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # the table is gone, or its directory is not ours: it is tried again
+        with contextlib.suppress(OSError):  # the table is gone, or not ours: it is tried again
             self.files.make(ROOT)
             self.files.write(_FILE, "\n".join([*self.read()[1 - _MOST :], asked]))
 
