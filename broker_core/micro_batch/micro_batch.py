@@ -51,11 +51,11 @@ from broker_core.micro_batch.branch import (
 )
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
-from broker_core.micro_batch.decision import before, new_entry
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.queue_logs import QueueLogs
+from broker_core.micro_batch.unapplied import mark_applied, note, noted, skip
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -245,7 +245,7 @@ class MicroBatches:
         self.owners.require(actor, [app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
         batch = (app_id, query_id, batch_id)
-        entry = before(self.ledger, batch)
+        entry = self.ledger.decided(*batch)
         if entry is not None:
             return Committed(public_entry(entry), already=True)
         # 2. every check, before anything changes
@@ -261,8 +261,7 @@ class MicroBatches:
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
         self.branches.published(self._state, change, named)
-        decided = new_entry(
-            self.ledger,
+        decided = self.ledger.new_entry(
             batch,
             token,
             ranges,
@@ -272,7 +271,6 @@ class MicroBatches:
             committed_at=now_us,
             claim_position=self.claims.position(app_id),
             commit_sequence=sequence,
-            vhost=self.vhost,
         )
         self.ledger.decide(change, decided)
         # 4. drop attempts that can never be decided now
@@ -395,7 +393,7 @@ class MicroBatches:
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int, versions: Mapping[str, int]) -> None:
-        entry = self.ledger.mark_applied(change, app_id, sequence, versions)
+        entry = mark_applied(self.ledger, change, app_id, sequence, versions)
         if entry is not None:
             for _, _, branch, _ in entry.branches:
                 self.branches.free(self._state, change, branch)
@@ -417,19 +415,19 @@ class MicroBatches:
         """
         token, staged = self.owners.own(actor, token), self.owners.own_branches(actor, staged)
         batch = app_id, sequence, set(branches)
-        recorded = self.ledger.noted(*batch, REFUSED_ROWS)
+        recorded = noted(self.ledger, *batch, REFUSED_ROWS)
         if recorded is None:
             named = self.branches.require(token, staged)
             self._rights.require(actor.rights, token, named)
             transaction, _ = self._gather(self._write(token), named, "fail", now_us)
             self._state.transactions.commit(change, transaction, now_us)
-            self.ledger.note(change, *batch, REFUSED_ROWS, now_us, rows)
+            note(self.ledger, change, *batch, REFUSED_ROWS, now_us, rows)
         self.branches.drop(self._state, change, token)
         return rows if recorded is None else recorded
 
     def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         """Marks branches as skipped and frees them. Raises UnknownTransaction."""
-        for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
+        for branch in skip(self.ledger, change, app_id, sequence, set(branches), to):
             self.branches.free(self._state, change, branch)
 
     # -- the virtual host is deleted -------------------------------------------------------------------------

@@ -29,8 +29,7 @@ from broker_core.engine import BranchHeader, LedgerEntry, StagedBranch
 from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed, TransactionState
 from broker_core.micro_batch.branch import Branches, inline_rows, whose
 from broker_core.micro_batch.claims.claim import Claims
-from broker_core.micro_batch.decision import public
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, public
 
 USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
 

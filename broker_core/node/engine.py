@@ -58,6 +58,7 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.owners import public_entry
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
 from broker_core.micro_batch.resume_here import resume
+from broker_core.micro_batch.unapplied import mark_mirrored, note
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import named
@@ -467,7 +468,7 @@ class EmbeddedEngine:
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
         noted = set(branches)
         self._run(
-            lambda _, change, now_us: self._ledger.note(change, app_id, sequence, noted, name, now_us, text)
+            lambda _, change, now_us: note(self._ledger, change, app_id, sequence, noted, name, now_us, text)
         )
 
     def publish_refused(
@@ -494,7 +495,7 @@ class EmbeddedEngine:
         return self._look(lambda: [public_entry(entry) for entry in self._ledger.unmirrored(app_id, limit)])
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        self._do(self._ledger.mark_mirrored, app_id, sequence)
+        self._do(partial(mark_mirrored, self._ledger), app_id, sequence)
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         def look() -> LedgerEntry | None:

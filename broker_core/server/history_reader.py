@@ -20,7 +20,7 @@ from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest,
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.records import HistoryRecord, LedgerRecord
 from broker_core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
-from broker_core.micro_batch.decision import ledger_info, tables
+from broker_core.micro_batch.ledger_info import ledger_info, tables
 from broker_core.node.node import Node
 from broker_core.node.vhost_engines import VhostEngines
 

@@ -11,6 +11,7 @@ from broker_core.broker.state.undo import Undo
 from broker_core.errors import LineageConflict
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.unapplied import mark_applied, mark_mirrored
 from tests.micro_batch.partitions import APP, Written
 from tests.undo.snapshot import difference, snapshot
 
@@ -43,7 +44,7 @@ def decide(ledger: Ledger, written: Written, sequence: int) -> None:
     ledger.require_ranges(APP, made.ranges, made.query_id, made.batch_id, lambda *_: False)
     ledger.decide(written, made)
     if sequence % 2:
-        ledger.mark_applied(written, APP, sequence, {})
+        mark_applied(ledger, written, APP, sequence, {})
 
 
 def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +52,7 @@ def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.
     ledger, written = Ledger(), Written()
     for sequence in range(1, 8):
         decide(ledger, written, sequence)
-    ledger.mark_mirrored(written, APP, 5)
+    mark_mirrored(ledger, written, APP, 5)
     replayed, known = Ledger(), {}
     for record in written.entries:
         key = record if isinstance(record, tuple) else (type(record), record.key)

@@ -28,8 +28,8 @@ from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
-from broker_core.micro_batch.decision import Batch, before, new_entry, public
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Batch, Ledger, public
+from broker_core.micro_batch.unapplied import note, noted
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -116,7 +116,7 @@ class Decider:
             def ask() -> LedgerRecord | None:
                 nonlocal ranges
                 ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
-                entry = before(self._ledger, batch)
+                entry = self._ledger.decided(*batch)
                 if entry is not None:
                     _require_equal(entry, ranges, self._progress.position())
                     return entry
@@ -205,14 +205,14 @@ class Decider:
             # 1. what was recorded before, by whom ever
             self._fenced.fence(timeout_ms(named))
             self._decisions.learn(self._refreshed())
-            known = self._ledger.noted(*batch, REFUSED_ROWS)
+            known = noted(self._ledger, *batch, REFUSED_ROWS)
             if known is not None:
                 return known
             # 2. the rows and the record, in one transaction
             won, at_us = require(named, token, None), time.time_ns() // 1000
             require_routable(won)
             _, changes = self._decisions.trial(
-                lambda changes: self._ledger.note(changes, *batch, REFUSED_ROWS, at_us, rows)
+                lambda changes: note(self._ledger, changes, *batch, REFUSED_ROWS, at_us, rows)
             )
             self._publish(won, changes)
             return rows
@@ -276,8 +276,7 @@ def _new_entry(
     claim_position: int,
 ) -> LedgerRecord:
     """Returns the ledger entry of a batch that publishes and applies ``won``, as of now."""
-    return new_entry(
-        ledger,
+    return ledger.new_entry(
         batch,
         token,
         ranges,

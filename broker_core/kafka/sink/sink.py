@@ -42,9 +42,9 @@ from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
 from broker_core.kafka.topics.routing import ClusterTopology
 from broker_core.micro_batch.claims.releases import require_idle
-from broker_core.micro_batch.decision import public
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, public
 from broker_core.micro_batch.resume import newest_of_each_log
+from broker_core.micro_batch.unapplied import note, skip
 
 
 class _App:
@@ -72,7 +72,7 @@ class _App:
     def note(self, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
         ledger, at_us = self.refreshed(), time.time_ns() // 1000
         fresh, _ = self.decisions.trial(
-            lambda changes: ledger.note(changes, self.app_id, sequence, set(branches), name, at_us, text)
+            lambda changes: note(ledger, changes, self.app_id, sequence, set(branches), name, at_us, text)
         )
         if fresh:
             self.progress.note(sequence, fresh, name, text)
@@ -252,7 +252,7 @@ class KafkaSink:
         with app.lock:
             ledger = app.refreshed()
             fresh, _ = app.decisions.trial(
-                lambda changes: ledger.skip(changes, app_id, sequence, set(branches), to)
+                lambda changes: skip(ledger, changes, app_id, sequence, set(branches), to)
             )
             if fresh:
                 app.progress.skip(sequence, fresh, to)
