@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple
 
 from broker_core.address import VHOST
 from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
@@ -27,7 +27,13 @@ KEPT_ENTRIES = 1000
 KEPT_LINEAGES = 1000  # queries of an app; a forgotten one is a new checkpoint
 MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is no longer in use
 
-Batch: TypeAlias = tuple[str, str, int]  # app, query, batch
+
+class MicroBatch(NamedTuple):
+    """Which micro-batch: the batch of a query of an app."""
+
+    app_id: str
+    query_id: str
+    batch_id: int
 
 
 class Ledger:
@@ -42,7 +48,7 @@ class Ledger:
         self._undo = Undo() if undo is None else undo
         self._vhost = vhost
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
-        self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
+        self._batches: dict[MicroBatch, LedgerRecord] = {}
         self._tokens: dict[str, LedgerRecord] = {}
         self._unapplied: dict[str, set[int]] = {}  # app -> sequences
         self._unmirrored: dict[str, set[int]] = {}
@@ -92,10 +98,11 @@ class Ledger:
     def _keep(self, entry: LedgerRecord) -> None:
         undo = self._undo
         undo.item(self._entries.setdefault(entry.app_id, {}), entry.sequence)
-        undo.item(self._batches, (entry.app_id, entry.query_id, entry.batch_id))
+        batch = _batch_of(entry)
+        undo.item(self._batches, batch)
         undo.item(self._tokens, entry.token)
         self._entries[entry.app_id][entry.sequence] = entry
-        self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
+        self._batches[batch] = entry
         self._tokens[entry.token] = entry
         self._wait(self._unapplied, entry, waits=not entry.applied)
         self._wait(self._unmirrored, entry, waits=not entry.mirrored)
@@ -110,7 +117,7 @@ class Ledger:
 
     def _remove_entry(self, entry: LedgerRecord) -> None:
         """Removes an entry; the caller saves the order of the app's entries."""
-        batch = (entry.app_id, entry.query_id, entry.batch_id)
+        batch = _batch_of(entry)
         del self._entries[entry.app_id][entry.sequence]
         self._undo.item(self._batches, batch)
         self._undo.item(self._tokens, entry.token)
@@ -147,8 +154,8 @@ class Ledger:
     def at(self, app_id: str, sequence: int) -> LedgerRecord | None:
         return self._entries.get(app_id, {}).get(sequence)
 
-    def entry(self, app_id: str, query_id: str, batch_id: int) -> LedgerRecord | None:
-        return self._batches.get((app_id, query_id, batch_id))
+    def entry(self, batch: MicroBatch) -> LedgerRecord | None:
+        return self._batches.get(batch)
 
     def by_token(self, token: str) -> LedgerRecord | None:
         return self._tokens.get(token)
@@ -165,9 +172,7 @@ class Ledger:
     def open(
         self,
         sink: RecordSink,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         on_new: OnNewCheckpoint,
         *,
         consumes: bool,
@@ -176,11 +181,12 @@ class Ledger:
         """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
         opened. Raises LineageConflict, BatchGap.
         """
+        app_id, query_id, batch_id = batch
         lineages = list(self._lineages.get(app_id, ()))
         current = lineages[-1] if lineages else None
         replaced = None
         if current is not None and current.query_id != query_id:
-            self._refuse(app_id, query_id, lineages, on_new)
+            self._refuse(batch, lineages, on_new)
             if not any(
                 entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()
             ):
@@ -204,13 +210,10 @@ class Ledger:
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
             sink.put(current)
-        return self._follow(
-            current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position
-        )
+        return self._follow(batch, consumes=consumes, claim_position=claim_position)
 
-    def _refuse(
-        self, app_id: str, query_id: str, lineages: list[LineageRecord], on_new: OnNewCheckpoint
-    ) -> None:
+    def _refuse(self, batch: MicroBatch, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
+        app_id, query_id, _ = batch
         current = lineages[-1]
         if any(lineage.query_id == query_id for lineage in lineages):
             raise LineageConflict(
@@ -228,16 +231,8 @@ class Ledger:
                 "onNewCheckpoint=resume to go on where the last committed batch ended"
             )
 
-    def _follow(
-        self,
-        current: LineageRecord,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
-        *,
-        consumes: bool,
-        claim_position: int,
-    ) -> LedgerRecord | None:
+    def _follow(self, batch: MicroBatch, *, consumes: bool, claim_position: int) -> LedgerRecord | None:
+        app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
         if batch_id == expected:
             return None
@@ -247,7 +242,7 @@ class Ledger:
                 f"batch {expected}: the checkpoint is ahead of this broker (was an older data directory "
                 "restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
             )
-        entry = self.entry(app_id, query_id, batch_id)
+        entry = self.entry(batch)
         if entry is None:
             raise LineageConflict(
                 f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
@@ -273,13 +268,14 @@ class Ledger:
         )
 
     # -- C4 --------------------------------------------------------------------------------------------------
-    def decided(self, app_id: str, query_id: str, batch_id: int) -> LedgerRecord | None:
+    def decided(self, batch: MicroBatch) -> LedgerRecord | None:
         """Returns the entry of a batch that is decided; None for the next one to decide. Raises
         LineageConflict or BatchGap for any other one.
         """
-        entry = self.entry(app_id, query_id, batch_id)
+        entry = self.entry(batch)
         if entry is not None:
             return entry
+        app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
         if expected == -1:
             lineages = self._lineages.get(app_id)
@@ -297,18 +293,17 @@ class Ledger:
 
     def require_undecided(
         self,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         ranges: Mapping[str, tuple[int, int]],
         claim_position: int,
         counts: Callable[[str], bool],
     ) -> None:
         """Raises LineageConflict if an app that ``counts`` has decided the batch: it cannot read what it did
-        not consume (S4). ``claim_position``: of the newest claim of ``app_id``, which reads.
+        not consume (S4). ``claim_position``: of the newest claim of the app, which reads.
         """
+        app_id, query_id, batch_id = batch
         for sink in self._entries if query_id else ():
-            entry = self.entry(sink, query_id, batch_id)
+            entry = self.entry(MicroBatch(sink, query_id, batch_id))
             if (
                 entry is None
                 or not counts(sink)
@@ -322,12 +317,7 @@ class Ledger:
             )
 
     def require_ranges(
-        self,
-        app_id: str,
-        ranges: Mapping[str, list[int]],
-        query_id: str,
-        batch_id: int,
-        settled: Callable[[str, int, int], bool],
+        self, batch: MicroBatch, ranges: Mapping[str, list[int]], settled: Callable[[str, int, int], bool]
     ) -> None:
         """Raises LineageConflict unless every range starts where the app's last range of that log ended.
 
@@ -342,15 +332,15 @@ class Ledger:
                 and not (consumed[log] < start and settled(log, consumed[log], start))
             ):
                 raise LineageConflict(
-                    f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is "
-                    f"consumed up to {consumed[log]}: committing it would lose or duplicate messages. The "
-                    f"checkpoint does not fit the ledger of app {app_id!r}; use the one that was last in "
-                    "use, or start once more with a new one and onNewCheckpoint=resume"
+                    f"batch {batch.batch_id} of query {batch.query_id} has read {canonical(ranges)}, but "
+                    f"{log!r} is consumed up to {consumed[log]}: committing it would lose or duplicate "
+                    f"messages. The checkpoint does not fit the ledger of app {batch.app_id!r}; use the one "
+                    "that was last in use, or start once more with a new one and onNewCheckpoint=resume"
                 )
 
     def new_entry(
         self,
-        batch: Batch,
+        batch: MicroBatch,
         token: str,
         ranges: dict[str, list[int]],
         to_apply: list[list[object]],
@@ -451,6 +441,10 @@ class Ledger:
         record = ReleaseRecord(log, commit_sequence, self._vhost)
         self._keep_release(record)
         sink.put(record)
+
+
+def _batch_of(entry: LedgerRecord) -> MicroBatch:
+    return MicroBatch(entry.app_id, entry.query_id, entry.batch_id)
 
 
 def public(entry: LedgerRecord, token: str = "") -> LedgerEntry:

@@ -51,7 +51,7 @@ from broker_core.micro_batch.branch import (
 )
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch
 from broker_core.micro_batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.queue_logs import QueueLogs
@@ -101,9 +101,7 @@ class MicroBatches:
     def open(
         self,
         change: Change,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         on_new_checkpoint: OnNewCheckpoint,
         token: str,
         now_us: int,
@@ -112,23 +110,16 @@ class MicroBatches:
         consumes: bool,
     ) -> Opened:
         """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
-        self.owners.take(change, actor, app_id)
+        self.owners.take(change, actor, batch.app_id)
         own = self.owners.own(actor, token)
-        self.owners.require_token(own, app_id, query_id, batch_id)
-        entry = self.ledger.open(
-            change,
-            app_id,
-            query_id,
-            batch_id,
-            on_new_checkpoint,
-            consumes=consumes,
-            claim_position=self.claims.position(app_id),
-        )
+        self.owners.require_token(own, batch)
+        position = self.claims.position(batch.app_id)
+        entry = self.ledger.open(change, batch, on_new_checkpoint, consumes=consumes, claim_position=position)
         if entry is not None:
             return Opened(entry.sequence, "", public_entry(entry))
-        attempt = AttemptRecord(own, app_id, query_id, batch_id, now_us, self.vhost)
+        attempt = AttemptRecord(own, *batch, now_us, self.vhost)
         self.branches.open(change, attempt, actor.user)
-        return Opened(self.ledger.next_sequence(app_id), token)
+        return Opened(self.ledger.next_sequence(batch.app_id), token)
 
     # -- C2 --------------------------------------------------------------------------------------------------
     def stage(
@@ -215,7 +206,8 @@ class MicroBatches:
             raise BatchDecided(
                 f"attempt {name_in(header.token)} has ended; this task is late, and its rows are dropped"
             )
-        if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
+        batch = MicroBatch(header.app_id, header.query_id, header.batch_id)
+        if header.app_id and self.ledger.entry(batch) is not None:
             raise BatchDecided(
                 f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of "
                 "this late attempt are dropped"
@@ -225,9 +217,7 @@ class MicroBatches:
     def decide(
         self,
         change: Change,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         token: str,
         branches: Sequence[StagedBranch],
         now_us: int,
@@ -242,19 +232,18 @@ class MicroBatches:
         It consumes what apps of its app's owner have read for (query, batch); what others have read under
         these ids is no part of it.
         """
-        self.owners.require(actor, [app_id])
+        self.owners.require(actor, [batch.app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
-        batch = (app_id, query_id, batch_id)
-        entry = self.ledger.decided(*batch)
+        entry = self.ledger.decided(batch)
         if entry is not None:
             return Committed(public_entry(entry), already=True)
         # 2. every check, before anything changes
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
-        self.owners.require_token(token, app_id, query_id, batch_id)
+        self.owners.require_token(token, batch)
         named = self.branches.require(token, branches)
-        ranges = self._ranges_read(*batch) if consumes and query_id else {}
+        ranges = self._ranges_read(batch) if consumes and batch.query_id else {}
         self._rights.require(actor.rights, token, named, ranges)
-        self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
+        self.ledger.require_ranges(batch, ranges, self._settled)
         transaction, published = self._gather(name_in(token), named, on_unroutable, now_us)
         transaction.decided = True
         transaction.consumed, messages = self._consumed(ranges)
@@ -269,21 +258,22 @@ class MicroBatches:
             messages=messages,
             published=published,
             committed_at=now_us,
-            claim_position=self.claims.position(app_id),
+            claim_position=self.claims.position(batch.app_id),
             commit_sequence=sequence,
         )
         self.ledger.decide(change, decided)
         # 4. drop attempts that can never be decided now
         self.branches.settle(self._state, change, token, {branch for _, _, branch, _ in decided.branches})
-        for orphan in self.branches.orphans(app_id, query_id, batch_id):
+        for orphan in self.branches.orphans(*batch):
             self.branches.drop(self._state, change, orphan)
         return Committed(public_entry(decided), already=False)
 
-    def _ranges_read(self, app_id: str, query_id: str, batch_id: int) -> dict[str, list[int]]:
-        """Returns what apps of the owner of ``app_id`` have read for a batch. Raises LineageConflict,
+    def _ranges_read(self, batch: MicroBatch) -> dict[str, list[int]]:
+        """Returns what apps of the owner of its app have read for a batch. Raises LineageConflict,
         QueueNotFound.
         """
-        ranges = self.claims.ranges_read(query_id, batch_id, partial(self.owners.same, app_id))
+        counts = partial(self.owners.same, batch.app_id)
+        ranges = self.claims.ranges_read(batch.query_id, batch.batch_id, counts)
         for log in ranges:
             self._state.topology.queue(log)
         return ranges

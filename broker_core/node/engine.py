@@ -54,6 +54,7 @@ from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked, StagedLimits
 from broker_core.micro_batch.extent import offsets
+from broker_core.micro_batch.ledger import MicroBatch
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.owners import public_entry
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
@@ -238,11 +239,12 @@ class EmbeddedEngine:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             fails, transaction = ticket.fail_on_data_loss, ticket.transaction
             plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=fails, transaction=transaction)
-            read = (ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
-            if not self._claims.reads.already(*read):
+            batch, ranges = MicroBatch(ticket.app_id, ticket.query_id, ticket.batch_id), ticket.ranges
+            if not self._claims.reads.already(*batch, ranges):
                 counts = partial(self.batches.owners.same, ticket.app_id)
-                self._ledger.require_undecided(*read, self._claims.position(ticket.app_id), counts)
-            self._claims.record_read(change, *read)
+                position = self._claims.position(ticket.app_id)
+                self._ledger.require_undecided(batch, ranges, position, counts)
+            self._claims.record_read(change, *batch, ranges)
             return plan
 
         plan = self._run(work)
@@ -296,12 +298,10 @@ class EmbeddedEngine:
         token: str = "",
         consumes: bool = True,
     ) -> Opened:
-        chosen, by = token or uuid.uuid4().hex, self._actor
+        batch, chosen, by = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex, self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
-            return self.batches.open(
-                change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, by, consumes=consumes
-            )
+            return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by, consumes=consumes)
 
         opened = self._run(work)
         here("engine.open.durable")
@@ -409,13 +409,13 @@ class EmbeddedEngine:
         opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         here("engine.commit.received")
-        batch, by = (app_id, query_id, batch_id), self._actor
+        batch, by = MicroBatch(app_id, query_id, batch_id), self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Committed:
             if opens is not None:  # in one commit with the decision
-                self.batches.open(change, *batch, opens, token, now_us, by, consumes=consumes)
+                self.batches.open(change, batch, opens, token, now_us, by, consumes=consumes)
             return self.batches.decide(
-                change, *batch, token, branches, now_us, by, on_unroutable=on_unroutable, consumes=consumes
+                change, batch, token, branches, now_us, by, on_unroutable=on_unroutable, consumes=consumes
             )
 
         committed = self._run(work)
