@@ -29,11 +29,16 @@ _LONGEST_CHAIN = 20
 _JAVA_ERROR = ("py4j.protocol", "Py4JJavaError")
 _CAPTURED = ("pyspark.errors.exceptions.captured", "CapturedException")
 # exceptions that mean that a query was stopped, in the text of an error from Python
-INTERRUPTIONS = (
+_INTERRUPTIONS = (
     "java.lang.InterruptedException",
     "java.io.InterruptedIOException",
     "java.nio.channels.ClosedByInterruptException",
 )
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether the query was stopped meanwhile."""
+    return any(name in str(error) for name in _INTERRUPTIONS)
 
 
 def holds_java_trace(error: BaseException | None) -> bool:
@@ -56,7 +61,7 @@ def shortened(error: BaseException) -> Exception:
         return found
     text = str(error)
     summary = error_summary(error)
-    interrupted = next((name for name in INTERRUPTIONS if name in text), None)
+    interrupted = next((name for name in _INTERRUPTIONS if name in text), None)
     if interrupted is not None:  # query.stop(): in the form that Spark recognises
         return RuntimeError(
             f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}"

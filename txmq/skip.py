@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from broker_core.engine import REFUSED, ROWS_TO, TO_QUEUE, Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
+from connector.files import readable, sync
 from connector.table_formats import table_format
 from connector.tables.target import CHANGE, LOST, is_change, is_files, rows_in
 
@@ -113,14 +114,10 @@ def skip(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for number, part in enumerate(parts):
-            path = directory / f"{_safe(app_id)}.{sequence}.{number}.parquet"
+            path = directory / f"{readable(app_id)}.{sequence}.{number}.parquet"
             rows = _rows(engine, part, lost=lost)
             files.append(str(_write(path, entry, part, rows)))
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(directory)
     except (OSError, pa.ArrowInvalid) as error:
         raise OptionError(
             f"the rows cannot be written to {directory} ({error}), and nothing was skipped",
@@ -171,7 +168,3 @@ def _write(path: Path, entry: LedgerEntry, part: ToApply, rows: Iterator[pa.Reco
         file.flush()
         os.fsync(file.fileno())
     return path
-
-
-def _safe(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

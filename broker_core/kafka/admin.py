@@ -37,7 +37,7 @@ from broker_core.kafka.protocol.port import EARLIEST, LATEST, TopicPartition, pa
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.routing import Rules
 from broker_core.kafka.topics.row_times import committed_ms
-from broker_core.micro_batch.decision import ledger_info
+from broker_core.micro_batch.ledger_info import ledger_info
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
 _INTERNAL = "__"  # how Kafka's own topics begin

@@ -204,7 +204,7 @@ class Branches:
             self.asked.pop(token, None)
             self._undo.leave(self._of_app, attempt.app_id, token)
             self.room.close(token)
-            change.drop(AttemptRecord, attempt.key)
+            change.drop(AttemptRecord, (token, attempt.vhost))
 
     def superseded(self, header: BranchHeader, more: int, user: str) -> list[str]:
         """Returns which attempts are to be dropped before ``user`` stages ``more`` bytes: older ones of the
@@ -375,7 +375,7 @@ class Branches:
         self._undo.append((self._keep, part))
         self._unkeep(part)
         self.room.count(part.token, -taken(part))
-        change.drop(PartRecord, part.key)
+        change.drop(PartRecord, (part.branch, part.part, part.vhost))
         if part.block_id:
             state.blocks.unhold(change, part.block_id)
 

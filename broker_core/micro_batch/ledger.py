@@ -1,5 +1,7 @@
-"""The ledger: which micro-batches of an app are decided (C1, C4, C5, C6). Pure.
+"""The ledger: which micro-batches of an app are decided (C1, C4), the same in every engine. Pure.
 
+Not here: what becomes of an entry afterwards (``unapplied.py``), and what else an engine checks before a
+decision (``MicroBatches.decide``, Kafka's ``Decider.commit``).
 Invariant: entries of an app have consecutive values of ``sequence``; a log's range starts where the last
 decided range of that log ended, whichever app decided it (the sink may have another app_id than the source);
 an entry never changes except for ``applied`` and ``mirrored``.
@@ -7,16 +9,15 @@ an entry never changes except for ``applied`` and ``mirrored``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any
+from typing import NamedTuple
 
 from broker_core.address import VHOST
 from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.broker.state.undo import Undo
-from broker_core.engine import VERSION, OnNewCheckpoint
-from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
+from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
+from broker_core.errors import BatchGap, LineageConflict
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.sink import RecordSink
@@ -25,6 +26,14 @@ from broker_core.micro_batch.sink import RecordSink
 KEPT_ENTRIES = 1000
 KEPT_LINEAGES = 1000  # queries of an app; a forgotten one is a new checkpoint
 MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is no longer in use
+
+
+class MicroBatch(NamedTuple):
+    """Which micro-batch: the batch of a query of an app."""
+
+    app_id: str
+    query_id: str
+    batch_id: int
 
 
 class Ledger:
@@ -39,7 +48,7 @@ class Ledger:
         self._undo = Undo() if undo is None else undo
         self._vhost = vhost
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
-        self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
+        self._batches: dict[MicroBatch, LedgerRecord] = {}
         self._tokens: dict[str, LedgerRecord] = {}
         self._unapplied: dict[str, set[int]] = {}  # app -> sequences
         self._unmirrored: dict[str, set[int]] = {}
@@ -89,10 +98,11 @@ class Ledger:
     def _keep(self, entry: LedgerRecord) -> None:
         undo = self._undo
         undo.item(self._entries.setdefault(entry.app_id, {}), entry.sequence)
-        undo.item(self._batches, (entry.app_id, entry.query_id, entry.batch_id))
+        batch = _batch_of(entry)
+        undo.item(self._batches, batch)
         undo.item(self._tokens, entry.token)
         self._entries[entry.app_id][entry.sequence] = entry
-        self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
+        self._batches[batch] = entry
         self._tokens[entry.token] = entry
         self._wait(self._unapplied, entry, waits=not entry.applied)
         self._wait(self._unmirrored, entry, waits=not entry.mirrored)
@@ -107,7 +117,7 @@ class Ledger:
 
     def _remove_entry(self, entry: LedgerRecord) -> None:
         """Removes an entry; the caller saves the order of the app's entries."""
-        batch = (entry.app_id, entry.query_id, entry.batch_id)
+        batch = _batch_of(entry)
         del self._entries[entry.app_id][entry.sequence]
         self._undo.item(self._batches, batch)
         self._undo.item(self._tokens, entry.token)
@@ -141,8 +151,11 @@ class Ledger:
         entries = self._entries.get(app_id)
         return entries[next(reversed(entries))] if entries else None
 
-    def entry(self, app_id: str, query_id: str, batch_id: int) -> LedgerRecord | None:
-        return self._batches.get((app_id, query_id, batch_id))
+    def at(self, app_id: str, sequence: int) -> LedgerRecord | None:
+        return self._entries.get(app_id, {}).get(sequence)
+
+    def entry(self, batch: MicroBatch) -> LedgerRecord | None:
+        return self._batches.get(batch)
 
     def by_token(self, token: str) -> LedgerRecord | None:
         return self._tokens.get(token)
@@ -159,9 +172,7 @@ class Ledger:
     def open(
         self,
         sink: RecordSink,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         on_new: OnNewCheckpoint,
         *,
         consumes: bool,
@@ -170,11 +181,12 @@ class Ledger:
         """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
         opened. Raises LineageConflict, BatchGap.
         """
+        app_id, query_id, batch_id = batch
         lineages = list(self._lineages.get(app_id, ()))
         current = lineages[-1] if lineages else None
         replaced = None
         if current is not None and current.query_id != query_id:
-            self._refuse(app_id, query_id, lineages, on_new)
+            self._refuse(batch, lineages, on_new)
             if not any(
                 entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()
             ):
@@ -198,13 +210,10 @@ class Ledger:
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
             sink.put(current)
-        return self._follow(
-            current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position
-        )
+        return self._follow(batch, consumes=consumes, claim_position=claim_position)
 
-    def _refuse(
-        self, app_id: str, query_id: str, lineages: list[LineageRecord], on_new: OnNewCheckpoint
-    ) -> None:
+    def _refuse(self, batch: MicroBatch, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
+        app_id, query_id, _ = batch
         current = lineages[-1]
         if any(lineage.query_id == query_id for lineage in lineages):
             raise LineageConflict(
@@ -222,16 +231,8 @@ class Ledger:
                 "onNewCheckpoint=resume to go on where the last committed batch ended"
             )
 
-    def _follow(
-        self,
-        current: LineageRecord,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
-        *,
-        consumes: bool,
-        claim_position: int,
-    ) -> LedgerRecord | None:
+    def _follow(self, batch: MicroBatch, *, consumes: bool, claim_position: int) -> LedgerRecord | None:
+        app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
         if batch_id == expected:
             return None
@@ -241,7 +242,7 @@ class Ledger:
                 f"batch {expected}: the checkpoint is ahead of this broker (was an older data directory "
                 "restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
             )
-        entry = self.entry(app_id, query_id, batch_id)
+        entry = self.entry(batch)
         if entry is None:
             raise LineageConflict(
                 f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
@@ -267,8 +268,14 @@ class Ledger:
         )
 
     # -- C4 --------------------------------------------------------------------------------------------------
-    def require_next(self, app_id: str, query_id: str, batch_id: int) -> None:
-        """Raises LineageConflict or BatchGap unless this batch is the next one to decide."""
+    def decided(self, batch: MicroBatch) -> LedgerRecord | None:
+        """Returns the entry of a batch that is decided; None for the next one to decide. Raises
+        LineageConflict or BatchGap for any other one.
+        """
+        entry = self.entry(batch)
+        if entry is not None:
+            return entry
+        app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
         if expected == -1:
             lineages = self._lineages.get(app_id)
@@ -282,21 +289,21 @@ class Ledger:
                 f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} expects batch "
                 f"{expected}. Start the query again"
             )
+        return None
 
     def require_undecided(
         self,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         ranges: Mapping[str, tuple[int, int]],
         claim_position: int,
         counts: Callable[[str], bool],
     ) -> None:
         """Raises LineageConflict if an app that ``counts`` has decided the batch: it cannot read what it did
-        not consume (S4). ``claim_position``: of the newest claim of ``app_id``, which reads.
+        not consume (S4). ``claim_position``: of the newest claim of the app, which reads.
         """
+        app_id, query_id, batch_id = batch
         for sink in self._entries if query_id else ():
-            entry = self.entry(sink, query_id, batch_id)
+            entry = self.entry(MicroBatch(sink, query_id, batch_id))
             if (
                 entry is None
                 or not counts(sink)
@@ -310,12 +317,7 @@ class Ledger:
             )
 
     def require_ranges(
-        self,
-        app_id: str,
-        ranges: Mapping[str, list[int]],
-        query_id: str,
-        batch_id: int,
-        settled: Callable[[str, int, int], bool],
+        self, batch: MicroBatch, ranges: Mapping[str, list[int]], settled: Callable[[str, int, int], bool]
     ) -> None:
         """Raises LineageConflict unless every range starts where the app's last range of that log ended.
 
@@ -330,11 +332,45 @@ class Ledger:
                 and not (consumed[log] < start and settled(log, consumed[log], start))
             ):
                 raise LineageConflict(
-                    f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is "
-                    f"consumed up to {consumed[log]}: committing it would lose or duplicate messages. The "
-                    f"checkpoint does not fit the ledger of app {app_id!r}; use the one that was last in "
-                    "use, or start once more with a new one and onNewCheckpoint=resume"
+                    f"batch {batch.batch_id} of query {batch.query_id} has read {canonical(ranges)}, but "
+                    f"{log!r} is consumed up to {consumed[log]}: committing it would lose or duplicate "
+                    f"messages. The checkpoint does not fit the ledger of app {batch.app_id!r}; use the one "
+                    "that was last in use, or start once more with a new one and onNewCheckpoint=resume"
                 )
+
+    def new_entry(
+        self,
+        batch: MicroBatch,
+        token: str,
+        ranges: dict[str, list[int]],
+        to_apply: list[list[object]],
+        *,
+        messages: int,
+        published: int,
+        committed_at: int,
+        claim_position: int,
+        commit_sequence: CommitSequence | None = None,
+    ) -> LedgerRecord:
+        """``commit_sequence`` None: the sequence of the app orders its commits."""
+        app_id, query_id, batch_id = batch
+        sequence = self.next_sequence(app_id)
+        return LedgerRecord(
+            app_id=app_id,
+            sequence=sequence,
+            query_id=query_id,
+            batch_id=batch_id,
+            token=token,
+            ranges=ranges,
+            messages=messages,
+            published=published,
+            committed_at=committed_at,
+            commit_sequence=CommitSequence(sequence) if commit_sequence is None else commit_sequence,
+            branches=to_apply,
+            claim_position=claim_position,
+            applied=not to_apply,
+            mirrored=False,
+            vhost=self._vhost,
+        )
 
     def decide(self, sink: RecordSink, entry: LedgerRecord) -> None:
         self._keep(entry)
@@ -376,7 +412,7 @@ class Ledger:
     def kept(self, app_id: str) -> list[LedgerRecord]:
         return list(self._entries.get(app_id, {}).values())
 
-    def unmirrored(self, app_id: str, limit: int) -> list[LedgerRecord]:
+    def unmirrored(self, app_id: str, limit: int | None = None) -> list[LedgerRecord]:
         return [
             self._entries[app_id][sequence] for sequence in sorted(self._unmirrored.get(app_id, ()))[:limit]
         ]
@@ -385,82 +421,8 @@ class Ledger:
         """Returns how many entries are not applied, and how many are not mirrored."""
         return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
 
-    def mark_applied(
-        self, sink: RecordSink, app_id: str, sequence: int, versions: Mapping[str, int]
-    ) -> LedgerRecord | None:
-        """Returns the entry that was marked; None if it was marked before or does not exist."""
-        entry = self._entries.get(app_id, {}).get(sequence)
-        if entry is None or entry.applied:
-            return None
-        branches = _noting(entry, {branch: {VERSION: at} for branch, at in versions.items()})
-        self._replace(sink, replace(entry, branches=branches, applied=True))
-        return entry
-
-    def skip(self, sink: RecordSink, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
-        """Marks branches as skipped; returns those not skipped before. Raises UnknownTransaction."""
-        entry = self._entries.get(app_id, {}).get(sequence)
-        named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
-        if (
-            entry is None
-            or not branches <= set(named)
-            or (entry.applied and not all("skipped" in named[name] for name in branches))
-        ):
-            raise _nothing_waits(app_id, sequence)
-        fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]
-        if fresh:
-            kept = _noting(entry, {branch: {"skipped": to} for branch in fresh})
-            applied = all("skipped" in target for _, target, _, _ in kept)
-            self._replace(sink, replace(entry, branches=kept, applied=applied))
-        return fresh
-
-    def note(
-        self,
-        sink: RecordSink,
-        app_id: str,
-        sequence: int,
-        branches: Set[str],
-        name: str,
-        at_us: int,
-        text: str,
-    ) -> dict[str, int]:
-        """Adds ``name`` to the targets of branches that wait; returns those that did not say ``text`` yet,
-        with the time when they said something first. Raises UnknownTransaction.
-        """
-        entry, named = self._waiting_entry(app_id, sequence, branches)
-        fresh = {
-            branch: int(named[branch].get(name, [at_us])[0])
-            for branch in sorted(branches)
-            if "skipped" not in named[branch] and named[branch].get(name, ["", ""])[1] != text
-        }
-        if fresh:
-            noted = _noting(entry, {branch: {name: [since, text]} for branch, since in fresh.items()})
-            self._replace(sink, replace(entry, branches=noted))
-        return fresh
-
-    def noted(self, app_id: str, sequence: int, branches: Set[str], name: str) -> str | None:
-        """Returns what branches that wait say under ``name``; None if nothing. Raises UnknownTransaction."""
-        _, named = self._waiting_entry(app_id, sequence, branches)
-        return next((str(named[branch][name][1]) for branch in branches if name in named[branch]), None)
-
-    def _waiting_entry(
-        self, app_id: str, sequence: int, branches: Set[str]
-    ) -> tuple[LedgerRecord, dict[str, Mapping[str, Any]]]:
-        """Returns an entry that is not applied, and the targets of its branches. Raises UnknownTransaction
-        if not all of ``branches`` are among them.
-        """
-        entry = self._entries.get(app_id, {}).get(sequence)
-        named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
-        if entry is None or entry.applied or not branches <= named.keys():
-            raise _nothing_waits(app_id, sequence)
-        return entry, named
-
-    def mark_mirrored(self, sink: RecordSink, app_id: str, sequence: int) -> None:
-        for number in sorted(self._unmirrored.get(app_id, ())):
-            if number > sequence:
-                break
-            self._replace(sink, replace(self._entries[app_id][number], mirrored=True))
-
-    def _replace(self, sink: RecordSink, entry: LedgerRecord) -> None:
+    def replace(self, sink: RecordSink, entry: LedgerRecord) -> None:
+        """Puts an entry in the place of the one with its number."""
         self._keep(entry)
         sink.put(entry)
 
@@ -481,15 +443,38 @@ class Ledger:
         sink.put(record)
 
 
-def _noting(entry: LedgerRecord, notes: Mapping[str, Mapping[str, object]]) -> list[list[Any]]:
-    """Returns the branches of the entry with more in their targets, by branch."""
-    return [[kind, {**to, **notes.get(name, {})}, name, rows] for kind, to, name, rows in entry.branches]
+def _batch_of(entry: LedgerRecord) -> MicroBatch:
+    return MicroBatch(entry.app_id, entry.query_id, entry.batch_id)
 
 
-def _nothing_waits(app_id: str, sequence: int) -> UnknownTransaction:
-    return UnknownTransaction(
-        f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was "
-        "never decided. `txmq unapplied APP` lists what waits"
+def public(entry: LedgerRecord, token: str = "") -> LedgerEntry:
+    """Returns the entry for the connector: branches grouped by kind and target. ``token``: as its user gave
+    it, where the record has it otherwise.
+    """
+    groups: dict[str, tuple[Mapping[str, object], list[str], int, BranchKind]] = {}
+    for kind, target, branch, rows in entry.branches:
+        if "skipped" in target:
+            continue
+        key = canonical([kind, target])
+        known = groups.get(key, (target, [], 0, kind))
+        groups[key] = (target, [*known[1], branch], known[2] + rows, kind)
+    return LedgerEntry(
+        app_id=entry.app_id,
+        sequence=entry.sequence,
+        query_id=entry.query_id,
+        batch_id=entry.batch_id,
+        token=token or entry.token,
+        ranges={log: (int(start), int(end)) for log, (start, end) in entry.ranges.items()},
+        messages=entry.messages,
+        published=entry.published,
+        committed_at_us=entry.committed_at,
+        to_apply=()
+        if entry.applied
+        else tuple(
+            ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()
+        ),
+        applied=entry.applied,
+        mirrored=entry.mirrored,
     )
 
 

@@ -51,11 +51,11 @@ from broker_core.micro_batch.branch import (
 )
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
-from broker_core.micro_batch.decision import before, new_entry
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch
 from broker_core.micro_batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.micro_batch.part_rows import PartRows
 from broker_core.micro_batch.queue_logs import QueueLogs
+from broker_core.micro_batch.unapplied import mark_applied, note, noted, skip
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -101,9 +101,7 @@ class MicroBatches:
     def open(
         self,
         change: Change,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         on_new_checkpoint: OnNewCheckpoint,
         token: str,
         now_us: int,
@@ -112,23 +110,16 @@ class MicroBatches:
         consumes: bool,
     ) -> Opened:
         """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
-        self.owners.take(change, actor, app_id)
+        self.owners.take(change, actor, batch.app_id)
         own = self.owners.own(actor, token)
-        self.owners.require_token(own, app_id, query_id, batch_id)
-        entry = self.ledger.open(
-            change,
-            app_id,
-            query_id,
-            batch_id,
-            on_new_checkpoint,
-            consumes=consumes,
-            claim_position=self.claims.position(app_id),
-        )
+        self.owners.require_token(own, batch)
+        position = self.claims.position(batch.app_id)
+        entry = self.ledger.open(change, batch, on_new_checkpoint, consumes=consumes, claim_position=position)
         if entry is not None:
             return Opened(entry.sequence, "", public_entry(entry))
-        attempt = AttemptRecord(own, app_id, query_id, batch_id, now_us, self.vhost)
+        attempt = AttemptRecord(own, *batch, now_us, self.vhost)
         self.branches.open(change, attempt, actor.user)
-        return Opened(self.ledger.next_sequence(app_id), token)
+        return Opened(self.ledger.next_sequence(batch.app_id), token)
 
     # -- C2 --------------------------------------------------------------------------------------------------
     def stage(
@@ -215,7 +206,8 @@ class MicroBatches:
             raise BatchDecided(
                 f"attempt {name_in(header.token)} has ended; this task is late, and its rows are dropped"
             )
-        if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
+        batch = MicroBatch(header.app_id, header.query_id, header.batch_id)
+        if header.app_id and self.ledger.entry(batch) is not None:
             raise BatchDecided(
                 f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of "
                 "this late attempt are dropped"
@@ -225,9 +217,7 @@ class MicroBatches:
     def decide(
         self,
         change: Change,
-        app_id: str,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         token: str,
         branches: Sequence[StagedBranch],
         now_us: int,
@@ -242,27 +232,25 @@ class MicroBatches:
         It consumes what apps of its app's owner have read for (query, batch); what others have read under
         these ids is no part of it.
         """
-        self.owners.require(actor, [app_id])
+        self.owners.require(actor, [batch.app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
-        batch = (app_id, query_id, batch_id)
-        entry = before(self.ledger, batch)
+        entry = self.ledger.decided(batch)
         if entry is not None:
             return Committed(public_entry(entry), already=True)
         # 2. every check, before anything changes
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
-        self.owners.require_token(token, app_id, query_id, batch_id)
+        self.owners.require_token(token, batch)
         named = self.branches.require(token, branches)
-        ranges = self._ranges_read(*batch) if consumes and query_id else {}
+        ranges = self._ranges_read(batch) if consumes and batch.query_id else {}
         self._rights.require(actor.rights, token, named, ranges)
-        self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
+        self.ledger.require_ranges(batch, ranges, self._settled)
         transaction, published = self._gather(name_in(token), named, on_unroutable, now_us)
         transaction.decided = True
         transaction.consumed, messages = self._consumed(ranges)
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
         self.branches.published(self._state, change, named)
-        decided = new_entry(
-            self.ledger,
+        decided = self.ledger.new_entry(
             batch,
             token,
             ranges,
@@ -270,22 +258,22 @@ class MicroBatches:
             messages=messages,
             published=published,
             committed_at=now_us,
-            claim_position=self.claims.position(app_id),
+            claim_position=self.claims.position(batch.app_id),
             commit_sequence=sequence,
-            vhost=self.vhost,
         )
         self.ledger.decide(change, decided)
         # 4. drop attempts that can never be decided now
         self.branches.settle(self._state, change, token, {branch for _, _, branch, _ in decided.branches})
-        for orphan in self.branches.orphans(app_id, query_id, batch_id):
+        for orphan in self.branches.orphans(*batch):
             self.branches.drop(self._state, change, orphan)
         return Committed(public_entry(decided), already=False)
 
-    def _ranges_read(self, app_id: str, query_id: str, batch_id: int) -> dict[str, list[int]]:
-        """Returns what apps of the owner of ``app_id`` have read for a batch. Raises LineageConflict,
+    def _ranges_read(self, batch: MicroBatch) -> dict[str, list[int]]:
+        """Returns what apps of the owner of its app have read for a batch. Raises LineageConflict,
         QueueNotFound.
         """
-        ranges = self.claims.ranges_read(query_id, batch_id, partial(self.owners.same, app_id))
+        counts = partial(self.owners.same, batch.app_id)
+        ranges = self.claims.ranges_read(batch.query_id, batch.batch_id, counts)
         for log in ranges:
             self._state.topology.queue(log)
         return ranges
@@ -395,7 +383,7 @@ class MicroBatches:
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int, versions: Mapping[str, int]) -> None:
-        entry = self.ledger.mark_applied(change, app_id, sequence, versions)
+        entry = mark_applied(self.ledger, change, app_id, sequence, versions)
         if entry is not None:
             for _, _, branch, _ in entry.branches:
                 self.branches.free(self._state, change, branch)
@@ -417,19 +405,19 @@ class MicroBatches:
         """
         token, staged = self.owners.own(actor, token), self.owners.own_branches(actor, staged)
         batch = app_id, sequence, set(branches)
-        recorded = self.ledger.noted(*batch, REFUSED_ROWS)
+        recorded = noted(self.ledger, *batch, REFUSED_ROWS)
         if recorded is None:
             named = self.branches.require(token, staged)
             self._rights.require(actor.rights, token, named)
             transaction, _ = self._gather(self._write(token), named, "fail", now_us)
             self._state.transactions.commit(change, transaction, now_us)
-            self.ledger.note(change, *batch, REFUSED_ROWS, now_us, rows)
+            note(self.ledger, change, *batch, REFUSED_ROWS, now_us, rows)
         self.branches.drop(self._state, change, token)
         return rows if recorded is None else recorded
 
     def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         """Marks branches as skipped and frees them. Raises UnknownTransaction."""
-        for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
+        for branch in skip(self.ledger, change, app_id, sequence, set(branches), to):
             self.branches.free(self._state, change, branch)
 
     # -- the virtual host is deleted -------------------------------------------------------------------------

@@ -29,8 +29,7 @@ from broker_core.engine import BranchHeader, LedgerEntry, StagedBranch
 from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed, TransactionState
 from broker_core.micro_batch.branch import Branches, inline_rows, whose
 from broker_core.micro_batch.claims.claim import Claims
-from broker_core.micro_batch.decision import public
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, public
 
 USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
 
@@ -140,17 +139,13 @@ class AppOwners:
                 )
             users.own_app(change, app_id, actor.user, self._vhost)
 
-    def require_token(self, token: str, app_id: str, query_id: str, batch_id: int) -> None:
+    def require_token(self, token: str, batch: MicroBatch) -> None:
         """Raises LineageConflict if the token is that of another batch, open or decided."""
         for known in (self._branches.attempt(token), self._ledger.by_token(token)):
-            if known is not None and (known.app_id, known.query_id, known.batch_id) != (
-                app_id,
-                query_id,
-                batch_id,
-            ):
+            if known is not None and (known.app_id, known.query_id, known.batch_id) != batch:
                 raise LineageConflict(
                     f"token {name_in(token)} was opened for batch {known.batch_id} of app {known.app_id!r}, "
-                    f"not for batch {batch_id} of {app_id!r}"
+                    f"not for batch {batch.batch_id} of {batch.app_id!r}"
                 )
 
     def require_attempt(self, change: Change, actor: Actor, header: BranchHeader) -> None:
@@ -163,7 +158,8 @@ class AppOwners:
         else:
             self.require_tokens(actor, [header.token])
             if header.app_id:
-                self.require_token(header.token, header.app_id, header.query_id, header.batch_id)
+                batch = MicroBatch(header.app_id, header.query_id, header.batch_id)
+                self.require_token(header.token, batch)
         if any(part.token != header.token for part in self._branches.parts(header.branch)):
             raise MissingBranch(
                 f"branch {name_in(header.branch)} belongs to another attempt than {name_in(header.token)}; "

@@ -54,10 +54,12 @@ from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked, StagedLimits
 from broker_core.micro_batch.extent import offsets
+from broker_core.micro_batch.ledger import MicroBatch
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.owners import public_entry
 from broker_core.micro_batch.part_rows import NOWHERE, PartRows
 from broker_core.micro_batch.resume_here import resume
+from broker_core.micro_batch.unapplied import mark_mirrored, note
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import named
@@ -237,11 +239,12 @@ class EmbeddedEngine:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             fails, transaction = ticket.fail_on_data_loss, ticket.transaction
             plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=fails, transaction=transaction)
-            read = (ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
-            if not self._claims.reads.already(*read):
+            batch, ranges = MicroBatch(ticket.app_id, ticket.query_id, ticket.batch_id), ticket.ranges
+            if not self._claims.reads.already(*batch, ranges):
                 counts = partial(self.batches.owners.same, ticket.app_id)
-                self._ledger.require_undecided(*read, self._claims.position(ticket.app_id), counts)
-            self._claims.record_read(change, *read)
+                position = self._claims.position(ticket.app_id)
+                self._ledger.require_undecided(batch, ranges, position, counts)
+            self._claims.record_read(change, *batch, ranges)
             return plan
 
         plan = self._run(work)
@@ -295,12 +298,10 @@ class EmbeddedEngine:
         token: str = "",
         consumes: bool = True,
     ) -> Opened:
-        chosen, by = token or uuid.uuid4().hex, self._actor
+        batch, chosen, by = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex, self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
-            return self.batches.open(
-                change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, by, consumes=consumes
-            )
+            return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by, consumes=consumes)
 
         opened = self._run(work)
         here("engine.open.durable")
@@ -408,13 +409,13 @@ class EmbeddedEngine:
         opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         here("engine.commit.received")
-        batch, by = (app_id, query_id, batch_id), self._actor
+        batch, by = MicroBatch(app_id, query_id, batch_id), self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Committed:
             if opens is not None:  # in one commit with the decision
-                self.batches.open(change, *batch, opens, token, now_us, by, consumes=consumes)
+                self.batches.open(change, batch, opens, token, now_us, by, consumes=consumes)
             return self.batches.decide(
-                change, *batch, token, branches, now_us, by, on_unroutable=on_unroutable, consumes=consumes
+                change, batch, token, branches, now_us, by, on_unroutable=on_unroutable, consumes=consumes
             )
 
         committed = self._run(work)
@@ -467,7 +468,7 @@ class EmbeddedEngine:
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
         noted = set(branches)
         self._run(
-            lambda _, change, now_us: self._ledger.note(change, app_id, sequence, noted, name, now_us, text)
+            lambda _, change, now_us: note(self._ledger, change, app_id, sequence, noted, name, now_us, text)
         )
 
     def publish_refused(
@@ -494,7 +495,7 @@ class EmbeddedEngine:
         return self._look(lambda: [public_entry(entry) for entry in self._ledger.unmirrored(app_id, limit)])
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        self._do(self._ledger.mark_mirrored, app_id, sequence)
+        self._do(partial(mark_mirrored, self._ledger), app_id, sequence)
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         def look() -> LedgerEntry | None:

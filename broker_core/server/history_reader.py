@@ -20,7 +20,8 @@ from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest,
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.records import HistoryRecord, LedgerRecord
 from broker_core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
-from broker_core.micro_batch.decision import ledger_info, tables
+from broker_core.micro_batch.ledger import MicroBatch
+from broker_core.micro_batch.ledger_info import ledger_info, tables
 from broker_core.node.node import Node
 from broker_core.node.vhost_engines import VhostEngines
 
@@ -126,7 +127,9 @@ class HistoryReader:
             return shown
         with self._node.look:  # an entry does not change, another one takes its place
             entries = [
-                ledgers[each.vhost].entry(each.app_id, each.query_id, each.batch_id) if each.app_id else None
+                ledgers[each.vhost].entry(MicroBatch(each.app_id, each.query_id, each.batch_id))
+                if each.app_id
+                else None
                 for each in shown
             ]
         return [

@@ -13,6 +13,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +28,7 @@ from connector.batch.refused_file import RefusedFile
 from connector.batch.refused_letters import RefusedLetters
 from connector.batch.row_by_row import RefusedRows, RowByRow
 from connector.batch.thread_context import ThreadContext
-from connector.errors import INTERRUPTIONS, error_summary
+from connector.errors import error_summary, is_interruption
 from connector.options import AddressOptions
 from connector.stream import staging
 from connector.tables import target
@@ -80,90 +81,107 @@ class Apply:
             entries = [newest]
         for entry in entries:
             tables, functions = _grouped(entry)
-            versions: dict[str, int] = {}
             for name in functions:  # fails before the first effect of this batch
                 self.function(name)
+            batch = DecidedBatch(self._tables, self._app_id, self._address, spark, engine, entry)
             ours = newest is not None and entry.sequence == newest.sequence
             if side_by_side and ours and len(tables) > 1:
-                self._side_by_side(spark, engine, entry, tables, versions)
+                batch.apply_side_by_side(tables)
             else:
                 for steps in tables:
-                    self._steps(spark, engine, entry, steps, versions)
+                    batch.apply(steps)
             for name, parts in functions.items():
-                with _noted(engine, entry, parts):
-                    call(name, self.function(name), self._rows(spark, parts), entry)
+                with batch.noted(parts):
+                    call(name, self.function(name), batch.rows(spark, parts), entry)
                 failpoint.here("foreach.called")
-            engine.mark_applied(self._app_id, entry.sequence, versions)
+            engine.mark_applied(self._app_id, entry.sequence, batch.versions)
             self._applied = entry.sequence
             failpoint.here("foreach.marked")
 
-    def _side_by_side(
-        self,
-        spark: SparkSession,
-        engine: Engine,
-        entry: LedgerEntry,
-        tables: list[Numbered],
-        versions: dict[str, int],
-    ) -> None:
+
+@dataclass
+class DecidedBatch:
+    """What one ledger entry does to tables. ``versions``: those of the tables, by a branch of each part."""
+
+    tables: TableFormat
+    app_id: str
+    address: AddressOptions
+    spark: SparkSession
+    engine: Engine
+    entry: LedgerEntry
+    versions: dict[str, int] = field(default_factory=dict)
+
+    def apply_side_by_side(self, tables: list[Numbered]) -> None:
         """Raises the error of the first table that has one, when all have ended."""
-        context = ThreadContext(spark)
+        context = ThreadContext(self.spark)
 
         def table(steps: Numbered) -> None:
             with context.taken():
-                self._steps(spark, engine, entry, steps, versions)
+                self.apply(steps)
 
         with ThreadPoolExecutor(min(len(tables), _TABLES_AT_ONCE), "txmq-apply") as pool:
             ended = [pool.submit(table, steps) for steps in tables]
         for each in ended:
             each.result()
 
-    def _steps(
-        self,
-        spark: SparkSession,
-        engine: Engine,
-        entry: LedgerEntry,
-        steps: Numbered,
-        versions: dict[str, int],
-    ) -> None:
-        """``versions``: gets those of the tables, by a branch of each part."""
+    def apply(self, steps: Numbered) -> None:
+        """The steps of one table."""
         for number, parts in steps:
             failpoint.here(f"foreach.applying.{number}")
-            with _noted(engine, entry, parts):
-                version = self._step(spark, engine, entry, parts)
+            with self.noted(parts):
+                version = self._step(parts)
             if version is not None:
-                versions.update((part.branches[0], version) for part in parts if part.branches)
+                self.versions.update((part.branches[0], version) for part in parts if part.branches)
             failpoint.here(f"foreach.applied.{number}")
 
-    def _step(
-        self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]
-    ) -> int | None:
+    @contextlib.contextmanager
+    def noted(self, parts: Sequence[ToApply]) -> Iterator[None]:
+        """Lets an operator know why the parts are not applied, and since when."""
+        try:
+            yield
+        except Exception as error:
+            found = cause(error)
+            text = error_summary(error) if found is None else found.summary
+            if not getattr(found, "retriable", False) and not is_interruption(error):
+                with contextlib.suppress(TxmqError):  # the error itself says what is to be known
+                    branches, entry = _branches(parts), self.entry
+                    self.engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
+            raise
+
+    def rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
+        count = sum(part.rows for part in parts)
+        return staging.rows_of(spark, _branches(parts), count, _schema(parts), self.address)
+
+    def _step(self, parts: list[ToApply]) -> int | None:
         """Returns the version of the table, if it is known."""
         rows = sum(map(target.rows_in, parts))
         changes = target.is_change(parts[0])
         if not rows and not changes:
             return None  # an empty Delta commit costs as much as a full one
-        batch = f"batch {entry.sequence}, app {self._app_id!r}"
+        spark, batch = self.spark, f"batch {self.entry.sequence}, app {self.app_id!r}"
         # a new table that is given as name and as path: the name creates it in the catalog
-        table = self._tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
+        table = self.tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
         if changes:
             target.require_same_table(table, parts[0], batch)
         elif any(part.target.get("table_id") for part in parts) and not table.exists:
             raise target.missing(table.name, parts, batch)
         try:
-            once = CommitId.of(entry, parts[0].target.get("txn_app_id", self._app_id))  # not in old entries
+            once = CommitId.of(
+                self.entry, parts[0].target.get("txn_app_id", self.app_id)
+            )  # not in old entries
             to = target.rows_to(parts) if rows else ""
-            by_row = bool(to) and not self._tables.has(spark, table, once)
+            by_row = bool(to) and not self.tables.has(spark, table, once)
             if changes and not by_row:
-                return self._change(spark, table, entry, parts)
-            with self._tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
+                return self._change(table, parts, once)
+            with self.tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
                 if by_row:
-                    return self._row_by_row(session, engine, table, entry, parts, to)
-                return self._append(session, engine, table, entry, parts)
+                    return self._row_by_row(session, table, parts, once, to)
+                return self._append(session, table, parts, once)
         except Exception as error:
             found = cause(error)
-            if isinstance(found, MissingBranch) and not _waits(engine, entry):
+            if isinstance(found, MissingBranch) and not self._waits():
                 return None  # another driver has applied it meanwhile, and its rows are freed
-            if found is not None or any(name in str(error) for name in INTERRUPTIONS):
+            if found is not None or is_interruption(error):
                 raise
             raise NotApplied(
                 f"table {table.name!r} does not take "
@@ -173,31 +191,24 @@ class Apply:
             ) from error
 
     def _row_by_row(
-        self,
-        spark: SparkSession,
-        engine: Engine,
-        table: Table,
-        entry: LedgerEntry,
-        parts: list[ToApply],
-        to: str,
+        self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId, to: str
     ) -> int | None:
         """The operation with the rows that the table takes."""
-        about, schema, tables = parts[0].target, _schema(parts), self._tables
-        once = CommitId.of(entry, about.get("txn_app_id", self._app_id))
+        about, schema, tables = parts[0].target, _schema(parts), self.tables
         options, partition_by = about.get("options", {}), about.get("partition_by", [])
         changes = target.is_change(parts[0])
         if changes and target.deletes_what_is_not_given(parts[0]):
             raise OptionError(
                 f"the {parts[0].kind} of table {table.name!r} deletes rows that are not given, so none of "
-                f"batch {entry.sequence} can be left out",
+                f"batch {self.entry.sequence} can be left out",
                 target.UNAPPLIED,
             )
         if changes:
             ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
         else:
             ready = tables.check_append(spark, table, schema, options, partition_by).ready
-        rows = RowByRow(_held(engine, tables, parts), schema, ready)
-        taken = rows.taken(spark, _kept(engine, entry, parts, to, once))
+        rows = RowByRow(self._held(parts), schema, ready)
+        taken = rows.taken(spark, self._kept(parts, to, once))
 
         def frame(session: SparkSession) -> DataFrame:
             return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
@@ -210,98 +221,72 @@ class Apply:
             version = tables.append(ready(frame(spark)), table, once, options, partition_by)
         failpoint.here("rows.applied")
         if any(map(target.is_files, parts)):
-            self._clear(engine, entry, about["location"], once)
+            self._clear(about["location"], once)
         return version
 
-    def _change(
-        self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]
-    ) -> int | None:
+    def _change(self, table: Table, parts: list[ToApply], once: CommitId) -> int | None:
         with_rows = [part for part in parts if EMPTY not in part.target]
 
         def rows(session: SparkSession) -> DataFrame:
-            return self._rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
+            return self.rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
 
-        once = CommitId.of(entry, parts[0].target["txn_app_id"])
-        context = parts[0].target.get(target.CONTEXT)
-        return self._tables.change(spark, table, target.change_of(parts[0]), rows, once, context)
+        change, context = target.change_of(parts[0]), parts[0].target.get(target.CONTEXT)
+        return self.tables.change(self.spark, table, change, rows, once, context)
 
-    def _append(
-        self, spark: SparkSession, engine: Engine, table: Table, entry: LedgerEntry, parts: list[ToApply]
-    ) -> int | None:
+    def _append(self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId) -> int | None:
         about = parts[0].target
-        once = CommitId.of(entry, about.get("txn_app_id", self._app_id))  # not in entries of old versions
         options = about.get("options", {})
         of_files = [part for part in parts if target.is_files(part)]
         of_rows = [part for part in parts if not target.is_files(part)]
-        rows = self._rows(spark, of_rows) if of_rows else None
+        rows = self.rows(spark, of_rows) if of_rows else None
         if rows is not None and not of_files:
-            return self._tables.append(rows, table, once, options, about.get("partition_by", []))
-        held = [(part, engine.read_branches(part.branches)) for part in of_files]
-        version = self._tables.add(spark, table, held, rows, once, options)
-        self._clear(engine, entry, about["location"], once)
+            return self.tables.append(rows, table, once, options, about.get("partition_by", []))
+        held = [(part, self.engine.read_branches(part.branches)) for part in of_files]
+        version = self.tables.add(spark, table, held, rows, once, options)
+        self._clear(about["location"], once)
         return version
 
-    def _clear(self, engine: Engine, entry: LedgerEntry, location: str, once: CommitId) -> None:
+    def _clear(self, location: str, once: CommitId) -> None:
         """Deletes the files that the table does not need any more."""
-        attempt = Attempt(self._app_id, once.txn_app_id, entry.sequence, entry.token)
-        self._tables.drop(location, attempt)
+        attempt = Attempt(self.app_id, once.txn_app_id, self.entry.sequence, self.entry.token)
+        self.tables.drop(location, attempt)
         failpoint.here("adding.cleared")
-        self._tables.sweep(location, attempt, lambda: engine.unapplied(self._app_id))
+        self.tables.sweep(location, attempt, lambda: self.engine.unapplied(self.app_id))
 
-    def _rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
-        branches = [branch for part in parts for branch in part.branches]
-        return staging.rows_of(
-            spark, branches, sum(part.rows for part in parts), _schema(parts), self._address
-        )
+    def _kept(self, parts: Sequence[ToApply], to: str, once: CommitId) -> RefusedRows:
+        """Where the refused rows are kept. Rows that were published stay published, even if an operator names
+        another place now.
+        """
+        if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
+            return RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
+        return RefusedFile(to, self.entry, parts[0], once)
 
+    def _held(self, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
+        """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""
+        for part in parts:
+            if not target.rows_in(part):
+                continue
+            batches = self.engine.read_branches(part.branches)
+            if target.is_files(part):
+                files = self.tables.exported_files(part, batches)
+                if gone := files.missing():
+                    raise NotApplied(
+                        f"{len(gone)} of {len(files)} data files are gone ({gone[0]})", target.LOST
+                    )
+                batches = files.rows()
+            yield from batches
 
-@contextlib.contextmanager
-def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iterator[None]:
-    """Lets an operator know why the parts are not applied, and since when."""
-    try:
-        yield
-    except Exception as error:
-        found = cause(error)
-        text = error_summary(error) if found is None else found.summary
-        if not getattr(found, "retriable", False) and not any(name in str(error) for name in INTERRUPTIONS):
-            with contextlib.suppress(TxmqError):  # the error itself says what is to be known
-                branches = [branch for part in parts for branch in part.branches]
-                engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
-        raise
-
-
-def _kept(
-    engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply], to: str, once: CommitId
-) -> RefusedRows:
-    """Where the refused rows are kept. Rows that were published stay published, even if an operator names
-    another place now.
-    """
-    if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
-        return RefusedLetters(engine, to.removeprefix(TO_QUEUE), entry, parts)
-    return RefusedFile(to, entry, parts[0], once)
+    def _waits(self) -> bool:
+        """Whether the batch is still to be applied."""
+        return any(self.entry.sequence == each.sequence for each in self.engine.unapplied(self.entry.app_id))
 
 
-def _held(engine: Engine, tables: TableFormat, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
-    """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""
-    for part in parts:
-        if not target.rows_in(part):
-            continue
-        batches = engine.read_branches(part.branches)
-        if target.is_files(part):
-            files = tables.exported_files(part, batches)
-            if gone := files.missing():
-                raise NotApplied(f"{len(gone)} of {len(files)} data files are gone ({gone[0]})", target.LOST)
-            batches = files.rows()
-        yield from batches
+def _branches(parts: Sequence[ToApply]) -> list[str]:
+    return [branch for part in parts for branch in part.branches]
 
 
 def _schema(parts: Sequence[ToApply]) -> StructType:
     return StructType.fromJson(json.loads(parts[0].target["schema"]))
-
-
-def _waits(engine: Engine, entry: LedgerEntry) -> bool:
-    """Whether a batch is still to be applied."""
-    return any(entry.sequence == waiting.sequence for waiting in engine.unapplied(entry.app_id))
 
 
 def _grouped(entry: LedgerEntry) -> tuple[list[Numbered], dict[str, list[ToApply]]]:

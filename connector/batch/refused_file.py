@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from broker_core.engine import LedgerEntry, ToApply
 from broker_core.errors import OptionError
+from connector.files import readable, sync
 from connector.tables.commit_id import CommitId
 
 ROW, REASON = "__txmq_row", "__txmq_reason"  # columns of the file, beside those of the rows
@@ -84,15 +85,10 @@ class RefusedFile:
                 os.link(new, path)
         finally:
             new.unlink(missing_ok=True)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path.parent)
 
 
 def _name(once: CommitId) -> str:
     """The name of the file: another one for each step of each batch."""
-    readable = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in once.app_id)[:60]
     step = hashlib.sha256(once.txn_app_id.encode()).hexdigest()[:12]
-    return f"{readable}.{once.sequence}.{step}.refused.parquet"
+    return f"{readable(once.app_id)[:60]}.{once.sequence}.{step}.refused.parquet"

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, cause
-from connector.errors import INTERRUPTIONS, error_summary
+from connector.errors import error_summary, is_interruption
 
 MOST_REFUSED = 1000  # each takes some Spark jobs to find
 
@@ -97,8 +97,7 @@ class RowByRow:
             found = cause(error)
             if isinstance(found, OptionError):
                 return found.summary
-            interrupted = any(name in str(error) for name in INTERRUPTIONS)
-            if found is not None or interrupted or not isinstance(error, PySparkException):
+            if found is not None or is_interruption(error) or not isinstance(error, PySparkException):
                 raise
             return error_summary(error)
         return ""

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from connector.files import sync
+
 DISK = "file:"
 _SYNCS = 8  # at the same time
 _KEPT = 1000
@@ -67,7 +69,7 @@ class TableFiles:
         if not wanted:
             return
         with ThreadPoolExecutor(min(len(wanted), _SYNCS)) as pool:  # one flush of the disk serves several
-            for _ in pool.map(_fsync, wanted):
+            for _ in pool.map(sync, wanted):
                 pass
         with _lock:
             for folder, known in found.items():
@@ -145,18 +147,10 @@ def _link(source: Path, target: Path) -> None:
     except OSError:  # a file system without links
         part = _part(source)
         shutil.copyfile(source, part)
-        _fsync(part)
+        sync(part)
         part.replace(target)
 
 
 def _part(path: Path) -> Path:
     """Where a file is while it is written. No reader of a table takes a name that begins with a dot."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,20 +32,24 @@ _INFINITY = "allowNonNumericNumbers"
 _NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
 
 
-class Format(Protocol):
-    @property
-    def schema(self) -> StructType:
-        """Of the decoded columns."""
+class Format(ABC):
+    """``schema``: of the decoded columns."""
 
+    schema: StructType
+
+    @abstractmethod
     def encoded(self, body: Column, text: Column) -> Column:
         """What is parsed, of the body and the body as text. It is null instead if the bytes are broken."""
 
+    @abstractmethod
     def parsed(self, encoded: Column) -> Column:
         """One value for the other methods."""
 
     def value(self, parsed: Column) -> Column:
         """The struct with the decoded columns."""
+        return parsed
 
+    @abstractmethod
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         """What is wrong with the body; the first condition that is true says it. One is true if null was
         parsed.
@@ -52,6 +57,7 @@ class Format(Protocol):
 
     def reasons(self) -> list[str]:
         """What a reason that is a column may be; [] if it may be anything."""
+        return []
 
 
 def schema_of(given: StructType | str) -> StructType:
@@ -88,7 +94,7 @@ def _checked(options: Mapping[str, str], what: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Json:
+class Json(Format):
     """One JSON object. ``options``: of ``from_json``."""
 
     schema: StructType
@@ -132,9 +138,6 @@ class Json:
             for name, value in self.options.items()
         )
 
-    def value(self, parsed: Column) -> Column:
-        return parsed
-
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         corrupt, mark = parsed.getField(_CORRUPT).isNotNull(), parsed.getField(_MARK).isNull()
         yield corrupt | mark, self._misfit(parsed, text)
@@ -174,7 +177,7 @@ def _not_of_type(field: StructField) -> str:
 
 
 @dataclass(frozen=True)
-class Csv:
+class Csv(Format):
     """One row. ``options``: of ``from_csv``, which takes the end of a line for a character like others."""
 
     schema: StructType
@@ -203,9 +206,6 @@ class Csv:
         given = {name.lower(): value for name, value in self.options.items()}
         return given.get("sep", given.get("delimiter", ","))
 
-    def value(self, parsed: Column) -> Column:
-        return parsed
-
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         del text
         mark = F.coalesce(parsed.getField(_MARK), F.lit(""))
@@ -214,16 +214,13 @@ class Csv:
         names = {name.lower() for name in self.options}
         yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))
 
-    def reasons(self) -> list[str]:
-        return []
-
 
 def _nullable(schema: StructType) -> StructType:
     return StructType([StructField(each.name, each.dataType) for each in schema.fields])
 
 
 @dataclass(frozen=True)
-class FromPackage:
+class FromPackage(Format):
     """A format of a package that Spark does not bring: Avro, Protobuf.
 
     What follows a value in the body is not noticed, because the functions do not tell where it ended.
@@ -240,15 +237,9 @@ class FromPackage:
     def parsed(self, encoded: Column) -> Column:
         return self.parse(encoded)
 
-    def value(self, parsed: Column) -> Column:
-        return parsed
-
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         del text
         yield parsed.isNull(), f"the body is not {self.name} of the schema"
-
-    def reasons(self) -> list[str]:
-        return []
 
 
 def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column]) -> FromPackage:

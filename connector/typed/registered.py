@@ -43,16 +43,13 @@ class Registered(FromPackage):
 
 
 @dataclass(frozen=True)
-class Validated:
+class Validated(Format):
     """``format``: of JSON, whose bodies are also validated against the schema of their id, ``number``."""
 
+    schema: StructType
     format: Format
     number: Column
     check: Callable[[Column, Column], Column]
-
-    @property
-    def schema(self) -> StructType:
-        return self.format.schema
 
     def encoded(self, body: Column, text: Column) -> Column:
         encoded = self.format.encoded(body, text)
@@ -69,9 +66,6 @@ class Validated:
         yield from self.format.faults(parsed.getField(VALUE), text)
         yield parsed.getField(FAULT).isNotNull(), parsed.getField(FAULT)
 
-    def reasons(self) -> list[str]:
-        return []
-
 
 # -- what the arguments of decode say ------------------------------------------------------------------------
 
@@ -85,7 +79,7 @@ def registered_json(
     json_schema.library()
     wire = wire_format(df, column, registry, "JSON", json_schema.unusable)
     check = over_columns(json_schema.checker(wire.schemas), StringType())
-    return Validated(plain, schema_id(F.col(quoted(column))), check), wire
+    return Validated(plain.schema, plain, schema_id(F.col(quoted(column))), check), wire
 
 
 def registered_avro(

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -48,6 +48,7 @@ from broker_core.kafka.record.encode import encode
 from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, NEEDED, OPERATOR, OPTIONAL, QueueUse, Use
 from tests.kafka.bench.real_node import position, real_cluster
+from tests.progress import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -99,11 +100,11 @@ class Rights:
     def give(self, *acls: ACL) -> None:
         done = self._admin.create_acls(list(acls))
         assert done["failed"] == [], done
-        eventually(lambda: all(self._there(acl) for acl in acls))
+        wait_until(lambda: all(self._there(acl) for acl in acls))
 
     def take(self, *acls: ACL) -> None:
         self._admin.delete_acls([_filter(acl) for acl in acls])
-        eventually(lambda: not any(self._there(acl) for acl in acls))
+        wait_until(lambda: not any(self._there(acl) for acl in acls))
 
     def _there(self, acl: ACL) -> bool:
         """As the broker sees it, which learns of a change a moment later."""
@@ -159,13 +160,6 @@ def acls_of(command: str) -> list[ACL]:
 
 def _upper(operation: str) -> str:
     return "".join(f"_{letter}" if letter.isupper() else letter for letter in operation).lstrip("_").upper()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 # -- a pipeline ----------------------------------------------------------------------------------------------
@@ -302,7 +296,7 @@ class Pipeline:
 
     def require_once(self) -> None:
         """Every message is there, once; a row for a table came at least once: Delta drops the second."""
-        eventually(lambda: len(self.bodies(TO)) >= len(self.expected))
+        wait_until(lambda: len(self.bodies(TO)) >= len(self.expected))
         assert self.bodies(TO) == sorted(self.expected)
         assert self.applied == {body for bodies in self.read.values() for body in bodies}
 
@@ -462,4 +456,4 @@ def test_the_lag_is_shown_to_tools_where_the_group_may_be_written(pipeline: Pipe
     pipeline.rights.give(*optional(pipeline.root, DRIVER, "--group", "shop"))
     pipeline.send()
     pipeline.run()
-    eventually(lambda: position(pipeline.node.plain, group, log) > 0)
+    wait_until(lambda: position(pipeline.node.plain, group, log) > 0)

@@ -40,6 +40,7 @@ from broker_core.kafka.record.record_batch import Codec
 from tests.kafka.bench.batches import checked_again
 from tests.kafka.bench.fake_kafka import FakeKafka
 from tests.kafka.bench.real_node import PASSWORD, USER, RealNode
+from tests.progress import wait_until
 
 WAIT_S = 120.0
 EVERYTHING = 1 << 62
@@ -116,14 +117,6 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Markers are written after a transaction is decided."""
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
-
-
 # -- topics --------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +127,7 @@ def test_a_topic_is_made_once_and_grows(bench: Bench) -> None:
     assert bench.client.create_topic(name, 5).id == made.id and len(bench.client.topic(name).partitions) == 2
     assert bench.client.configs(name, "cleanup.policy") == {"cleanup.policy": "compact"}
     bench.grow(name, 3)
-    eventually(lambda: len(bench.client.create_topic(name).partitions) == 3)
+    wait_until(lambda: len(bench.client.create_topic(name).partitions) == 3)
     assert bench.client.topic(name).id == made.id and bench.client.topics()[name].id == made.id
 
 
@@ -167,7 +160,7 @@ def test_a_topic_that_is_made_again_is_another_one(bench: Bench) -> None:
     def made() -> bool:
         return bench.client.create_topic(log.topic, 1, replication=1).id != old
 
-    eventually(made)
+    wait_until(made)
     bench.append(log, b"new")
     with pytest.raises(errors.QueueNotFound, match="UNKNOWN_TOPIC_ID"):
         bench.client.fetch({log: 0}, ids={log.topic: old})
@@ -341,10 +334,10 @@ def test_a_transaction_is_read_when_it_is_committed_and_never_when_it_is_aborted
     )
     assert transactions.state() == "Ongoing"
     producer = transactions.end(producer)
-    eventually(lambda: bench.end(log) == 5)
+    wait_until(lambda: bench.end(log) == 5)
     transactions.write(producer, log, b"lost")
     transactions.end(producer, commit=False)
-    eventually(lambda: bench.end(log) == 7)
+    wait_until(lambda: bench.end(log) == 7)
     assert bench.read(log) == [b"a", b"b", b"c", b"plain"]
     assert bench.read(log, Isolation.READ_UNCOMMITTED) == [b"a", b"b", b"c", b"plain", b"lost"]
 
@@ -355,7 +348,7 @@ def test_a_fetch_names_the_aborted_transactions_it_overlaps(bench: Bench, transa
     transactions.write(producer, log, b"lost")
     bench.append(log, b"kept")
     transactions.end(producer, commit=False)
-    eventually(lambda: bench.end(log) == 3)
+    wait_until(lambda: bench.end(log) == 3)
     assert bench.client.fetch({log: 0})[log].aborted == ((producer.id, 0),)
     assert bench.client.fetch({log: 1})[log].aborted == ((producer.id, 0),)
     assert bench.client.fetch({log: 3})[log].aborted == ()
@@ -378,7 +371,7 @@ def test_a_fence_ends_the_transaction_of_the_one_before(bench: Bench, transactio
             late()
     transactions.write(new, log, b"kept")
     transactions.end(new)
-    eventually(lambda: bench.end(log) == 4)
+    wait_until(lambda: bench.end(log) == 4)
     assert bench.read(log) == [b"kept"]
 
 
@@ -410,7 +403,7 @@ def test_a_late_end_of_a_used_epoch_ends_nothing(bench: Bench) -> None:
         transactions.write(first, log, b"late", sequence=1)
     assert transactions.state() == "Ongoing"
     transactions.end(second)
-    eventually(lambda: bench.end(log) == 4)
+    wait_until(lambda: bench.end(log) == 4)
     assert bench.read(log) == [b"one", b"two"]
 
 
@@ -421,7 +414,7 @@ def test_before_version_2_the_same_end_twice_is_answered_and_another_one_refused
     transactions.write(producer, log, b"x")
     for _ in range(2):
         assert bench.client.end_transaction(id, producer, commit=True, bump=False) == producer
-    eventually(lambda: transactions.state() == "CompleteCommit")
+    wait_until(lambda: transactions.state() == "CompleteCommit")
     with pytest.raises(errors.TransactionState, match="INVALID_TXN_STATE"):
         bench.client.end_transaction(id, producer, commit=False, bump=False)
 
@@ -434,7 +427,7 @@ def test_a_batch_that_is_sent_twice_stands_once(bench: Bench, transactions: Tran
         transactions.write(producer, log, b"gap", sequence=5)
     assert transactions.write(producer, log, b"c", sequence=2) == 2
     transactions.end(producer)
-    eventually(lambda: bench.end(log) == 4)
+    wait_until(lambda: bench.end(log) == 4)
     assert bench.read(log) == [b"a", b"b", b"c"]
 
 
@@ -442,8 +435,8 @@ def test_a_transaction_that_is_too_old_is_aborted(bench: Bench, transactions: Tr
     log = bench.log()
     producer = transactions.fence(timeout_ms=1000)
     transactions.write(producer, log, b"lost")
-    eventually(lambda: transactions.state() == "CompleteAbort")
-    eventually(lambda: bench.end(log) == 2)
+    wait_until(lambda: transactions.state() == "CompleteAbort")
+    wait_until(lambda: bench.end(log) == 2)
     with pytest.raises(errors.TransactionState):
         transactions.write(producer, log, b"late", sequence=1)
     assert bench.read(log) == []
@@ -467,8 +460,8 @@ def test_a_transaction_without_records_is_ended_by_another_process_and_keeps_the
     found = bench.client.transaction(identity)
     assert found is not None
     bench.client.end_transaction(identity, found.producer, commit=commit, bump=False)
-    eventually(lambda: known() == ("CompleteCommit" if commit else "CompleteAbort", 59_001))
-    eventually(lambda: bench.end(log) == 1)
+    wait_until(lambda: known() == ("CompleteCommit" if commit else "CompleteAbort", 59_001))
+    wait_until(lambda: bench.end(log) == 1)
     transactions.fence()
     assert known() == ("Empty", 60_000)
 
@@ -518,7 +511,7 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
         expiries.add(connection._expires)
         return len(expiries) == 3
 
-    eventually(logged_in_twice_more)
+    wait_until(logged_in_twice_more)
     assert list(wire._connections.values()) == [connection] and not connection.broken
     assert mechanism != "OAUTHBEARER" or len(tokens) == len(expiries)
     client.close()

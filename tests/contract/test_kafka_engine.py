@@ -39,6 +39,7 @@ from broker_core.message.message import READ_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.micro_batch.claims import claim as claims_module
 from tests.kafka.bench.real_node import PASSWORD, USER, RealNode
+from tests.progress import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -126,24 +127,17 @@ def bench(real: RealNode) -> Iterator[Bench]:
         engine.close()
 
 
-def eventually(holds: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-
-
 def test_every_row_goes_through_once(bench: Bench) -> None:
     pipeline = Pipeline(bench, bench.queue(), bench.queue())
     source, target = pipeline.source, pipeline.target
     for batch in range(5):
         bench.send(source, batch % 2, *(b"%d-%d" % (batch, row) for row in range(100)))
         assert pipeline.run().published == 100
-    eventually(lambda: len(bench.bodies(target)) == 500)
+    wait_until(lambda: len(bench.bodies(target)) == 500)
     assert bench.bodies(target) == bench.bodies(source)
     info = bench.engine().app(bench.app)
     assert info is not None and (info.sequence, info.lag, info.queues) == (5, 0, (source,))
-    eventually(lambda: bench.node.position(names.producer_of(bench.app), TopicPartition(source, 1)) > 0)
+    wait_until(lambda: bench.node.position(names.producer_of(bench.app), TopicPartition(source, 1)) > 0)
 
 
 def test_rows_of_another_client(bench: Bench) -> None:
@@ -186,7 +180,7 @@ def test_retention_and_a_topic_made_again(bench: Bench) -> None:
     with pytest.raises(errors.DataLoss, match="is lost: Kafka has 1 to 2"):
         bench.read(engine, ranges)
     bench.client.delete_topic(queue)
-    eventually(lambda: queue not in bench.client.topics())
+    wait_until(lambda: queue not in bench.client.topics())
     bench.client.create_topic(queue, 1, replication=1)
     bench.send(queue, 0, b"x", b"y")
     with pytest.raises(errors.DataLoss, match="deleted"):
@@ -205,7 +199,7 @@ def test_rows_that_retention_deletes_under_a_claim_are_left_out_where_that_is_al
     assert pipeline.run(fail_on_data_loss=False).published == 1 and pipeline.start == end
     bench.send(pipeline.source, 0, b"d")
     pipeline.run()
-    eventually(lambda: bench.bodies(pipeline.target) == [b"c", b"d"])
+    wait_until(lambda: bench.bodies(pipeline.target) == [b"c", b"d"])
 
 
 def test_a_topic_that_is_made_again_before_its_batch_is_decided_is_data_loss(bench: Bench) -> None:
@@ -214,7 +208,7 @@ def test_a_topic_that_is_made_again_before_its_batch_is_decided_is_data_loss(ben
 
     def make_again() -> None:
         bench.client.delete_topic(pipeline.source)
-        eventually(lambda: pipeline.source not in bench.client.topics())
+        wait_until(lambda: pipeline.source not in bench.client.topics())
         bench.client.create_topic(pipeline.source, 1, replication=1)
         bench.send(pipeline.source, 0, b"another")
         pipeline.driver.client._cluster.forget(pipeline.source)  # as half a minute later
@@ -249,7 +243,7 @@ def test_a_foreign_transaction_that_stays_open_holds_the_stream_until_it_ends(
         assert waiting.result(WAIT_S)
     pipeline.run()
     expected = sorted([b"before", b"beside", b"behind", *([b"foreign"] if commit else [])])
-    eventually(lambda: len(bench.bodies(pipeline.target)) >= len(expected))
+    wait_until(lambda: len(bench.bodies(pipeline.target)) >= len(expected))
     assert bench.bodies(pipeline.target) == expected
     assert bench.claim(driver, source, pipeline.start) == pipeline.start
 
@@ -259,12 +253,12 @@ def test_partitions_that_are_added_between_two_batches_are_read_from_their_begin
     bench.send(pipeline.source, 0, b"a")
     pipeline.run()
     bench.node.grow(pipeline.source, 3)
-    eventually(lambda: len(bench.engine().logs([pipeline.source])) == 3)
+    wait_until(lambda: len(bench.engine().logs([pipeline.source])) == 3)
     for number in range(3):
         bench.send(pipeline.source, number, b"%d" % number)
     pipeline.driver.client._cluster.forget(pipeline.source)  # as half a minute later
     assert pipeline.run().published == 3
-    eventually(lambda: bench.bodies(pipeline.target) == [b"0", b"1", b"2", b"a"])
+    wait_until(lambda: bench.bodies(pipeline.target) == [b"0", b"1", b"2", b"a"])
 
 
 def test_a_wrong_password_is_refused_at_once(bench: Bench) -> None:
@@ -287,7 +281,7 @@ def test_wait_and_growth(bench: Bench) -> None:
     assert engine.wait([queue], {f"{queue}/0": 0}, WAIT_S)
     end = bench.claim(engine, queue)
     bench.node.grow(queue, 2)
-    eventually(lambda: len(bench.engine().logs([queue])) == 2)
+    wait_until(lambda: len(bench.engine().logs([queue])) == 2)
     bench.send(queue, 1, b"b")
     assert bench.claim(bench.engine(), queue, end) == {f"{queue}/0": 1, f"{queue}/1": 1}
 
@@ -398,7 +392,7 @@ def test_what_a_real_cleaner_leaves_is_read_as_the_same(
         first = int.from_bytes(fetched.records[:8], "big")
         return first > 0 and end > 100
 
-    eventually(cleaned)
+    wait_until(cleaned)
     for engine in (bench.engine(), driver, other):
         assert bench.claim(engine, queue, ends[-2]) == ends[-1]
         ranges = engine.resolve(bench.app, ends[-2], ends[-1])

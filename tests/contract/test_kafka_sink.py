@@ -9,7 +9,6 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -31,6 +30,7 @@ from broker_core.kafka.topics.routing import Rules
 from broker_core.message.properties import Properties
 from tests.kafka.bench.real_node import RealNode
 from tests.kafka.bench.sink_bench import Journal, View, rows
+from tests.progress import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -238,7 +238,7 @@ def test_a_transaction_that_kafka_aborts_for_its_age_is_decided_once(
 
     def wait(_: str) -> None:
         """Every other batch ends with CompleteCommit."""
-        eventually(lambda: getattr(observer.transaction(transactional_id), "state", "") == "CompleteAbort")
+        wait_until(lambda: getattr(observer.transaction(transactional_id), "state", "") == "CompleteAbort")
 
     for batch in range(3):
         token = sink.open_batch(bench.app, QUERY, batch, "fail").token
@@ -263,7 +263,7 @@ def test_rows_for_a_table_wait_in_the_stage_topic_until_they_are_applied(bench: 
     branch = sink.stage(header, [rows(*[b"%d" % number for number in range(ROWS)])])
     sink.commit_batch(bench.app, QUERY, 0, token, [branch])
     other = bench.sink()
-    eventually(lambda: bool(other.unapplied(bench.app)))
+    wait_until(lambda: bool(other.unapplied(bench.app)))
     ((to_apply,),) = (entry.to_apply for entry in other.unapplied(bench.app))
     found = [body for batch in other.read_branches(to_apply.branches) for body in batch["body"].to_pylist()]
     assert found == [b"%d" % number for number in range(ROWS)]
@@ -296,11 +296,3 @@ def test_after_a_fence_the_last_stable_offset_is_the_end(bench: Bench) -> None:
         ends = [client.offsets({log: LATEST}, isolation)[log] for isolation in Isolation]
         assert ends[0] == ends[1]
         assert isinstance(log, TopicPartition)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Markers are written after a transaction is decided."""
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)

@@ -26,6 +26,7 @@ from broker_core.store.salvage.verify import verify
 from tests.amqp_peer import Closed, Peer, content, contents, encoded, peer
 from tests.amqp_server import AmqpServed, NotReady, serving
 from tests.crash import amqp_reader, amqp_relay
+from tests.progress import wait_until
 
 pytestmark = pytest.mark.crash
 
@@ -252,13 +253,6 @@ class Relay:
             self._reading.join()
 
 
-def eventually(condition: object, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
-
-
 def relays_killed(served: AmqpServed, seed: int, kills: int) -> None:
     """Every message goes round a ring of queues by three workers while the broker is killed ``kills``
     times.
@@ -279,13 +273,13 @@ def relays_killed(served: AmqpServed, seed: int, kills: int) -> None:
         ]
         for _ in range(kills):
             before = [worker.moved for worker in workers]
-            eventually(
+            wait_until(
                 lambda before=before: all(worker.moved > moved for worker, moved in zip(workers, before))
             )
             time.sleep(choice.random() * 0.3)
             served.restart()
         before = [worker.moved for worker in workers]
-        eventually(lambda: all(worker.moved > moved for worker, moved in zip(workers, before)))
+        wait_until(lambda: all(worker.moved > moved for worker, moved in zip(workers, before)))
     finally:
         codes = [worker.finish() for worker in workers]
     assert codes == [0] * len(RING)

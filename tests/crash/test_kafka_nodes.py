@@ -32,6 +32,7 @@ from broker_core.kafka.record.encode import encode
 from tests.crash.test_store_crash import small_file_system
 from tests.kafka.bench import batch_worker
 from tests.kafka.bench.real_node import real_cluster
+from tests.progress import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.soak]
 
@@ -58,13 +59,6 @@ APP, FROM, TO = "shop", "orders", "done"
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with real_cluster(tmp_path_factory.mktemp("kafka"), 3, settings=SETTINGS, heap="512m") as started:
         yield started
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"it never came true: {what}"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -246,7 +240,7 @@ def test_soak_rows_go_through_once_while_nodes_and_drivers_are_killed(
             assert ends.setdefault(start, end) == end
         expected = bodies(engine, FROM)
         assert len(expected) >= rounds
-        eventually(lambda: bodies(engine, TO).total() >= expected.total(), "all rows are there")
+        wait_until(lambda: bodies(engine, TO).total() >= expected.total(), "all rows are there")
         assert bodies(engine, TO) == expected
         last = engine.last_entry(APP)
         count = len(list((tmp_path / "offsets").iterdir()))
@@ -277,7 +271,7 @@ def test_soak_a_silent_node_fails_nothing_with_the_settings_of_a_user_who_has_se
             finally:
                 if silent is not None:
                     silent.thaw()
-        eventually(lambda: bodies(engine, queues[1]).total() == 12, "all rows are there")
+        wait_until(lambda: bodies(engine, queues[1]).total() == 12, "all rows are there")
         assert bodies(engine, queues[1]) == {b"%d" % batch: 3 for batch in range(4)}
 
 

@@ -1,7 +1,7 @@
 """What the tests ask of a broker through pika, in one word each.
 
 Not here: rules; a question changes nothing but what its name says.
-Invariant: nothing sleeps; ``eventually`` awaits a condition.
+Invariant: nothing sleeps; ``wait_until`` awaits a condition.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ class Got(NamedTuple):
     left: int | None = None
 
 
-def eventually(condition: Callable[[], Any], what: str = "the condition came true") -> Any:
-    return wait_until(condition, what, poll_s=0.01)
-
-
 def publish(
     channel: BlockingChannel, queue: str, *bodies: bytes | str, exchange: str = "", **properties: Any
 ) -> None:
@@ -69,7 +65,7 @@ def get(channel: BlockingChannel, queue: str, auto_ack: bool = False) -> Got | N
 
 def get_one(channel: BlockingChannel, queue: str, auto_ack: bool = False) -> Got:
     """The next message, waiting for it."""
-    found: Got = eventually(lambda: get(channel, queue, auto_ack), f"a message in {queue}")
+    found: Got = wait_until(lambda: get(channel, queue, auto_ack), f"a message in {queue}")
     return found
 
 

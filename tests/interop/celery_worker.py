@@ -22,8 +22,7 @@ import kombu
 import kombu.pools
 import pytest
 
-from tests.interop.asking import eventually
-from tests.progress import GUARD_S
+from tests.progress import GUARD_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +100,7 @@ class CeleryRig:
     def wait_for_effects(self, names: set[str]) -> list[str]:
         try:
             return list(
-                eventually(lambda: self.effects() if names <= set(self.effects()) else None, "every task ran")
+                wait_until(lambda: self.effects() if names <= set(self.effects()) else None, "every task ran")
             )
         except AssertionError:
             raise AssertionError(

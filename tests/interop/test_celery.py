@@ -16,9 +16,8 @@ import kombu.pools
 import pytest
 
 from tests.amqp_server import AmqpServed
-from tests.interop.asking import eventually
 from tests.interop.celery_worker import CeleryRig
-from tests.progress import GUARD_S
+from tests.progress import GUARD_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +53,7 @@ def test_results_chains_groups_failures_and_retries_come_back_over_rpc(rig: Cele
     assert rig.app.control.ping(timeout=5, limit=1)[0].popitem()[1] == {"ok": "pong"}
     with pytest.raises(ValueError, match="poison"):
         rig.value(tasks.poison.delay("poison"))
-    eventually(lambda: rig.queue(tasks.DEAD) == (1, 0), "the rejected task is a dead letter")
+    wait_until(lambda: rig.queue(tasks.DEAD) == (1, 0), "the rejected task is a dead letter")
     assert Counter(rig.effects()) == {"tried wrong": 1, "try f": 3, "tried poison": 1}
     assert rig.worker.terminate() == 0
     assert rig.queue(rig.name) == (0, 0)
@@ -73,13 +72,13 @@ def test_a_killed_and_restarted_worker_runs_every_task_and_completes_every_chain
     for name in singles:
         tasks.write.delay(name)
     for done in (10, 40, 80):  # killed in the middle, three times
-        eventually(lambda least=done: len(rig.effects()) >= least, f"{done} tasks have run")
+        wait_until(lambda least=done: len(rig.effects()) >= least, f"{done} tasks have run")
         rig.worker.kill()
         rig.worker.start()
     assert [rig.value(result) for result in waiting] == chains
     effects = rig.wait_for_effects({*singles, *(link for links in chains for link in links)})
     assert len(effects) <= 120 + 3 * 6, "at most what the killed workers held runs twice"
-    eventually(lambda: rig.queue(rig.name) == (0, 1))
+    wait_until(lambda: rig.queue(rig.name) == (0, 1))
 
 
 def test_a_task_whose_process_is_killed_runs_again_in_another(rig: CeleryRig, tmp_path: Path) -> None:
@@ -131,9 +130,9 @@ def test_a_worker_goes_on_after_the_broker_was_killed_and_no_task_is_lost(
                 for name in names:
                     rig.tasks.write.apply_async([name], producer=producer, ignore_result=True)
         for done in (10, 40):
-            eventually(lambda least=done: len(rig.effects()) >= least, f"{done} tasks have run")
+            wait_until(lambda least=done: len(rig.effects()) >= least, f"{done} tasks have run")
             served.restart()
         rig.wait_for_effects(set(names))
-        eventually(lambda: rig.queue(rig.name) == (0, 1), "all is acknowledged and the worker is back")
+        wait_until(lambda: rig.queue(rig.name) == (0, 1), "all is acknowledged and the worker is back")
     finally:
         rig.close()

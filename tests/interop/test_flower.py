@@ -19,9 +19,8 @@ import pytest
 
 from bench.ports import free_ports
 from broker_core import password as passwords
-from tests.interop.asking import eventually
 from tests.interop.celery_worker import ROOT, CeleryRig
-from tests.progress import GUARD_S
+from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import serving
 
 pytestmark = pytest.mark.slow
@@ -82,10 +81,10 @@ def test_flower_shows_how_many_tasks_wait(tmp_path: Path) -> None:
                     rows = json.loads(told)["active_queues"] if told else []
                     return next((row["messages"] for row in rows if row["name"] == rig.name), None)
 
-                eventually(lambda: waiting() == 0, "Flower knows the queue of the worker")
+                wait_until(lambda: waiting() == 0, "Flower knows the queue of the worker")
                 for number in range(7):  # the worker holds them until it is time
                     rig.tasks.add.apply_async((number, 1), countdown=600)
-                eventually(lambda: waiting() == 7, "Flower shows seven tasks")
+                wait_until(lambda: waiting() == 7, "Flower shows seven tasks")
                 assert rig.name in ask("/broker")
         finally:
             rig.close()

@@ -24,8 +24,9 @@ from amqp.exceptions import (
 from kombu.pidbox import Mailbox
 from kombu.pools import producers
 
-from tests.interop.asking import TIMEOUT_S, eventually
+from tests.interop.asking import TIMEOUT_S
 from tests.interop.conftest import Fresh
+from tests.progress import wait_until
 
 # --- py-amqp ----------------------------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ def wait(connection: amqp.Connection, condition: Any) -> None:
                 connection.drain_events(timeout=0.1)
         return bool(condition())
 
-    eventually(came)
+    wait_until(came)
 
 
 def test_a_deleted_queue_cancels_its_consumer(
@@ -197,7 +198,7 @@ def test_heartbeats_keep_an_idle_connection_of_py_amqp(url: str) -> None:
     connection = open_amqp(url, heartbeat=1)
     assert connection.heartbeat == 1
     received_before = connection.bytes_recv
-    eventually(
+    wait_until(
         lambda: connection.send_heartbeat() or beats(connection) > received_before + 1,
         "two heartbeats of the server came",
     )
@@ -262,7 +263,7 @@ def test_a_producer_declares_publishes_and_a_consumer_gets_the_same(
                 compression=compression, headers={"id": priority}, priority=priority, retry=True,
             )  # fmt: skip
     with broker.Consumer(queue, callbacks=[receive], accept=["json", "pickle"]):
-        eventually(lambda: _drain(broker) or len(received) == 2)
+        wait_until(lambda: _drain(broker) or len(received) == 2)
     assert received == [
         ({"values": [1, 2.5, "drei", None]}, "task.new", priority, priority) for priority in (5, 0)
     ]
@@ -289,8 +290,8 @@ def test_a_consumer_that_requeues_and_one_that_rejects(broker: kombu.Connection,
         bound_dead.declare()
         broker.Producer(channel).publish("poison", routing_key=queue.name, declare=[queue])
         with broker.Consumer(queue, callbacks=[receive], channel=channel):
-            eventually(lambda: _drain(broker) or len(seen) == 2)
-        letter = eventually(bound_dead.get)
+            wait_until(lambda: _drain(broker) or len(seen) == 2)
+        letter = wait_until(bound_dead.get)
         assert (seen, letter.payload) == ([False, True], "poison")
         assert letter.headers["x-death"][0]["reason"] == "rejected"
         letter.ack()
@@ -333,4 +334,4 @@ def test_a_consumer_of_kombu_learns_that_its_queue_was_deleted(
         with kombu.Connection(url) as other:
             queue(other.channel()).delete()
         with pytest.raises(ConsumerCancelled):
-            eventually(lambda: _drain(broker))
+            wait_until(lambda: _drain(broker))

@@ -25,11 +25,11 @@ from tests.interop.asking import (
     connection_refuses,
     counts,
     drain,
-    eventually,
     get_one,
     publish,
 )
 from tests.interop.conftest import Connect, Fresh
+from tests.progress import wait_until
 
 FRAME_OVERHEAD = 8
 
@@ -132,7 +132,7 @@ def test_what_was_published_before_an_error_is_there_and_what_came_after_it_is_n
         channel._impl._send_method(method, (PERSISTENT, body))
     with pytest.raises(ChannelClosedByBroker):
         channel.queue_declare(queue)
-    eventually(lambda: counts(other, queue) == (1, 0))
+    wait_until(lambda: counts(other, queue) == (1, 0))
     assert drain(other, queue) == [b"before"]
 
 
@@ -227,7 +227,7 @@ def test_two_hundred_channels_of_one_connection_work_side_by_side(
     inboxes = [Inbox(one, queue, auto_ack=True) for one in channels]
     for number, one in enumerate(channels):
         publish(one, queue, str(number))
-    eventually(
+    wait_until(
         lambda: connection.process_data_events(0.05) or sum(len(one.received) for one in inboxes) == 200
     )
     assert sorted(int(body) for inbox in inboxes for body in inbox.bodies) == list(range(200))
@@ -244,7 +244,7 @@ def test_an_idle_connection_lives_by_heartbeats_and_a_dead_one_loses_its_consume
         one.channel().basic_consume(queue, lambda *_: None)
     assert counts(other, queue) == (0, 2)
     # pika sends heartbeats only while it is called: one of the two is.
-    eventually(
+    wait_until(
         lambda: idle.process_data_events(0.05) or counts(other, queue) == (0, 1),
         "the silent connection is gone",
     )

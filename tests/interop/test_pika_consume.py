@@ -17,12 +17,12 @@ from tests.interop.asking import (
     connection_refuses,
     counts,
     drain,
-    eventually,
     get,
     get_one,
     publish,
 )
 from tests.interop.conftest import Connect, Fresh
+from tests.progress import wait_until
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_deliveries_come_in_order_with_tags_from_1_and_all_that_was_published(
     assert [(one.tag, int(one.body)) for one in got] == [(number + 1, number) for number in range(50)]
     assert {(one.exchange, one.routing_key, one.redelivered) for one in got} == {(exchange, "a.b", False)}
     assert inbox.tag.startswith("ctag1.")
-    eventually(lambda: counts(channel, queue) == (0, 1))
+    wait_until(lambda: counts(channel, queue) == (0, 1))
 
 
 def test_every_property_and_header_type_comes_back_as_it_was(channel: BlockingChannel, queue: str) -> None:
@@ -92,7 +92,7 @@ def test_ack_of_several_settles_those_below_the_tag_only(
     channel.basic_ack(2)
     channel.basic_ack(4, multiple=True)
     channel.close()
-    eventually(lambda: counts(other, queue) == (1, 0))
+    wait_until(lambda: counts(other, queue) == (1, 0))
     assert drain(other, queue) == [b"e"]
 
 
@@ -103,7 +103,7 @@ def test_ack_of_0_settles_all(channel: BlockingChannel, other: BlockingChannel, 
     channel.basic_ack(0, multiple=True)
     channel.basic_ack(0, multiple=True)  # nothing is left to ack, and that is no error
     channel.close()
-    eventually(lambda: counts(other, queue) == (0, 0))
+    wait_until(lambda: counts(other, queue) == (0, 0))
 
 
 @pytest.mark.parametrize("settle", ["basic_ack", "basic_nack", "basic_reject"])
@@ -141,7 +141,7 @@ def test_requeued_messages_stand_where_they_were_and_are_redelivered(
     channel.basic_ack(2)
     channel.basic_reject(1, requeue=True)
     channel.basic_nack(4, multiple=True, requeue=True)
-    eventually(lambda: counts(channel, queue) == (5, 0))
+    wait_until(lambda: counts(channel, queue) == (5, 0))
     got = [get_one(other, queue, auto_ack=True) for _ in range(5)]
     assert [(one.body, one.redelivered) for one in got] == [
         (b"a", True), (b"c", True), (b"d", True), (b"e", False), (b"f", False)
@@ -158,7 +158,7 @@ def test_a_reject_without_requeue_and_no_dead_letter_exchange_drops(
     channel.basic_nack(3, multiple=True, requeue=False)
     channel.close()
     with_other = channel.connection.channel()
-    eventually(lambda: counts(with_other, queue) == (0, 0))
+    wait_until(lambda: counts(with_other, queue) == (0, 0))
 
 
 def test_recover_with_requeue_gives_all_back_redelivered_under_new_tags(
@@ -187,9 +187,9 @@ def test_a_closed_connection_gives_its_deliveries_back(
     publish(channel, queue, *"abc")
     leaving = connect()
     Inbox(leaving.channel(), queue).wait(3)
-    eventually(lambda: counts(channel, queue) == (0, 1))
+    wait_until(lambda: counts(channel, queue) == (0, 1))
     leaving.close()
-    eventually(lambda: counts(channel, queue) == (3, 0))
+    wait_until(lambda: counts(channel, queue) == (3, 0))
     got = [get_one(channel, queue) for _ in range(3)]
     assert [(one.body, one.redelivered) for one in got] == [(b"a", True), (b"b", True), (b"c", True)]
 
@@ -204,12 +204,12 @@ def test_a_cancelled_consumer_gets_nothing_more_and_its_deliveries_stay_its_chan
     inbox = Inbox(channel, queue)
     inbox.wait(2)
     channel.basic_cancel(inbox.tag)
-    eventually(lambda: counts(other, queue) == (0, 0))
+    wait_until(lambda: counts(other, queue) == (0, 0))
     publish(channel, queue, "c")
-    eventually(lambda: counts(channel, queue) == (1, 0))
+    wait_until(lambda: counts(channel, queue) == (1, 0))
     channel.basic_ack(1)
     channel.basic_nack(2, requeue=True)
-    eventually(lambda: counts(channel, queue) == (2, 0))
+    wait_until(lambda: counts(channel, queue) == (2, 0))
     assert [get_one(other, queue).body for _ in range(2)] == [b"b", b"c"]
     assert len(inbox.received) == 2
 
@@ -221,7 +221,7 @@ def test_a_consumer_is_told_when_its_queue_is_deleted(
     channel.add_on_cancel_callback(lambda frame: told.append(frame.method.consumer_tag))
     channel.basic_consume(queue, lambda *_: None, consumer_tag="mine")
     other.queue_delete(queue)
-    eventually(lambda: channel.connection.process_data_events(0.05) or told)
+    wait_until(lambda: channel.connection.process_data_events(0.05) or told)
     assert told == ["mine"]
     assert channel.consumer_tags == []
     assert channel.is_open
@@ -244,13 +244,13 @@ def test_a_consumer_tag_of_the_servers_making(
 ) -> None:
     answers: list[Any] = []
     channel._impl._rpc(pika.spec.Basic.Consume(queue=queue), answers.append, [pika.spec.Basic.ConsumeOk])
-    eventually(lambda: connection.process_data_events(0.05) or answers)
+    wait_until(lambda: connection.process_data_events(0.05) or answers)
     tag = answers[0].method.consumer_tag
     assert tag.startswith("amq.ctag-")
-    eventually(lambda: counts(channel, queue) == (0, 1))
+    wait_until(lambda: counts(channel, queue) == (0, 1))
     channel._impl._rpc(pika.spec.Basic.Cancel(consumer_tag=tag), answers.append, [pika.spec.Basic.CancelOk])
-    eventually(lambda: connection.process_data_events(0.05) or len(answers) == 2)
-    eventually(lambda: counts(channel, queue) == (0, 0))
+    wait_until(lambda: connection.process_data_events(0.05) or len(answers) == 2)
+    wait_until(lambda: counts(channel, queue) == (0, 0))
 
 
 def test_a_tag_used_twice_on_a_channel_closes_the_connection_with_530(
@@ -272,7 +272,7 @@ def test_the_same_tag_on_two_channels_is_two_consumers(
     second = connection.channel()
     for one in (channel, second):
         one.basic_consume(queue, lambda *_: None, consumer_tag="t")
-    eventually(lambda: counts(channel, queue) == (0, 2))
+    wait_until(lambda: counts(channel, queue) == (0, 2))
 
 
 def test_consume_and_get_of_a_missing_queue_are_404(connection: BlockingConnection, fresh: Fresh) -> None:
@@ -288,10 +288,10 @@ def test_prefetch_holds_a_consumer_back_until_it_acks(channel: BlockingChannel, 
     inbox = Inbox(channel, queue)
     publish(channel, queue, *(str(number) for number in range(10)))
     inbox.wait(3)
-    eventually(lambda: counts(channel, queue) == (7, 1))
+    wait_until(lambda: counts(channel, queue) == (7, 1))
     channel.basic_ack(2, multiple=True)
     inbox.wait(5)
-    eventually(lambda: counts(channel, queue) == (5, 1))
+    wait_until(lambda: counts(channel, queue) == (5, 1))
     channel.basic_nack(5, multiple=True, requeue=True)
     inbox.wait(8)
     assert inbox.bodies == [b"0", b"1", b"2", b"3", b"4", b"2", b"3", b"4"]
@@ -306,10 +306,10 @@ def test_prefetch_is_each_consumers_own_and_a_later_one_does_not_change_it(
     channel.basic_qos(prefetch_count=2)
     second = Inbox(channel, queue)
     publish(channel, queue, *"abcdefgh")
-    eventually(
+    wait_until(
         lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 3
     )
-    eventually(lambda: counts(channel, queue) == (5, 2))
+    wait_until(lambda: counts(channel, queue) == (5, 2))
     assert (len(first.received), len(second.received)) == (1, 2)
 
 
@@ -319,15 +319,15 @@ def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(
     channel.basic_qos(prefetch_count=3, global_qos=True)
     first, second = Inbox(channel, queue), Inbox(channel, queue)
     publish(channel, queue, *"abcdefgh")
-    eventually(
+    wait_until(
         lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 3
     )
-    eventually(lambda: counts(channel, queue) == (5, 2))
+    wait_until(lambda: counts(channel, queue) == (5, 2))
     channel.basic_ack(0, multiple=True)
-    eventually(
+    wait_until(
         lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 6
     )
-    eventually(lambda: counts(channel, queue) == (2, 2))
+    wait_until(lambda: counts(channel, queue) == (2, 2))
 
 
 def test_a_prefetch_for_consumers_lifts_the_one_of_the_channel(channel: BlockingChannel, queue: str) -> None:
@@ -335,7 +335,7 @@ def test_a_prefetch_for_consumers_lifts_the_one_of_the_channel(channel: Blocking
     inbox = Inbox(channel, queue)
     publish(channel, queue, *"abcd")
     inbox.wait(1)
-    eventually(lambda: counts(channel, queue) == (3, 1))
+    wait_until(lambda: counts(channel, queue) == (3, 1))
     channel.basic_qos(prefetch_count=2)  # of consumers that are still to come
     assert [one.body for one in inbox.wait(4)] == [b"a", b"b", b"c", b"d"]
 
@@ -348,7 +348,7 @@ def test_prefetch_says_nothing_to_a_consumer_without_acks_and_to_get(
     assert [get_one(channel, queue).body for _ in range(2)] == [b"a", b"b"]
     inbox = Inbox(channel, queue, auto_ack=True)
     assert [one.body for one in inbox.wait(3)] == [b"c", b"d", b"e"]
-    eventually(lambda: counts(channel, queue) == (0, 1))
+    wait_until(lambda: counts(channel, queue) == (0, 1))
 
 
 def test_prefetch_size_is_not_implemented(connection: BlockingConnection, channel: BlockingChannel) -> None:
@@ -364,7 +364,7 @@ def test_consumers_of_one_queue_take_turns(connection: BlockingConnection, queue
     channels = [connection.channel() for _ in range(3)]
     inboxes = [Inbox(one, queue) for one in channels]
     publish(channels[0], queue, *(str(number) for number in range(30)))
-    eventually(
+    wait_until(
         lambda: connection.process_data_events(0.05) or sum(len(one.received) for one in inboxes) == 30
     )
     assert [len(one.received) for one in inboxes] == [10, 10, 10]
@@ -379,7 +379,7 @@ def test_a_consumer_of_higher_priority_gets_all_while_it_has_credit(
     low = Inbox(channel, queue)
     high = Inbox(channel, queue, arguments={"x-priority": 10})
     publish(channel, queue, *"abcde")
-    eventually(lambda: connection.process_data_events(0.05) or len(low.received) + len(high.received) == 4)
+    wait_until(lambda: connection.process_data_events(0.05) or len(low.received) + len(high.received) == 4)
     assert (high.bodies, low.bodies) == ([b"a", b"b"], [b"c", b"d"])
 
 
@@ -401,7 +401,7 @@ def test_a_single_active_consumer_gets_everything_and_the_next_takes_over_when_i
     channel.queue_declare(queue, arguments={"x-single-active-consumer": True})
     leaving = connect()
     active, waiting = Inbox(leaving.channel(), queue), Inbox(channel, queue)
-    eventually(lambda: counts(channel, queue)[1] == 2)
+    wait_until(lambda: counts(channel, queue)[1] == 2)
     publish(channel, queue, *"abcd")
     active.wait(4)
     assert waiting.settled() == []
@@ -438,13 +438,13 @@ def test_no_local_keeps_a_connections_own_messages_from_it_and_gives_it_the_othe
     publish(channel, queue, "own")
     counts(channel, queue)
     publish(other, queue, "foreign")
-    eventually(lambda: channel.connection.process_data_events(0.05) or received)
+    wait_until(lambda: channel.connection.process_data_events(0.05) or received)
     assert received == [b"foreign"]
     assert drain(other, queue) == [b"own"]
     channel._impl._rpc(
         pika.spec.Basic.Cancel(consumer_tag="deaf"), lambda _: None, [pika.spec.Basic.CancelOk]
     )
-    eventually(lambda: counts(channel, queue) == (0, 0))
+    wait_until(lambda: counts(channel, queue) == (0, 0))
 
 
 def test_a_channel_that_the_broker_closes_takes_its_consumers_along(
@@ -454,7 +454,7 @@ def test_a_channel_that_the_broker_closes_takes_its_consumers_along(
     Inbox(failing, queue)
     with pytest.raises(ChannelClosedByBroker):
         failing.queue_declare(fresh("missing"), passive=True)
-    eventually(lambda: counts(channel, queue) == (0, 0))
+    wait_until(lambda: counts(channel, queue) == (0, 0))
 
 
 def test_cancelling_an_unknown_tag_is_answered(
@@ -464,5 +464,5 @@ def test_cancelling_an_unknown_tag_is_answered(
     channel._impl._rpc(
         pika.spec.Basic.Cancel(consumer_tag="unknown"), answers.append, [pika.spec.Basic.CancelOk]
     )
-    eventually(lambda: connection.process_data_events(0.05) or answers)
+    wait_until(lambda: connection.process_data_events(0.05) or answers)
     assert answers[0].method.consumer_tag == "unknown"

@@ -11,8 +11,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker, NackError
 
-from tests.interop.asking import Got, Inbox, channel_refuses, counts, drain, eventually, get, get_one, publish
+from tests.interop.asking import Got, Inbox, channel_refuses, counts, drain, get, get_one, publish
 from tests.interop.conftest import Fresh
+from tests.progress import wait_until
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_with_a_ttl_of_0_a_message_goes_to_a_waiting_consumer_or_nowhere(
     properties = {"expiration": "0"} if ttl == "message" else {}
     declare(channel, queue, **({"message_ttl": 0} if ttl == "queue" else {}))
     publish(channel, queue, "lost", **properties)
-    eventually(lambda: counts(channel, queue) == (0, 0))
+    wait_until(lambda: counts(channel, queue) == (0, 0))
     inbox = Inbox(channel, queue, auto_ack=True)
     publish(channel, queue, "given", **properties)
     assert [one.body for one in inbox.wait(1)] == [b"given"]
@@ -129,7 +130,7 @@ def test_an_unused_queue_expires_and_one_in_use_does_not(
         probe.close()
         return False
 
-    eventually(gone)
+    wait_until(gone)
     assert counts(channel, used) == (0, 1)
 
 
@@ -157,7 +158,7 @@ def test_unacked_messages_do_not_count_towards_max_length(channel: BlockingChann
     get_one(channel, queue)
     get_one(channel, queue)
     publish(channel, queue, "c", "d")
-    eventually(lambda: counts(channel, queue) == (2, 0))
+    wait_until(lambda: counts(channel, queue) == (2, 0))
     assert drain(channel, queue) == [b"c", b"d"]
 
 
@@ -179,7 +180,7 @@ def test_over_max_length_bytes_the_oldest_go(channel: BlockingChannel, fresh: Fr
     queue = fresh("queue")
     declare(channel, queue, max_length_bytes=100)
     publish(channel, queue, b"a" * 60, b"b" * 40, b"c" * 50)
-    eventually(lambda: counts(channel, queue) == (2, 0))
+    wait_until(lambda: counts(channel, queue) == (2, 0))
     assert drain(channel, queue) == [b"b" * 40, b"c" * 50]
 
 
@@ -189,7 +190,7 @@ def test_reject_publish_refuses_the_newest_and_without_confirms_nobody_is_told(
     queue = fresh("queue")
     declare(channel, queue, max_length=2, overflow="reject-publish")
     publish(channel, queue, *"abcd")
-    eventually(lambda: counts(channel, queue) == (2, 0))
+    wait_until(lambda: counts(channel, queue) == (2, 0))
     assert drain(channel, queue) == [b"a", b"b"]
 
 
@@ -281,7 +282,7 @@ def test_a_cycle_without_a_rejection_ends_with_the_message_dropped(
     publish(channel, one, "round")
     probe = fresh("probe")
     channel.queue_declare(probe)
-    eventually(lambda: counts(channel, one) == (0, 0) and counts(channel, two) == (0, 0))
+    wait_until(lambda: counts(channel, one) == (0, 0) and counts(channel, two) == (0, 0))
     assert (get(channel, one), get(channel, two)) == (None, None)
 
 
@@ -318,7 +319,7 @@ def test_higher_priorities_come_first_and_equal_ones_in_order(channel: BlockingC
         publish(channel, queue, body, priority=priority)
     assert [get_one(channel, queue).body for _ in range(3)] == [b"c", b"d", b"b"]
     channel.basic_nack(3, multiple=True, requeue=True)
-    eventually(lambda: counts(channel, queue) == (6, 0))
+    wait_until(lambda: counts(channel, queue) == (6, 0))
     assert drain(channel, queue) == [b"c", b"d", b"b", b"f", b"a", b"e"]
 
 
@@ -373,5 +374,5 @@ def test_a_queue_that_is_deleted_and_made_again_is_empty(
         channel.queue_declare(queue, durable=not transient)
         assert get(channel, queue) is None
         channel.basic_publish("", queue, b"x", pika.BasicProperties(delivery_mode=1 if transient else 2))
-        eventually(lambda: counts(channel, queue) == (1, 0))
+        wait_until(lambda: counts(channel, queue) == (1, 0))
         assert channel.queue_delete(queue).method.message_count == 1

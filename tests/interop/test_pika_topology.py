@@ -15,11 +15,11 @@ from tests.interop.asking import (
     connection_refuses,
     counts,
     drain,
-    eventually,
     get_one,
     publish,
 )
 from tests.interop.conftest import Connect, Fresh
+from tests.progress import wait_until
 
 
 def bound(
@@ -366,17 +366,17 @@ def test_declare_tells_messages_and_consumers_and_delete_and_purge_how_many_went
     answer = channel.queue_declare(queue).method
     assert (answer.queue, answer.message_count, answer.consumer_count) == (queue, 0, 0)
     publish(channel, queue, *"abcde")
-    eventually(lambda: counts(channel, queue) == (5, 0))
+    wait_until(lambda: counts(channel, queue) == (5, 0))
     get_one(channel, queue)
-    eventually(lambda: counts(channel, queue) == (4, 0))
+    wait_until(lambda: counts(channel, queue) == (4, 0))
     assert channel.queue_purge(queue).method.message_count == 4
     channel.basic_nack(1, requeue=True)  # the purge did not take what was out
-    eventually(lambda: counts(channel, queue) == (1, 0))
+    wait_until(lambda: counts(channel, queue) == (1, 0))
     other.basic_qos(prefetch_count=1)
     other.basic_consume(queue, lambda *_: None)
-    eventually(lambda: counts(channel, queue) == (0, 1))
+    wait_until(lambda: counts(channel, queue) == (0, 1))
     publish(channel, queue, "f", "g")
-    eventually(lambda: counts(channel, queue) == (2, 1))
+    wait_until(lambda: counts(channel, queue) == (2, 1))
     assert channel.queue_delete(queue).method.message_count == 2
     # it is not there any more, which is no error
     assert channel.queue_delete(queue).method.message_count == 0
@@ -493,7 +493,7 @@ def test_an_exclusive_queue_is_its_connections_alone_and_goes_with_it(
         channel = connection.channel()
         channel_refuses(channel, lambda one=channel, act=action: act(one), 405, text)
     publish(connection.channel(), queue, "b")  # anybody may publish to it
-    eventually(lambda: counts(own, queue) == (2, 0))
+    wait_until(lambda: counts(own, queue) == (2, 0))
     owner.close()
     missing = connection.channel()
     channel_refuses(

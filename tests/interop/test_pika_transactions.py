@@ -17,13 +17,13 @@ from tests.interop.asking import (
     channel_refuses,
     counts,
     drain,
-    eventually,
     get,
     get_one,
     lose,
     publish,
 )
 from tests.interop.conftest import Connect, Fresh
+from tests.progress import wait_until
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_acks_without_a_commit_are_undone_when_the_channel_closes_and_all_comes_
     tx.basic_ack(1)
     publish(tx, out, "dropped")
     tx.close()
-    eventually(lambda: counts(other, queue) == (4, 0))
+    wait_until(lambda: counts(other, queue) == (4, 0))
     again = [get_one(other, queue, auto_ack=True) for _ in range(4)]
     assert [(one.body, one.redelivered) for one in again] == [
         (b"a", True),
@@ -136,7 +136,7 @@ def test_a_transaction_of_a_lost_connection_is_rolled_back(
     publish(tx, out, "dropped")
     tx.queue_declare(queue, passive=True)
     lose(lost)
-    eventually(lambda: counts(other, queue) == (2, 0), "both are ready again")
+    wait_until(lambda: counts(other, queue) == (2, 0), "both are ready again")
     assert [get_one(other, queue).redelivered for _ in range(2)] == [True, False]
     assert get(other, out) is None
 
@@ -286,7 +286,7 @@ def test_an_unknown_or_repeated_tag_is_refused_at_once_and_the_transaction_is_ro
     publish(tx, out, "dropped")
     tx.basic_ack(1)
     channel_refuses(tx, lambda: tx.basic_ack(tag), 406, f"PRECONDITION_FAILED - unknown delivery tag {tag}")
-    eventually(lambda: counts(other, queue) == (1, 0), "the acked message is ready again")
+    wait_until(lambda: counts(other, queue) == (1, 0), "the acked message is ready again")
     assert get(other, out) is None
 
 

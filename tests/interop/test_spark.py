@@ -19,7 +19,7 @@ from pika.exceptions import ChannelClosedByBroker
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.amqp_server import AmqpServed
-from tests.interop.asking import eventually
+from tests.progress import wait_until
 from txmq import transactional
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -156,7 +156,7 @@ def test_a_queue_that_an_app_consumes_refuses_amqp_consumers_until_it_is_release
         with served.client() as client:
             client.release("owner", "even", force=True)
         channel.basic_publish("numbers", "n.0", "again", pika.BasicProperties(delivery_mode=2))
-        got = eventually(lambda: connection.channel().basic_get("even", auto_ack=True)[2])
+        got = wait_until(lambda: connection.channel().basic_get("even", auto_ack=True)[2])
         assert got == b"again"
 
 

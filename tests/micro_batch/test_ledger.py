@@ -10,7 +10,8 @@ from broker_core.broker.state.records import LedgerRecord, LineageRecord, Releas
 from broker_core.broker.state.undo import Undo
 from broker_core.errors import LineageConflict
 from broker_core.micro_batch import ledger as ledger_rules
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch
+from broker_core.micro_batch.unapplied import mark_applied, mark_mirrored
 from tests.micro_batch.partitions import APP, Written
 from tests.undo.snapshot import difference, snapshot
 
@@ -36,14 +37,12 @@ def entry(sequence: int, query: str = "query", *, log: str = "orders/0") -> Ledg
 
 def decide(ledger: Ledger, written: Written, sequence: int) -> None:
     made = entry(sequence)
-    opened = ledger.open(
-        written, APP, made.query_id, made.batch_id, "fail", consumes=True, claim_position=sequence
-    )
-    assert opened is None
-    ledger.require_ranges(APP, made.ranges, made.query_id, made.batch_id, lambda *_: False)
+    batch = MicroBatch(APP, made.query_id, made.batch_id)
+    assert ledger.open(written, batch, "fail", consumes=True, claim_position=sequence) is None
+    ledger.require_ranges(batch, made.ranges, lambda *_: False)
     ledger.decide(written, made)
     if sequence % 2:
-        ledger.mark_applied(written, APP, sequence, {})
+        mark_applied(ledger, written, APP, sequence, {})
 
 
 def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +50,7 @@ def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.
     ledger, written = Ledger(), Written()
     for sequence in range(1, 8):
         decide(ledger, written, sequence)
-    ledger.mark_mirrored(written, APP, 5)
+    mark_mirrored(ledger, written, APP, 5)
     replayed, known = Ledger(), {}
     for record in written.entries:
         key = record if isinstance(record, tuple) else (type(record), record.key)
@@ -68,7 +67,7 @@ def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.
     for each in (ledger, replayed):
         assert each.consumed(["orders/0", "orders/1"]) == {"orders/0": 70}
         with pytest.raises(LineageConflict, match="consumed up to 70"):
-            each.require_ranges(APP, {"orders/0": [60, 80]}, "query", 7, lambda *_: False)
+            each.require_ranges(MicroBatch(APP, "query", 7), {"orders/0": [60, 80]}, lambda *_: False)
 
 
 @pytest.mark.parametrize("release_first", [False, True])

@@ -26,7 +26,7 @@ from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads
 from broker_core.micro_batch.claims.releases import Releases
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.engine import EmbeddedEngine
 from connector.batch import after_commit, apply, batch_transaction
@@ -625,11 +625,9 @@ def gaps_are_fine(patch: Patch) -> None:
         lambda self, app_id, query_id: max(expected(self, app_id, query_id), self.__dict__.get("_wanted", 0)),
     )
 
-    def without(
-        self: Ledger, change: Any, app_id: str, query_id: str, batch_id: int, on_new: Any, **named: Any
-    ) -> Any:
-        self.__dict__["_wanted"] = batch_id if self.entry(app_id, query_id, batch_id) is None else 0
-        return opened(self, change, app_id, query_id, batch_id, "resume", **named)
+    def without(self: Ledger, change: Any, batch: MicroBatch, _on_new: Any, **named: Any) -> Any:
+        self.__dict__["_wanted"] = batch.batch_id if self.entry(batch) is None else 0
+        return opened(self, change, batch, "resume", **named)
 
     patch.setattr(Ledger, "open", without)
 

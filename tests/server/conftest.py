@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,7 @@ from broker_core import endpoint
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
 from tests.forked import Forked
-from tests.progress import GUARD_S, wait_until
+from tests.progress import GUARD_S
 
 
 class Served:
@@ -104,10 +104,6 @@ def end_broker(directory: Path) -> None:
             process = psutil.Process(found.pid)
             process.kill()
             process.wait(GUARD_S)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    wait_until(condition)
 
 
 def fill(client: BrokerClient, queue: str, count: int, *, size: int = 0) -> None:

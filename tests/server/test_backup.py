@@ -32,7 +32,7 @@ from broker_core.store.catalog import CATALOG_COPY
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
-from tests.server.conftest import eventually
+from tests.progress import wait_until
 
 LARGE = 1_500  # messages that are a block of a segment
 
@@ -92,7 +92,7 @@ def test_the_copy_is_of_one_moment_while_writers_go_on(broker: Broker, tmp_path:
     for each in writers:
         each.start()
     try:
-        eventually(lambda: len(confirmed) > 20)
+        wait_until(lambda: len(confirmed) > 20)
         before = set(confirmed)
         copies = [_backup(broker, tmp_path / f"copy-{number}") for number in range(3)]
     finally:
@@ -148,7 +148,7 @@ def test_commits_seals_and_deletions_go_on_at_every_step_of_a_backup(broker: Bro
     assert {"store.backup.kept", "server.backup.step", "server.backup.catalog", "server.backup.piece"} <= set(
         done
     )
-    eventually(lambda: not before & set(os.listdir(segments)))  # what was kept for the backup is deleted
+    wait_until(lambda: not before & set(os.listdir(segments)))  # what was kept for the backup is deleted
     assert not (tmp_path / "data" / CATALOG_COPY).exists()
     assert verify(made.directory).problems == []
     with Broker.open(made.directory) as copy:
@@ -167,11 +167,11 @@ def test_a_segment_that_was_deleted_during_the_backup_is_in_the_copy(broker: Bro
             channel.queue_delete("a")
             channel.queue_delete("b")
         broker._local.run(lambda _state, _change, _now: None)
-        eventually(lambda: number not in {usage.number for usage in store.segment_usage()})
+        wait_until(lambda: number not in {usage.number for usage in store.segment_usage()})
 
     failpoint.arm("server.backup.catalog", delete)
     made = _backup(broker, tmp_path / "copy")
-    eventually(lambda: not list((tmp_path / "data" / "segments").iterdir()))
+    wait_until(lambda: not list((tmp_path / "data" / "segments").iterdir()))
     with Broker.open(made.directory) as copy:
         assert len(_bodies(copy, "a")) == len(_bodies(copy, "b")) == LARGE
 

@@ -15,8 +15,8 @@ from broker_core.launcher import Broker
 from broker_core.store.catalog import CATALOG_COPY
 from broker_core.store.salvage.verify import verify
 from tests.forked import Forked
-from tests.progress import wait_for_end
-from tests.server.conftest import Served, bodies, eventually, fill
+from tests.progress import wait_for_end, wait_until
+from tests.server.conftest import Served, bodies, fill
 from tests.server.test_kill import patient
 
 pytestmark = pytest.mark.crash
@@ -83,7 +83,7 @@ def eventually_backed_up(served: Served, tmp_path: Path) -> bool:
         tried.append(_ended(_backup(served, tmp_path / f"again-{len(tried)}")))
         return tried[-1] == 0
 
-    eventually(done)
+    wait_until(done)
     return verify(tmp_path / f"again-{len(tried) - 1}").ok
 
 
@@ -124,7 +124,7 @@ def test_a_broker_that_is_asked_to_end_does_not_wait_for_a_backup_that_hangs(
 ) -> None:
     _filled(served)
     process = _backup(served, tmp_path / "copy", "backup.file=stop")
-    eventually(lambda: (tmp_path / "copy" / "catalog.db").exists())
+    wait_until(lambda: (tmp_path / "copy" / "catalog.db").exists())
     try:
         assert served.terminate() == 0
     finally:

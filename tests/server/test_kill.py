@@ -17,8 +17,8 @@ from broker_core import errors
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import REFUSED_ROWS, BranchHeader, StagedBranch
 from broker_core.store.salvage.verify import verify
-from tests.progress import GUARD_S
-from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
+from tests.progress import GUARD_S, wait_until
+from tests.server.conftest import MicroBatch, Served, bodies, end_broker, fill
 
 pytestmark = pytest.mark.crash
 
@@ -305,7 +305,7 @@ def test_channel_ends_with_its_lease_when_its_client_is_gone(
         channel = client.channel()
         assert channel.get("q") is not None
         assert [queue.unacknowledged for queue in client.queues()] == [1]
-        eventually(lambda: [queue.unacknowledged for queue in client.queues()] == [0])
+        wait_until(lambda: [queue.unacknowledged for queue in client.queues()] == [0])
         with pytest.raises(errors.ConnectionFailed, match="its lease"):
             channel.get("q")
         channel.close()

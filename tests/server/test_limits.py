@@ -36,7 +36,7 @@ from broker_core.server.flight.calls import Calls
 from broker_core.server.quotas import Quota, QuotaLimits, UserLimit
 from tests.amqp_peer import Closed, Peer, encoded, raw
 from tests.amqp_server import AmqpServed, serving
-from tests.server.conftest import eventually
+from tests.progress import wait_until
 from tests.server.flight.flight_calls import FILE, HEADER, Raw, messages, part_body
 from txmq import BrokerClient
 
@@ -103,9 +103,9 @@ def test_connections_of_a_user_and_in_total_are_limited_and_others_are_served(tm
             works(first)
             works(second)
             bob.abort()  # a lost connection counts no more
-        eventually(lambda: _opens(served, "carl"))
+        wait_until(lambda: _opens(served, "carl"))
         second.end()
-        eventually(lambda: _opens(served, "ann"))
+        wait_until(lambda: _opens(served, "ann"))
         assert first.get(1, "q") is not None and first.get(1, "q") is not None
         said = (served.directory / "audit.log").read_text()
         assert "user connection limit (2)" in said and "node connection limit (3)" in said
@@ -182,7 +182,7 @@ def eventually_channel(client: BrokerClient) -> Any:
             return False
         return True
 
-    eventually(opens)
+    wait_until(opens)
     return found[0]
 
 
@@ -291,12 +291,12 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
             return Raw(served.url, header[user]).call("engine.logs", {"queues": ["q"]})
 
         held = [waiting("ann", "q"), waiting("ann", "q")]
-        eventually(lambda: isinstance(asks("ann"), errors.Busy))
+        wait_until(lambda: isinstance(asks("ann"), errors.Busy))
         text = str(asks("ann"))
         assert "2 calls of user 'ann' are in progress, which is the limit: raise --user-calls" in text
         assert not isinstance(asks("bob"), errors.TxmqError)
         held.append(waiting("bob", "r"))
-        eventually(lambda: isinstance(asks("bob"), errors.Busy))
+        wait_until(lambda: isinstance(asks("bob"), errors.Busy))
         assert "3 calls are in progress, which is the limit: try again, or raise --calls" in str(asks("carl"))
         done = threading.Event()
 
@@ -463,7 +463,7 @@ def test_publishers_of_flight_wait_while_memory_is_low_and_what_makes_room_goes_
         write = client.stage(_header("w"), [messages(b"staged", routing_key="q")])
         alarm.limits = AlarmLimits(memory_bytes=8 * quotas.MiB)
         raw = Raw(broker.url)
-        eventually(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
+        wait_until(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
         rows = contract.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
         head = {"header": {**HEADER, "token": "late"}, "part": 0}
         refusals = [
@@ -514,7 +514,7 @@ def test_publishers_of_flight_wait_while_the_disk_is_low_and_so_does_the_command
         write = client.stage(_header("w"), [messages(b"staged", routing_key="q")])
         alarm.limits = AlarmLimits(disk_free_bytes=1 << 62)
         raw = Raw(broker.url)
-        eventually(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
+        wait_until(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
         with (
             BrokerClient(broker.url, reconnect_s=0.5) as hasty,
             pytest.raises(errors.Busy, match=r"low on disk \(.* MiB free on the disk of .*, the limit is "),
@@ -527,7 +527,7 @@ def test_publishers_of_flight_wait_while_the_disk_is_low_and_so_does_the_command
         ) as publishing:
             published = threading.Thread(target=channel.publish, args=(b"waits", "", "q"))
             published.start()
-            eventually(lambda: {"channel.publish", "channel.publish_all"} <= set(refused))
+            wait_until(lambda: {"channel.publish", "channel.publish_all"} <= set(refused))
             assert client.commit_branches("w", [write]) == 1
             with client.channel() as consumer:
                 got = [consumer.get("q", no_ack=True) for _ in range(3)]

@@ -35,7 +35,8 @@ from broker_core.server import tls as server_tls
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions
-from tests.server.conftest import Served, bodies, eventually, fill
+from tests.progress import wait_until
+from tests.server.conftest import Served, bodies, fill
 from tests.server.http.http_client import Api
 
 FREE = "127.0.0.1:0"
@@ -117,7 +118,7 @@ def test_messages_pass_both_doors_with_tls(tmp_path: Path, authority: Authority)
             channel = connection.channel()
             got = [channel.basic_get("q", auto_ack=True)[2] for _ in range(2)]
             channel.basic_publish("", "q", b"of pika")
-            eventually(lambda: bodies(client, "q")[-1] == b"of pika")
+            wait_until(lambda: bodies(client, "q")[-1] == b"of pika")
             assert [body.strip() for body in got] == [b"0", b"1"] and len(bodies(client, "q")) == 2999
 
 
@@ -279,16 +280,16 @@ def test_certificates_are_renewed_while_clients_are_connected(tmp_path: Path, au
         thread.start()
         old = served.certificates()
         authority.sign()
-        eventually(lambda: "" not in (new := served.certificates()) and not set(new) & set(old))
+        wait_until(lambda: "" not in (new := served.certificates()) and not set(new) & set(old))
         at = calls[0]
-        eventually(lambda: calls[0] > at + 10)
+        wait_until(lambda: calls[0] > at + 10)
         ended.set()
         thread.join()
         assert failed == [] and len(set(served.certificates())) == 1
         assert seen + sum(batch.num_rows for batch in rows) == 4000
         channel.basic_publish("", "q", b"of the old connection")
         with served.client() as other, contextlib.closing(served.amqp()):
-            eventually(lambda: other.queues()[0].messages == 4001)
+            wait_until(lambda: other.queues()[0].messages == 4001)
 
 
 def test_http_is_https_with_the_same_certificates_and_says_when_they_expire(
@@ -332,12 +333,12 @@ def test_files_that_are_no_pair_never_replace_those_in_use(
         for half in (b"", b"no key", Path(authority.sign("other").key).read_bytes()):
             caplog.clear()
             Path(pair.key).write_bytes(half)
-            eventually(lambda: "cannot be renewed" in caplog.text)
+            wait_until(lambda: "cannot be renewed" in caplog.text)
             assert served.certificates() == old
         Path(pair.key).unlink()
         Path(pair.key).write_bytes(whole)
         authority.sign()
-        eventually(lambda: "" not in (new := served.certificates()) and not set(new) & set(old))
+        wait_until(lambda: "" not in (new := served.certificates()) and not set(new) & set(old))
         assert "PRIVATE KEY" not in caplog.text
 
 
@@ -347,7 +348,7 @@ def test_sighup_reads_the_certificates_again(authority: Authority, served: Serve
     old = _served(served.port)
     authority.sign()
     os.kill(served.pid, signal.SIGHUP)
-    eventually(lambda: _served(served.port) not in (old, ""))
+    wait_until(lambda: _served(served.port) not in (old, ""))
     assert served.terminate() == 0
 
 
@@ -420,7 +421,7 @@ def test_any_bytes_at_the_doors_leave_others_served_and_nothing_behind(
     for _ in range(60):  # behind the handshake
         with contextlib.suppress(OSError), _handshaken(authority, source.choice(ports)) as inside:
             inside.sendall(source.randbytes(source.randint(1, 300)))
-    eventually(lambda: process.num_fds() <= before + 4)
+    wait_until(lambda: process.num_fds() <= before + 4)
     known = Credentials(tls_ca=authority.ca)
     with BrokerClient(f"txmqs://localhost:{ports[0]}", credentials=known) as client:
         assert client.queues() == []

@@ -21,7 +21,7 @@ from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles, TlsOptions
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, peer
-from tests.server.conftest import eventually
+from tests.progress import wait_until
 
 LIMIT = 20
 
@@ -78,7 +78,7 @@ def test_more_than_the_limit_ends_the_oldest_and_honest_clients_are_served(
             )
             client.sendall(said)
             held.append(client)
-        eventually(lambda: sum(map(_ended, held)) >= 2 * LIMIT and len(server.unauthenticated) <= LIMIT)
+        wait_until(lambda: sum(map(_ended, held)) >= 2 * LIMIT and len(server.unauthenticated) <= LIMIT)
         late = stack.enter_context(peer(url, 1))  # it takes the place of the oldest, and leaves it
         for client in (honest, late):
             client.publish(1, "", "nowhere", b"x")
@@ -102,7 +102,7 @@ def test_the_time_to_log_in_is_limited_with_tls_too(tmp_path: Path, encrypted: b
                 inside.settimeout(30)
                 with contextlib.suppress(OSError):
                     assert inside.recv(100) == b""
-        eventually(lambda: len(server.unauthenticated) == 0 and not server.connections)
+        wait_until(lambda: len(server.unauthenticated) == 0 and not server.connections)
 
 
 def test_the_one_that_waits_longest_is_ended() -> None:

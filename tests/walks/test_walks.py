@@ -28,7 +28,7 @@ LIMITS = {
     "publish": 11,
     "login": 30,
     "channel": 18,
-    "batch": 30,
+    "batch": 28,
     "kafka-batch": 25,
 }
 

@@ -12,6 +12,7 @@ Offsets are end-exclusive: ``end`` is the next offset to read. Times are microse
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -461,26 +462,24 @@ RECORDS: tuple[type[Record], ...] = (
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
-
-
-def canonical(value: object) -> str:
-    """Returns one text for equal values: of a field that is a dict or a list, and of keys. It has what AMQP
-    has and JSON has not: decimals, bytes. Raises TypeError, ValueError for a value without such a text.
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged)
-
-
-def parse(text: str) -> Any:
-    """Returns the value of a canonical text. Raises ValueError."""
-    return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
-
-
 def _tagged(value: object) -> dict[str, str]:
     if isinstance(value, Decimal):
         return {_DECIMAL: str(value)}
     if isinstance(value, bytes):
         return {_BYTES: value.hex()}
     raise TypeError(f"{value!r} cannot be stored")
+
+
+# Returns one text for equal values: of a field that is a dict or a list, and of keys. It has what AMQP has
+# and JSON has not: decimals, bytes. Raises TypeError, ValueError for a value without such a text.
+canonical: Callable[[object], str] = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_tagged
+).encode
+
+
+def parse(text: str) -> Any:
+    """Returns the value of a canonical text. Raises ValueError."""
+    return json.loads(text, object_hook=_untagged if "\\u0000" in text else None)
 
 
 def _untagged(found: dict[str, object]) -> object:

@@ -261,7 +261,7 @@ class Exchanges(Generic[Q]):
         QueueNotFound, PreconditionFailed (arguments).
         """
         source = self.exchange(exchange)
-        self._bind(change, source, self.queue(queue), routing_key, arguments or {})
+        self._bind(change, source, Binding(self.queue(queue), routing_key, arguments or {}))
 
     def unbind(
         self,
@@ -276,7 +276,7 @@ class Exchanges(Generic[Q]):
             raise refusals.default_exchange()
         source, target = self.exchanges.get(exchange), self.queues.get(queue)
         if source is not None and target is not None:
-            self._unbind(change, source, target, routing_key, arguments or {})
+            self._unbind(change, source, Binding(target, routing_key, arguments or {}))
 
     def bind_exchange(
         self,
@@ -293,7 +293,7 @@ class Exchanges(Generic[Q]):
         if destination == "":
             raise refusals.default_exchange()
         found = self.exchange(source)
-        self._bind(change, found, self.exchange(destination), routing_key, arguments or {})
+        self._bind(change, found, Binding(self.exchange(destination), routing_key, arguments or {}))
 
     def unbind_exchange(
         self,
@@ -309,16 +309,10 @@ class Exchanges(Generic[Q]):
         found, target = self.exchanges.get(source), self.exchanges.get(destination)
         if found is not None and target is not None:
             check_binding(f"exchange '{destination}' in vhost '{self.vhost}'", arguments or {})
-            self._unbind(change, found, target, routing_key, arguments or {})
+            self._unbind(change, found, Binding(target, routing_key, arguments or {}))
 
-    def _bind(
-        self,
-        change: Change,
-        source: Exchange[Q],
-        target: Q | Exchange[Q],
-        routing_key: str,
-        arguments: dict[str, object],
-    ) -> None:
+    def _bind(self, change: Change, source: Exchange[Q], binding: Binding) -> None:
+        target, routing_key, arguments = binding
         check_text("a routing key", routing_key)
         kind = "queue" if _is_queue(target) else "exchange"
         check_binding(f"{kind} '{target.name}' in vhost '{self.vhost}'", arguments)
@@ -331,18 +325,12 @@ class Exchanges(Generic[Q]):
         if new and _is_written(source, target):
             change.put(_record_of(target)(source.name, target.name, routing_key, arguments, self.vhost))
 
-    def _unbind(
-        self,
-        change: Change,
-        source: Exchange[Q],
-        target: Q | Exchange[Q],
-        routing_key: str,
-        arguments: dict[str, object],
-    ) -> None:
+    def _unbind(self, change: Change, source: Exchange[Q], binding: Binding) -> None:
+        target = binding.destination
         before = source.bytes_of(target)
-        if source.unbind(target, routing_key, arguments):
+        if source.unbind(*binding):
             self.bound.add(source.bytes_of(target) - before)
-            self._drop_bindings(change, source, [Binding(target, routing_key, arguments)])
+            self._drop_bindings(change, source, [binding])
             if source.auto_delete and not source.bound:
                 self._remove_exchanges(change, [source])
 

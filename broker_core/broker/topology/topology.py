@@ -19,7 +19,7 @@ from broker_core.broker.arguments import (
     inequivalent_arguments,
 )
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing.exchange import DefaultExchange
+from broker_core.broker.routing.exchange import Binding, DefaultExchange
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import ANY, DELETED, Change, Numbers
 from broker_core.broker.state.records import (
@@ -276,7 +276,7 @@ class Topology(Exchanges[Queue]):
         target = self.visible_to(queue, connection)
         if target.replies:
             raise refusals.no_queue(queue, self.vhost)
-        self._bind(change, source, target, routing_key, arguments or {})
+        self._bind(change, source, Binding(target, routing_key, arguments or {}))
 
     def unbind(
         self,

@@ -7,7 +7,7 @@ Invariant: versions from Kafka 3.1 on are spoken (topic ids in a fetch, KIP-516)
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from broker_core.kafka.protocol import port
@@ -55,6 +55,13 @@ def _by_topic(logs: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]
 
 def _partitions(logs: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return {topic: [number for number, _ in found] for topic, found in _by_topic(dict.fromkeys(logs)).items()}
+
+
+def _answered(topics: Iterable[Answer], name: str = "partitions") -> Iterator[tuple[TopicPartition, Answer]]:
+    """Yields what an answer says of each log, in the field ``name`` of its topic."""
+    for topic in topics:
+        for part in getattr(topic, name):
+            yield TopicPartition(topic.name, part.partition_index), part
 
 
 # -- the cluster ---------------------------------------------------------------------------------------------
@@ -133,13 +140,8 @@ def _list_offsets(request: port.ListOffsets) -> RequestCodec:
     ]
 
     def read(answer: Answer) -> dict[TopicPartition, port.OffsetAnswer]:
-        return {
-            TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
-                Code(part.error_code), part.offset
-            )
-            for each in answer.topics
-            for part in each.partitions
-        }
+        found = _answered(answer.topics)
+        return {log: port.OffsetAnswer(Code(part.error_code), part.offset) for log, part in found}
 
     # version 5 is the first that answers OFFSET_NOT_AVAILABLE (KIP-207)
     return RequestCodec(
@@ -252,13 +254,8 @@ def _delete_records(request: port.DeleteRecords) -> RequestCodec:
     ]
 
     def read(answer: Answer) -> dict[TopicPartition, port.OffsetAnswer]:
-        return {
-            TopicPartition(each.name, part.partition_index): port.OffsetAnswer(
-                Code(part.error_code), part.low_watermark
-            )
-            for each in answer.topics
-            for part in each.partitions
-        }
+        found = _answered(answer.topics)
+        return {log: port.OffsetAnswer(Code(part.error_code), part.low_watermark) for log, part in found}
 
     return RequestCodec(
         DeleteRecordsRequest, 1, 2, {"topics": topics, "timeout_ms": request.timeout_ms}, read
@@ -294,11 +291,8 @@ def _add_partitions(request: port.AddPartitions) -> RequestCodec:
     }
 
     def read(answer: Answer) -> dict[TopicPartition, Code]:
-        return {
-            TopicPartition(each.name, part.partition_index): Code(part.partition_error_code)
-            for each in answer.results_by_topic_v3_and_below
-            for part in each.results_by_partition
-        }
+        found = _answered(answer.results_by_topic_v3_and_below, "results_by_partition")
+        return {log: Code(part.partition_error_code) for log, part in found}
 
     return RequestCodec(AddPartitionsToTxnRequest, 3, 3, fields, read)  # later versions are for brokers
 
@@ -395,12 +389,9 @@ def _log_sizes(request: port.LogSizes) -> RequestCodec:
             code = Code(directory.error_code)
             if code:
                 return dict.fromkeys(request.logs, port.SizeAnswer(code, 0))
-            for each in directory.topics:
-                for part in each.partitions:
-                    if not part.is_future_key:
-                        found[TopicPartition(each.name, part.partition_index)] = port.SizeAnswer(
-                            Code.NONE, part.partition_size
-                        )
+            for log, part in _answered(directory.topics):
+                if not part.is_future_key:
+                    found[log] = port.SizeAnswer(Code.NONE, part.partition_size)
         return found
 
     return RequestCodec(DescribeLogDirsRequest, 2, 4, {"topics": topics}, read)
@@ -420,11 +411,7 @@ def _commit_offsets(request: port.CommitOffsets) -> RequestCodec:
     ]
 
     def read(answer: Answer) -> dict[TopicPartition, Code]:
-        return {
-            TopicPartition(each.name, part.partition_index): Code(part.error_code)
-            for each in answer.topics
-            for part in each.partitions
-        }
+        return {log: Code(part.error_code) for log, part in _answered(answer.topics)}
 
     fields = {
         "group_id": request.group,

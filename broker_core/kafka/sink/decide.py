@@ -28,8 +28,8 @@ from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
-from broker_core.micro_batch.decision import Batch, before, new_entry, public
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, public
+from broker_core.micro_batch.unapplied import note, noted
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -54,21 +54,12 @@ class Decider:
         self.fenced = self._fenced = FencedApp(client, decisions)
 
     # -- C1 --------------------------------------------------------------------------------------------------
-    def open(
-        self, query_id: str, batch_id: int, on_new: OnNewCheckpoint, token: str, *, consumes: bool
-    ) -> Opened:
+    def open(self, batch: MicroBatch, on_new: OnNewCheckpoint, token: str, *, consumes: bool) -> Opened:
         """Opens a batch. Raises LineageConflict, BatchGap."""
 
         def rule(changes: Changes) -> LedgerRecord | None:
-            return self._ledger.open(
-                changes,
-                self._app,
-                query_id,
-                batch_id,
-                on_new,
-                consumes=consumes,
-                claim_position=self._progress.position(),
-            )
+            position = self._progress.position()
+            return self._ledger.open(changes, batch, on_new, consumes=consumes, claim_position=position)
 
         def attempt() -> Opened:
             lineage = Changes()
@@ -96,8 +87,7 @@ class Decider:
     # -- C4 --------------------------------------------------------------------------------------------------
     def commit(
         self,
-        query_id: str,
-        batch_id: int,
+        batch: MicroBatch,
         token: str,
         branches: Sequence[StagedBranch],
         *,
@@ -107,7 +97,6 @@ class Decider:
         """Decides a batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable, TransactionTooLarge,
         QueueNotFound.
         """
-        batch = (self._app, query_id, batch_id)
         staged = parse(branches)
 
         def attempt() -> Committed:
@@ -115,12 +104,12 @@ class Decider:
 
             def ask() -> LedgerRecord | None:
                 nonlocal ranges
-                ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
-                entry = before(self._ledger, batch)
+                ranges = self._refreshed().ranges_read(*batch[1:]) if consumes and batch.query_id else {}
+                entry = self._ledger.decided(batch)
                 if entry is not None:
                     _require_equal(entry, ranges, self._progress.position())
                     return entry
-                self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._progress.settled)
+                self._ledger.require_ranges(batch, ranges, self._progress.settled)
                 return None
 
             # 1. own the app, with an epoch whose transaction may last long enough
@@ -205,14 +194,14 @@ class Decider:
             # 1. what was recorded before, by whom ever
             self._fenced.fence(timeout_ms(named))
             self._decisions.learn(self._refreshed())
-            known = self._ledger.noted(*batch, REFUSED_ROWS)
+            known = noted(self._ledger, *batch, REFUSED_ROWS)
             if known is not None:
                 return known
             # 2. the rows and the record, in one transaction
             won, at_us = require(named, token, None), time.time_ns() // 1000
             require_routable(won)
             _, changes = self._decisions.trial(
-                lambda changes: self._ledger.note(changes, *batch, REFUSED_ROWS, at_us, rows)
+                lambda changes: note(self._ledger, changes, *batch, REFUSED_ROWS, at_us, rows)
             )
             self._publish(won, changes)
             return rows
@@ -269,15 +258,14 @@ class Decider:
 
 def _new_entry(
     ledger: Ledger,
-    batch: Batch,
+    batch: MicroBatch,
     token: str,
     ranges: dict[str, list[int]],
     won: Sequence[NamedBranch],
     claim_position: int,
 ) -> LedgerRecord:
     """Returns the ledger entry of a batch that publishes and applies ``won``, as of now."""
-    return new_entry(
-        ledger,
+    return ledger.new_entry(
         batch,
         token,
         ranges,

@@ -34,6 +34,7 @@ from broker_core.kafka.sink.producer import (
 from broker_core.kafka.topics import entry
 from broker_core.kafka.topics.entry import Entry
 from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.unapplied import mark_applied, mark_mirrored, note, skip
 
 T = TypeVar("T")
 
@@ -159,16 +160,16 @@ class Decisions:
         versions = progress.versions() if applied else {}
         for record in ledger.unapplied(app_id):
             if record.sequence in applied:
-                ledger.mark_applied(nowhere, app_id, record.sequence, versions.get(record.sequence, {}))
+                mark_applied(ledger, nowhere, app_id, record.sequence, versions.get(record.sequence, {}))
                 continue
             named = {branch for _, _, branch, _ in record.branches}
             for branch, to in skipped.get(record.sequence, {}).items():
                 if branch in named:
-                    ledger.skip(nowhere, app_id, record.sequence, {branch}, to)
+                    skip(ledger, nowhere, app_id, record.sequence, {branch}, to)
             for branch, name, at_us, text in notes.get(record.sequence, ()):
                 with contextlib.suppress(errors.UnknownTransaction):  # all of it is skipped
-                    ledger.note(nowhere, app_id, record.sequence, {branch}, name, at_us, text)
-        ledger.mark_mirrored(nowhere, app_id, progress.mirrored())
+                    note(ledger, nowhere, app_id, record.sequence, {branch}, name, at_us, text)
+        mark_mirrored(ledger, nowhere, app_id, progress.mirrored())
         self._undo.begin()
 
 

@@ -42,9 +42,9 @@ from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
 from broker_core.kafka.topics.routing import ClusterTopology
 from broker_core.micro_batch.claims.releases import require_idle
-from broker_core.micro_batch.decision import public
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, public
 from broker_core.micro_batch.resume import newest_of_each_log
+from broker_core.micro_batch.unapplied import note, skip
 
 
 class _App:
@@ -72,7 +72,7 @@ class _App:
     def note(self, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
         ledger, at_us = self.refreshed(), time.time_ns() // 1000
         fresh, _ = self.decisions.trial(
-            lambda changes: ledger.note(changes, self.app_id, sequence, set(branches), name, at_us, text)
+            lambda changes: note(ledger, changes, self.app_id, sequence, set(branches), name, at_us, text)
         )
         if fresh:
             self.progress.note(sequence, fresh, name, text)
@@ -163,8 +163,8 @@ class KafkaSink:
         self._staging.ensure(app_id)
         with app.lock:
             app.cleaner.require_right()
-            token = token or uuid.uuid4().hex
-            return app.decider.open(query_id, batch_id, on_new_checkpoint, token, consumes=consumes)
+            batch, token = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex
+            return app.decider.open(batch, on_new_checkpoint, token, consumes=consumes)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         return self._staging.stage(header, rows)
@@ -181,11 +181,11 @@ class KafkaSink:
         consumes: bool = True,
         opens: OnNewCheckpoint | None = None,
     ) -> Committed:
-        batch = query_id, batch_id
+        batch = MicroBatch(app_id, query_id, batch_id)
         if opens is not None:
-            self.open_batch(app_id, *batch, opens, token=token, consumes=consumes)
+            self.open_batch(*batch, opens, token=token, consumes=consumes)
         with (app := self._app(app_id)).lock:
-            return app.decider.commit(*batch, token, branches, on_unroutable=on_unroutable, consumes=consumes)
+            return app.decider.commit(batch, token, branches, on_unroutable=on_unroutable, consumes=consumes)
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: OnUnroutable = "fail"
@@ -252,7 +252,7 @@ class KafkaSink:
         with app.lock:
             ledger = app.refreshed()
             fresh, _ = app.decisions.trial(
-                lambda changes: ledger.skip(changes, app_id, sequence, set(branches), to)
+                lambda changes: skip(ledger, changes, app_id, sequence, set(branches), to)
             )
             if fresh:
                 app.progress.skip(sequence, fresh, to)

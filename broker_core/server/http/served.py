@@ -16,7 +16,7 @@ from broker_core.broker.history.lookup import Sees
 from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.errors import NotAllowed
 from broker_core.micro_batch import overview
-from broker_core.micro_batch.decision import ledger_info
+from broker_core.micro_batch.ledger_info import ledger_info
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from broker_core.engine import LedgerEntry
 from connector.delta.table_files import TableFiles
+from connector.files import readable
 from connector.tables.table_format import Attempt
 
 ROOT = "_txmq"
@@ -47,7 +48,5 @@ def _sequence(name: str) -> int:
 
 
 def _app_directory(attempt: Attempt) -> str:
-    readable = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in attempt.app_id)[
-        :60
-    ]
-    return f"{ROOT}/{readable}-{hashlib.sha256(attempt.txn_app_id.encode()).hexdigest()[:16]}"
+    name = hashlib.sha256(attempt.txn_app_id.encode()).hexdigest()[:16]
+    return f"{ROOT}/{readable(attempt.app_id)[:60]}-{name}"

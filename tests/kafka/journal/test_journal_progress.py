@@ -8,7 +8,7 @@ from broker_core.kafka.journal.journal import AppProgress, Journal
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch import ledger
-from broker_core.micro_batch.decision import tables
+from broker_core.micro_batch.ledger_info import tables
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver
 
 

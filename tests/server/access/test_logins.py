@@ -44,7 +44,7 @@ from broker_core.server.flight.login import peer_address
 from broker_core.store.salvage.salvage import salvage
 from tests.amqp_peer import Closed, Peer
 from tests.permission_rows import PASSWORD
-from tests.server.conftest import eventually
+from tests.progress import wait_until
 from tests.server.flight.flight_calls import Raw
 from tests.server.http.http_client import Api, serving
 
@@ -855,7 +855,7 @@ def test_what_was_counted_is_written_at_the_end_of_its_interval(
     log = Audit(str(tmp_path))
     for _ in range(3):
         log.record("login", "ann", "10.0.0.1", answer="refused", why="wrong")
-    eventually(lambda: '"more": 2' in (tmp_path / audits.FILE).read_text())
+    wait_until(lambda: '"more": 2' in (tmp_path / audits.FILE).read_text())
     log.record("login", "ann", "10.0.0.1", answer="refused", why="wrong")
     log.close()
     assert [json.loads(line).get("more") for line in (tmp_path / audits.FILE).read_text().splitlines()] == [

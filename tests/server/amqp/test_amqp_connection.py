@@ -31,6 +31,7 @@ from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, AnyFrame, Closed, Peer, content, encoded, peer
+from tests.progress import wait_until
 
 MiB = 1024 * 1024
 LOOPBACK = "127.0.0.1:0"
@@ -115,13 +116,6 @@ def broker() -> Iterator[Served]:
         yield made
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
-
-
 def remaining(connection: Peer, timeout_s: float = 10.0) -> list[tuple[int, AnyFrame]]:
     """What still comes until the broker closes the socket, which it has to do."""
     found = []
@@ -148,7 +142,7 @@ def test_a_client_that_falls_silent_in_the_handshake_is_closed(said: bytes) -> N
     with served(AmqpOptions(handshake_timeout_s=0.3)) as broker, Peer(broker.url) as client:
         client.write(said)
         remaining(client)
-        eventually(lambda: not broker.server.connections)
+        wait_until(lambda: not broker.server.connections)
 
 
 def test_an_open_connection_outlives_the_time_limit_of_the_handshake() -> None:
@@ -284,14 +278,14 @@ def test_half_a_frame_holds_up_nobody_and_is_taken_when_the_rest_comes(broker: S
             slow.write(publish[:cut])
             assert quick.get(1, "q") is None
             slow.write(publish[cut:])
-            eventually(lambda: (quick.get(1, "q") or (None, b""))[1] == b"whole")
+            wait_until(lambda: (quick.get(1, "q") or (None, b""))[1] == b"whole")
 
 
 def test_a_client_that_goes_in_the_middle_of_a_frame_leaves_nothing(broker: Served) -> None:
     with peer(broker.url, 1) as client:
         client.call(1, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
         client.write(content(1, c.Basic.Publish(routing_key="q"), b"x" * 1000)[:-500])
-    eventually(lambda: not broker.server.connections and "q" not in broker.broker.state.topology.queues)
+    wait_until(lambda: not broker.server.connections and "q" not in broker.broker.state.topology.queues)
 
 
 def test_a_connection_per_message_loses_none_and_leaves_none_open(broker: Served) -> None:
@@ -305,7 +299,7 @@ def test_a_connection_per_message_loses_none_and_leaves_none_open(broker: Served
                 one.basic_publish("", "q", str(number).encode())
         bodies = [channel.basic_get("q", auto_ack=True)[2] for _ in range(100)]
     assert bodies == [str(number).encode() for number in range(100)]
-    eventually(lambda: not broker.server.connections)
+    wait_until(lambda: not broker.server.connections)
 
 
 # -- commits and order ---------------------------------------------------------------------------------------
@@ -411,11 +405,11 @@ def test_a_consumer_that_starts_on_a_connection_that_is_not_read_waits_for_it(br
             channel.queue_declare(queue)
             for _ in range(24):
                 channel.basic_publish("", queue, b"x" * MiB)
-        eventually(lambda: channel.queue_declare("second", passive=True).method.message_count == 24)
+        wait_until(lambda: channel.queue_declare("second", passive=True).method.message_count == 24)
         slow.send(1, c.Basic.Consume(queue="first", consumer_tag="first", no_ack=True))
-        eventually(lambda: broker.unsent_bytes() > amqp_connection.HIGH_BYTES)
+        wait_until(lambda: broker.unsent_bytes() > amqp_connection.HIGH_BYTES)
         slow.send(2, c.Basic.Consume(queue="second", consumer_tag="second", no_ack=True))
-        eventually(lambda: channel.queue_declare("second", passive=True).method.consumer_count == 1)
+        wait_until(lambda: channel.queue_declare("second", passive=True).method.consumer_count == 1)
         assert broker.unsent_bytes() < amqp_connection.HIGH_BYTES + 2 * MiB
         tags = []
         while len(tags) < 48:
@@ -436,7 +430,7 @@ def test_replies_that_nobody_reads_stop_the_reading_of_commands(broker: Served) 
             channel.basic_publish("", "q", number.to_bytes(4, "big") * (MiB // 4))
         for _ in range(count):
             greedy.send(1, c.Basic.Get(queue="q", no_ack=True))
-        eventually(lambda: broker.unsent_bytes() > amqp_connection.HARD_BYTES)
+        wait_until(lambda: broker.unsent_bytes() > amqp_connection.HARD_BYTES)
         assert broker.unsent_bytes() < amqp_connection.HARD_BYTES + 3 * MiB
         assert channel.queue_declare("q", passive=True).method.message_count > count // 2
         for number in range(count):
@@ -455,7 +449,7 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
             consumer.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
             for _ in range(12):
                 publisher.publish(1, "", "q", b"x" * MiB)
-            eventually(lambda: bool(broker.server.alarm))
+            wait_until(lambda: bool(broker.server.alarm))
             assert (
                 publisher.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count
                 == 12
@@ -480,7 +474,7 @@ def test_a_publisher_that_does_not_understand_blocked_only_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served(AmqpOptions(alarms=AlarmLimits(disk_free_bytes=1 << 62)), directory=str(tmp_path)) as broker:
-        eventually(lambda: broker.server.alarm == "low on disk")
+        wait_until(lambda: broker.server.alarm == "low on disk")
         assert f"MiB free on the disk of {tmp_path}, the limit is " in caplog.text
         with Peer(broker.url) as client:
             client.started()
@@ -522,7 +516,7 @@ def test_deliveries_of_a_lost_connection_come_again_and_its_transaction_is_rolle
             assert lost.get(1, "q", no_ack=False) is not None
             lost.publish(1, "", "q", b"rolled back")
             lost.call(1, c.Basic.Qos(0, 1, False), c.Basic.QosOk)
-        eventually(
+        wait_until(
             lambda: (
                 heir.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 1
             )
@@ -600,7 +594,7 @@ def test_a_client_that_broke_the_protocol_and_answers_close_is_let_go_at_once() 
         assert client.expect(c.Connection.Close, 0).reply_code == 501
         answer = encoded(0, c.Connection.CloseOk())
         client.write(b"\0" * 50 + answer[:5])
-        eventually(lambda: broker.in_loop(overheard) == [answer[:5]])
+        wait_until(lambda: broker.in_loop(overheard) == [answer[:5]])
         client.write(answer[5:])
         remaining(client)
 
@@ -679,7 +673,7 @@ def test_idle_time_counts_from_the_last_connection() -> None:
     with served() as broker:
         with peer(broker.url):
             assert broker.server.idle_s() == 0
-        eventually(lambda: 0 < broker.server.idle_s() < 5)
+        wait_until(lambda: 0 < broker.server.idle_s() < 5)
 
 
 def test_a_user_sees_what_the_broker_is(broker: Served) -> None:

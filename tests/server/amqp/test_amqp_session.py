@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import Closed, Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving
+from tests.progress import wait_until
 
 ROWS = 20_000
 
@@ -274,11 +275,11 @@ def test_a_connection_that_is_lost_while_its_commit_waits_for_another_thread_los
         other.start()
         assert store.entered.wait(600)
         peer.write(asked(Tx.Commit()))
-        eventually(lambda: not server.commits.idle)
-    eventually(lambda: not server.connections)
+        wait_until(lambda: not server.commits.idle)
+    wait_until(lambda: not server.connections)
     store.gate.set()
     other.join()
-    eventually(lambda: server.commits.idle)
+    wait_until(lambda: server.commits.idle)
     with local.channel() as channel:
         assert [channel.get("q", no_ack=True).body for _ in range(2_000)] == [
             b"%d" % row for row in range(2_000)
@@ -331,13 +332,6 @@ def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_
         assert peer.count(1, "q") == sent + (3 if transactional else 1)
     server.stop()
     local.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_close_ok_behind_what_is_dropped_ends_the_socket_at_once(broker: AmqpServed) -> None:

@@ -14,7 +14,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,7 @@ from pamqp import commands, header, heartbeat
 
 from tests.amqp_peer import HEADER, Closed, Peer, changed, content, encoded, peer
 from tests.amqp_server import AmqpServed, serving
+from tests.progress import wait_until
 
 C, H, Q, B, T = commands.Connection, commands.Channel, commands.Queue, commands.Basic, commands.Tx
 MiB = 1024 * 1024
@@ -33,13 +34,6 @@ IDLE = 2_000
 def served(tmp_path: Path) -> Iterator[AmqpServed]:
     with serving(tmp_path / "data") as broker:
         yield broker
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def round_trip(client: Peer, queue: str) -> float:
@@ -139,7 +133,7 @@ def test_2000_idle_connections_cost_little_and_slow_nobody(tmp_path: Path) -> No
         )
         idle.close()
         broker = psutil.Process(served.pid)
-        eventually(lambda: len(broker.net_connections()) < 20)
+        wait_until(lambda: len(broker.net_connections()) < 20)
         assert median_round_trip_s(other, "witness") < 5 * before_s + 0.02
 
 
@@ -159,7 +153,7 @@ def test_connection_per_message_leaves_nothing_behind_but_the_messages(served: A
                     client.count(1, "each")  # the publish has arrived; then it is gone without a word
             if number == 200:
                 files, memory_bytes = broker.num_fds(), served.memory_bytes()
-        eventually(lambda: broker.num_fds() <= files + 10)
+        wait_until(lambda: broker.num_fds() <= files + 10)
         assert served.memory_bytes() - memory_bytes < 20 * MiB
         assert [body for _, body in other.drain(1, "each")] == [
             b"%d" % number for number in range(connections)
@@ -242,7 +236,7 @@ def test_properties_that_do_not_fit_a_frame_close_the_channel_and_stay_for_other
         assert "need a frame of 50" in closed.reply_text and "frame_max" in closed.reply_text
         small.send(1, H.CloseOk())
         small.end()
-        eventually(lambda: client.count(1, "in") == (2 if no_ack else batch + 2))
+        wait_until(lambda: client.count(1, "in") == (2 if no_ack else batch + 2))
         found = [body for _, body in client.drain(1, "in")]
         assert found == [b"%d" % number for number in range(batch if no_ack else 0, batch + 2)]
         client.end()
@@ -255,13 +249,13 @@ def test_a_get_of_properties_that_do_not_fit_a_frame_closes_the_channel(
     with peer(served.amqp_url, 1) as client, peer(served.amqp_url, 1, frame_max=4096) as small:
         client.call(1, Q.Declare(queue="in", durable=True), Q.DeclareOk)
         client.publish(1, "", "in", b"large", delivery_mode=2, headers={"h": "x" * 5_000})
-        eventually(lambda: client.count(1, "in") == 1)
+        wait_until(lambda: client.count(1, "in") == 1)
         small.send(1, B.Get(queue="in", no_ack=no_ack))
         closed = small.expect(H.Close)
         assert (closed.reply_code, closed.class_id, closed.method_id) == (406, 60, 70)
         small.send(1, H.CloseOk())
         small.end()
-        eventually(lambda: client.count(1, "in") == 1)
+        wait_until(lambda: client.count(1, "in") == 1)
         assert [body for _, body in client.drain(1, "in")] == [b"large"]
         client.end()
 

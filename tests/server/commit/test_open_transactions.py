@@ -10,7 +10,8 @@ from broker_core.node.channel_commit import SPILL_BYTES
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp.options import AmqpOptions
 from tests.amqp_peer import Peer
-from tests.server.amqp.test_amqp_connection import MiB, c, eventually, peer, served
+from tests.progress import wait_until
+from tests.server.amqp.test_amqp_connection import MiB, c, peer, served
 
 OPEN = 40
 
@@ -26,8 +27,8 @@ def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole
             one.call(1, c.Tx.Select(), c.Tx.SelectOk)
             one.publish(1, "", "q", b"x" * MiB)
             one.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk)
-        eventually(lambda: broker.broker.transaction_bytes() <= 6 * MiB)
-        eventually(lambda: not broker.server.alarm)
+        wait_until(lambda: broker.broker.transaction_bytes() <= 6 * MiB)
+        wait_until(lambda: not broker.server.alarm)
         for one in peers:
             one.call(1, c.Tx.Commit(), c.Tx.CommitOk)
         assert (
@@ -44,7 +45,7 @@ def test_18_open_transactions_that_stay_in_memory_raise_the_alarm_until_they_end
         for channel in channels:
             channel.tx_select()
             channel.publish(bytes(SPILL_BYTES // 32), routing_key="q")
-        eventually(lambda: broker.server.alarm == "low on memory")
+        wait_until(lambda: broker.server.alarm == "low on memory")
         for channel in channels:
             channel.tx_rollback()
-        eventually(lambda: not broker.server.alarm)
+        wait_until(lambda: not broker.server.alarm)

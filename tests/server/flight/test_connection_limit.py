@@ -27,7 +27,7 @@ from broker_core.server.flight.connection_limit import FlightConnectionLimit, pe
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
 from broker_core.server.quotas import QuotaLimits
 from broker_core.server.tls import TlsOptions
-from tests.server.conftest import eventually
+from tests.progress import wait_until
 from tests.server.flight.flight_calls import Raw
 
 HEADER = Basic("ann", "secret").header
@@ -104,12 +104,12 @@ def test_streams_that_send_nothing_hold_few_threads_and_others_are_served(
                 for stream in range(1, 1200, 2):
                     client.sendall(frame(1, 4, stream, request(method)))
             if method != "DoAction":  # those hold no thread
-                eventually(lambda: ended(client))
-            eventually(lambda: threads() < before + entrances.STREAMS)
+                wait_until(lambda: ended(client))
+            wait_until(lambda: threads() < before + entrances.STREAMS)
             for _ in range(20):
                 assert isinstance(honest.action("engine.identity", b""), list)
         assert isinstance(Raw(broker.url, HEADER).action("engine.identity", b""), list)
-        eventually(lambda: not broker.server.connection_limit._silent)
+        wait_until(lambda: not broker.server.connection_limit._silent)
 
 
 def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(t
         honest = Raw(broker.url, HEADER)
         assert isinstance(honest.action("engine.identity", b""), list)
         began = time.monotonic()
-        eventually(lambda: ended(idle))
+        wait_until(lambda: ended(idle))
         assert time.monotonic() - began > 0.4
         (name,) = broker.server.connection_limit._proved
         time.sleep(1.0)  # twice the time that it would have had
         assert isinstance(honest.action("engine.identity", b""), list)
         assert list(broker.server.connection_limit._proved) == [name], "the same connection"
         honest.client.close()
-        eventually(lambda: not broker.server.connection_limit._proved)
+        wait_until(lambda: not broker.server.connection_limit._proved)
 
 
 def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:
             clients = [stack.enter_context(knock(broker)) for _ in range(50)]
             for client in clients:
                 client.sendall(b"\x16\x03\x01")
-            eventually(lambda: all(map(ended, clients)))
+            wait_until(lambda: all(map(ended, clients)))
 
 
 def test_a_large_call_without_a_login_is_not_taken(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_more_connections_than_the_limit_end_those_that_have_not_logged_in(tmp_p
         honest = Raw(broker.url, HEADER)
         assert isinstance(honest.action("engine.identity", b""), list)
         clients = [stack.enter_context(knock(broker)) for _ in range(60)]
-        eventually(lambda: sum(map(ended, clients)) >= 50)
+        wait_until(lambda: sum(map(ended, clients)) >= 50)
         assert isinstance(honest.action("engine.identity", b""), list)
         late = Raw(broker.url, HEADER)
         assert isinstance(late.action("engine.identity", b""), list)
@@ -208,12 +208,12 @@ def test_the_kernel_tells_the_connections_of_a_port_and_ends_one_of_them() -> No
             clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in "ab"]
             accepted = [stack.enter_context(listening.accept()[0]) for _ in clients]
             clients[0].sendall(b"x" * 1000)
-            eventually(lambda: {each.received for each in kernel.connections(port)} == {0, 1000})
+            wait_until(lambda: {each.received for each in kernel.connections(port)} == {0, 1000})
             found = {each.peer: each for each in kernel.connections(port)}
             peers = [Peer(*client.getsockname()) for client in clients]
             assert set(found) == set(peers)
             kernel.end({found[peers[0]].inode})
-            eventually(lambda: ended(clients[0]))
+            wait_until(lambda: ended(clients[0]))
             assert not ended(clients[1])
             accepted[1].sendall(b"on")
             clients[1].settimeout(30)

@@ -21,7 +21,8 @@ from broker_core.client.broker import BrokerClient, connect
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.flight import contract
 from broker_core.launcher import Broker
-from tests.server.conftest import MicroBatch, Served, bodies, eventually, fill
+from tests.progress import wait_until
+from tests.server.conftest import MicroBatch, Served, bodies, fill
 
 MEGABYTE = 1024 * 1024
 
@@ -370,7 +371,7 @@ def test_idle_broker_ends_and_is_started_again_with_all_that_was_committed(serve
             found = endpoint.read_endpoint(str(served.directory))
             assert found is not None
             os.kill(found.pid, 15)
-            eventually(lambda: not (served.directory / endpoint.ENDPOINT).exists())
+            wait_until(lambda: not (served.directory / endpoint.ENDPOINT).exists())
 
 
 def test_waiting_client_keeps_the_broker_from_being_idle(served: Served) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pamqp import commands, heartbeat
 
 from tests.amqp_peer import HEADER, encoded, method, raw
-from tests.server.amqp.violations.row import Answered, ConnectionClosed, Dropped, Like, Row
+from tests.server.amqp.violations.row import (
+    Answered,
+    AnySent,
+    ConnectionClosed,
+    Dropped,
+    Like,
+    Phase,
+    Row,
+    Text,
+)
 
 C = commands.Connection
 OLD_PEER = {"product": "peer"}
@@ -23,6 +32,10 @@ SILENT = "RabbitMQ waits 3 s and closes the socket without a word; here the clie
 NO_0_8 = "this broker does not speak 0-8"
 CLOSES = "either side may close at any time, and close is answered with close-ok (2.2.4)"
 ANSWERED = Answered(("Connection.CloseOk",))
+
+
+def silent(name: str, phase: Phase, sent: AnySent, code: int, text: Text, ids: tuple[int, int]) -> Row:
+    return Row(name, (sent,), Dropped(), phase=phase, why=SILENT, here=ConnectionClosed(code, text, ids))
 
 
 def state(name: str) -> str:
@@ -55,14 +68,7 @@ ROWS = [
         Dropped(b"AMQP\x00\x00\t\x01"),
         phase="connected",
     ),
-    Row(
-        "header twice",
-        (HEADER,),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(501, Like("FRAME_ERROR - type 65, .*"), (0, 0)),
-    ),
+    silent("header twice", "started", HEADER, 501, Like("FRAME_ERROR - type 65, .*"), (0, 0)),
     Row(
         "AMQPLAIN is served",
         (start_ok("AMQPLAIN", AMQPLAIN),),
@@ -114,103 +120,84 @@ ROWS = [
         ),
         phase="started",
     ),
-    Row(
+    silent(
         "unsupported mechanism",
-        (start_ok("EXTERNAL", ""),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(503, "COMMAND_INVALID - unknown authentication mechanism 'EXTERNAL'", (10, 11)),
+        "started",
+        start_ok("EXTERNAL", ""),
+        503,
+        "COMMAND_INVALID - unknown authentication mechanism 'EXTERNAL'",
+        (10, 11),
     ),
-    Row(
+    silent(
         "unsupported mechanism of an old client",
-        (start_ok("EXTERNAL", "", OLD_PEER),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(503, "COMMAND_INVALID - unknown authentication mechanism 'EXTERNAL'", (10, 11)),
+        "started",
+        start_ok("EXTERNAL", "", OLD_PEER),
+        503,
+        "COMMAND_INVALID - unknown authentication mechanism 'EXTERNAL'",
+        (10, 11),
     ),
-    Row(
+    silent(
         "no mechanism",
-        (start_ok("", "\0guest\0guest"),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(503, "COMMAND_INVALID - unknown authentication mechanism ''", (10, 11)),
+        "started",
+        start_ok("", "\0guest\0guest"),
+        503,
+        "COMMAND_INVALID - unknown authentication mechanism ''",
+        (10, 11),
     ),
-    Row(
+    silent(
         "PLAIN without its zeros",
-        (start_ok("PLAIN", "guest"),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(502, "SYNTAX_ERROR - PLAIN response invalid", (10, 11)),
+        "started",
+        start_ok("PLAIN", "guest"),
+        502,
+        "SYNTAX_ERROR - PLAIN response invalid",
+        (10, 11),
     ),
-    Row(
+    silent(
         "PLAIN without a password",
-        (start_ok("PLAIN", "\0guest"),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(502, "SYNTAX_ERROR - PLAIN response invalid", (10, 11)),
+        "started",
+        start_ok("PLAIN", "\0guest"),
+        502,
+        "SYNTAX_ERROR - PLAIN response invalid",
+        (10, 11),
     ),
-    Row(
+    silent(
         "PLAIN with nothing",
-        (start_ok("PLAIN", ""),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(502, "SYNTAX_ERROR - PLAIN response invalid", (10, 11)),
+        "started",
+        start_ok("PLAIN", ""),
+        502,
+        "SYNTAX_ERROR - PLAIN response invalid",
+        (10, 11),
     ),
-    Row(
+    silent(
         "AMQPLAIN without a password",
-        (start_ok("AMQPLAIN", "\x05LOGINS\0\0\0\x05guest"),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(
-            502, "SYNTAX_ERROR - AMQPLAIN auth info is missing LOGIN or PASSWORD field", (10, 11)
-        ),
+        "started",
+        start_ok("AMQPLAIN", "\x05LOGINS\0\0\0\x05guest"),
+        502,
+        "SYNTAX_ERROR - AMQPLAIN auth info is missing LOGIN or PASSWORD field",
+        (10, 11),
     ),
-    Row(
+    silent(
         "AMQPLAIN that is no table",
-        (start_ok("AMQPLAIN", "guest"),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(502, "SYNTAX_ERROR - AMQPLAIN response invalid", (10, 11)),
+        "started",
+        start_ok("AMQPLAIN", "guest"),
+        502,
+        "SYNTAX_ERROR - AMQPLAIN response invalid",
+        (10, 11),
     ),
-    Row(
-        "tune-ok before start-ok",
-        ((0, C.TuneOk(0, 131072, 0)),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(504, state("starting"), (10, 31)),
+    silent(
+        "tune-ok before start-ok", "started", (0, C.TuneOk(0, 131072, 0)), 504, state("starting"), (10, 31)
     ),
-    Row(
-        "connection.open before start-ok",
-        ((0, C.Open("/")),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(504, state("starting"), (10, 40)),
-    ),
-    Row(
+    silent("connection.open before start-ok", "started", (0, C.Open("/")), 504, state("starting"), (10, 40)),
+    silent(
         "channel.open before start-ok",
-        ((1, commands.Channel.Open()),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)),
+        "started",
+        (1, commands.Channel.Open()),
+        505,
+        Like("UNEXPECTED_FRAME - type 1, .*"),
+        (0, 0),
     ),
-    Row(
-        "start-ok on channel 1",
-        ((1, GOOD[1]),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)),
+    silent(
+        "start-ok on channel 1", "started", (1, GOOD[1]), 505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)
     ),
     Row(
         "heartbeat before start-ok, which then comes",
@@ -226,62 +213,41 @@ ROWS = [
         why=CLOSES,
         here=ANSWERED,
     ),
-    Row(
+    silent(
         "content header before start-ok",
-        (raw(2, 0, bytes(14)),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 2, .*"), (0, 0)),
+        "started",
+        raw(2, 0, bytes(14)),
+        505,
+        Like("UNEXPECTED_FRAME - type 2, .*"),
+        (0, 0),
     ),
-    Row(
+    silent(
         "wrong frame end before start-ok",
-        (encoded(*GOOD)[:-1] + b"\0",),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*invalid_frame_end_marker.*"), (0, 0)),
+        "started",
+        encoded(*GOOD)[:-1] + b"\0",
+        501,
+        Like("FRAME_ERROR - type 1, .*invalid_frame_end_marker.*"),
+        (0, 0),
     ),
-    Row(
+    silent(
         "unknown method before start-ok",
-        (method(0, 10, 99),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(503, Like("COMMAND_INVALID - .*"), (0, 0)),
+        "started",
+        method(0, 10, 99),
+        503,
+        Like("COMMAND_INVALID - .*"),
+        (0, 0),
     ),
-    Row(
+    silent(
         "start-ok cut off",
-        (method(0, 10, 11, b"\0\0"),),
-        Dropped(),
-        phase="started",
-        why=SILENT,
-        here=ConnectionClosed(501, "FRAME_ERROR - cannot decode <<0,0>>", (10, 11)),
+        "started",
+        method(0, 10, 11, b"\0\0"),
+        501,
+        "FRAME_ERROR - cannot decode <<0,0>>",
+        (10, 11),
     ),
-    Row(
-        "start-ok twice",
-        (GOOD,),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(504, state("tuning"), (10, 11)),
-    ),
-    Row(
-        "secure-ok that nobody asked for",
-        ((0, C.SecureOk("x")),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(504, state("tuning"), (10, 21)),
-    ),
-    Row(
-        "connection.open before tune-ok",
-        ((0, C.Open("/")),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(504, state("tuning"), (10, 40)),
-    ),
+    silent("start-ok twice", "tune", GOOD, 504, state("tuning"), (10, 11)),
+    silent("secure-ok that nobody asked for", "tune", (0, C.SecureOk("x")), 504, state("tuning"), (10, 21)),
+    silent("connection.open before tune-ok", "tune", (0, C.Open("/")), 504, state("tuning"), (10, 40)),
     Row(
         "connection.close before tune-ok",
         ((0, C.Close(200, "bye", 0, 0)),),
@@ -290,69 +256,47 @@ ROWS = [
         why=CLOSES,
         here=ANSWERED,
     ),
-    Row(
+    silent(
         "channel-max above what was offered",
-        ((0, C.TuneOk(4096, 131072, 0)),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(
-            530,
-            "NOT_ALLOWED - negotiated channel_max = 4096 is higher than the maximum allowed value (2047)",
-            (10, 31),
-        ),
+        "tune",
+        (0, C.TuneOk(4096, 131072, 0)),
+        530,
+        "NOT_ALLOWED - negotiated channel_max = 4096 is higher than the maximum allowed value (2047)",
+        (10, 31),
     ),
-    Row(
+    silent(
         "channel-max without a limit",
-        ((0, C.TuneOk(0, 131072, 0)),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(
-            530,
-            "NOT_ALLOWED - negotiated channel_max = 0 (no limit) is higher than the maximum allowed "
-            "value (2047)",
-            (10, 31),
-        ),
+        "tune",
+        (0, C.TuneOk(0, 131072, 0)),
+        530,
+        "NOT_ALLOWED - negotiated channel_max = 0 (no limit) is higher than the maximum allowed value (2047)",
+        (10, 31),
     ),
-    Row(
+    silent(
         "frame-max above what was offered",
-        ((0, C.TuneOk(2047, 131073, 0)),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(
-            530,
-            "NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum allowed value (131072)",
-            (10, 31),
-        ),
+        "tune",
+        (0, C.TuneOk(2047, 131073, 0)),
+        530,
+        "NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum allowed value (131072)",
+        (10, 31),
     ),
-    Row(
+    silent(
         "frame-max without a limit",
-        ((0, C.TuneOk(2047, 0, 0)),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(
-            530,
-            Like(
-                "NOT_ALLOWED - negotiated frame_max = 0.* is higher than the maximum allowed value "
-                "\\(131072\\)"
-            ),
-            (10, 31),
+        "tune",
+        (0, C.TuneOk(2047, 0, 0)),
+        530,
+        Like(
+            "NOT_ALLOWED - negotiated frame_max = 0.* is higher than the maximum allowed value \\(131072\\)"
         ),
+        (10, 31),
     ),
-    Row(
+    silent(
         "frame-max below the least",
-        ((0, C.TuneOk(2047, 4095, 0)),),
-        Dropped(),
-        phase="tune",
-        why=SILENT,
-        here=ConnectionClosed(
-            530,
-            "NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
-            (10, 31),
-        ),
+        "tune",
+        (0, C.TuneOk(2047, 4095, 0)),
+        530,
+        "NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
+        (10, 31),
     ),
     Row(
         "heartbeat interval above what was offered is the client's right",
