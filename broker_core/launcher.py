@@ -326,7 +326,8 @@ class Broker:
             if self._renewal is not None:
                 steps.callback(self._renewal.stop)
             if self._directory:  # 1. no new client finds the broker
-                endpoint.remove_endpoint(self._directory, os.getpid())
+                with contextlib.suppress(OSError):  # a volume that refuses it; the file is a hint
+                    endpoint.remove_endpoint(self._directory, os.getpid())
 
     def __enter__(self) -> Broker:
         return self

@@ -26,7 +26,7 @@ from broker_core.store.port import StoreImage
 KINDS = ("open", "read", "write", "sync", "truncate", "map")
 ERRORS = (
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
-    errno.ENOSPC, errno.EIO, errno.EINTR, errno.EACCES,
+    errno.ENOSPC, errno.EIO, errno.EINTR, errno.EACCES, errno.EROFS,
 )  # fmt: skip
 DATABASE, LOG = 1, 2
 _HEAD = struct.Struct("iiii")

@@ -411,7 +411,7 @@ class Committer:
         if self.failure is None:
             self.failure = error if isinstance(error, StoreFailed) else StoreFailed.of(error)
         for waiting in group:
-            waiting.error = self.failure
+            waiting.answer, waiting.error = None, self.failure  # an answer of 1. is not durable
         self.published.tell()
 
 

@@ -65,11 +65,32 @@ def _is_full(directory: Path) -> bool:
     return state.f_bavail * state.f_frsize < 1 << 16
 
 
+def _read_only(directory: Path) -> StoreFailed:
+    return StoreFailed(
+        f"the volume of the data directory {directory} is read-only: make the file system "
+        f"{_mount_point(directory)} writable (after an error it has to be unmounted and checked), then start "
+        "the broker again. Nothing of this commit was acknowledged, and all acknowledged before is safe"
+    )
+
+
+def _is_read_only(directory: Path) -> bool:
+    """Returns whether the volume refuses every write, which SQLite reports as a plain I/O error. The flags of
+    a file system that an error has made read-only may not say so.
+    """
+    try:
+        os.close(os.open(directory / "lock", os.O_WRONLY))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
+
+
 def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     text = str(error)
     if "is full" in text:
         return disk_full(catalog, text)
     if "I/O error" in text or "unable to open" in text or "readonly" in text:
+        if _is_read_only(catalog.parent):
+            return _read_only(catalog.parent)
         if _is_full(catalog.parent):
             return disk_full(catalog, text)
         return StoreFailed(
@@ -155,6 +176,8 @@ def store_error(error: BaseException, directory: Path) -> StoreError:
         return disk_full(
             Path(error.filename) if isinstance(error.filename, str) else directory, error.strerror
         )
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return _read_only(directory)
     text = one_line(error) or type(error).__name__
     return StoreFailed(
         f"a write to the data directory {directory} failed: {text}; the broker takes no more "

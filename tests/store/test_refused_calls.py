@@ -53,12 +53,15 @@ def refuse(patch: pytest.MonkeyPatch, name: str, error: str, *, after: int = 0) 
     patch.setattr(os, name, call)
 
 
-@pytest.mark.parametrize("error", NAMES)
-@pytest.mark.parametrize(
+BEFORE_A_BYTE = pytest.mark.parametrize(
     ("call", "after", "size"),
     [("open", 0, 1), ("write", 0, 1), ("write", 1, 1), ("write", 0, 2_000), ("open", 0, 2_000)],
     ids=["new file", "its schema", "its block", "the end of the last one", "the file after it"],
 )
+
+
+@pytest.mark.parametrize("error", NAMES)
+@BEFORE_A_BYTE
 def test_what_is_refused_before_a_byte_is_written_is_tried_again(
     store: DurableStore, tmp_path: Path, call: str, after: int, size: int, error: str
 ) -> None:
@@ -76,6 +79,24 @@ def test_what_is_refused_before_a_byte_is_written_is_tried_again(
         assert again.read(after_it).num_rows == size
 
 
+@BEFORE_A_BYTE
+def test_a_volume_that_turns_read_only_ends_the_store_and_is_named(
+    store: DurableStore, tmp_path: Path, call: str, after: int, size: int
+) -> None:
+    before = named(store, messages(900))
+    if size == 1:
+        store.roll(store.segment_usage()[0].number)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(patch, call, "EROFS", after=after)
+        with pytest.raises(StoreFailed, match=r"data is read-only: make the file system .* writable"):
+            store.append(messages(size))
+    with pytest.raises(StoreFailed, match="an earlier write failed"):
+        store.append(messages(1))
+    store.close()
+    with closing(DurableStore(tmp_path / "data")) as again:
+        assert again.read(before).num_rows == 900
+
+
 @pytest.mark.parametrize("error", NAMES)
 @pytest.mark.parametrize("call", ["open", "preadv"])
 def test_a_read_that_is_refused_is_no_damage_and_is_tried_again(
@@ -89,7 +110,7 @@ def test_a_read_that_is_refused_is_no_damage_and_is_tried_again(
     assert store.read(block_id).num_rows == 10
 
 
-@pytest.mark.parametrize("error", [*NAMES, "EIO", "ENOSPC"])
+@pytest.mark.parametrize("error", [*NAMES, "EIO", "ENOSPC", "EROFS"])
 @pytest.mark.parametrize("call", ["fdatasync", "fsync"])
 def test_a_failed_sync_ends_the_store_whatever_the_error(
     store: DurableStore, tmp_path: Path, call: str, error: str

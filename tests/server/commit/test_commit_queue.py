@@ -133,7 +133,7 @@ def test_a_loop_and_threads_commit_side_by_side_and_each_is_answered_once(broker
 
 
 def test_a_failed_disk_answers_everybody_who_waits_in_the_loop(store, broker) -> None:
-    async def run() -> list[BaseException | None]:
+    async def run() -> list[tuple[object, BaseException | None]]:
         loop = asyncio.get_running_loop()
         commits = CommitQueue(loop, broker)
         store.broken = True
@@ -147,17 +147,33 @@ def test_a_failed_disk_answers_everybody_who_waits_in_the_loop(store, broker) ->
         thread = threading.Thread(target=fails)
         thread.start()
         await loop.run_in_executor(None, store.entered.wait, 30)
-        errors: list[BaseException | None] = []
+        answers: list[tuple[object, BaseException | None]] = []
         done = asyncio.Event()
-        commits.submit(remember("one"), lambda _answer, error: errors.append(error))
-        commits.submit(remember("two"), lambda _answer, error: (errors.append(error), done.set()))
+        commits.submit(remember("one"), lambda answer, error: answers.append((answer, error)))
+        commits.submit(remember("two"), lambda answer, error: (answers.append((answer, error)), done.set()))
         await asyncio.sleep(0)
         store.gate.set()
         await asyncio.wait_for(done.wait(), 30)
         thread.join()
-        return errors
+        return answers
 
-    assert [type(error) for error in asyncio.run(run())] == [StoreFailed, StoreFailed]
+    assert [(answer, type(error)) for answer, error in asyncio.run(run())] == [(None, StoreFailed)] * 2
+
+
+def test_a_work_whose_commit_fails_has_no_answer(store, broker) -> None:
+    """It had one when the commit was planned."""
+
+    async def run() -> list[tuple[object, BaseException | None]]:
+        commits = CommitQueue(asyncio.get_running_loop(), broker)
+        store.broken = True
+        answers: list[tuple[object, BaseException | None]] = []
+        done = asyncio.Event()
+        commits.submit(remember("one"), lambda answer, error: answers.append((answer, error)))
+        commits.submit(remember("two"), lambda answer, error: (answers.append((answer, error)), done.set()))
+        await asyncio.wait_for(done.wait(), 600)
+        return answers
+
+    assert [(answer, type(error)) for answer, error in asyncio.run(run())] == [(None, StoreFailed)] * 2
 
 
 def test_works_of_one_origin_are_answered_in_the_order_of_asking(store, broker) -> None:
