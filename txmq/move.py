@@ -11,15 +11,16 @@ redelivered nor counted as delivered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from broker_core import failpoint
+from broker_core.checks import MAX_NAME_BYTES
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import OptionError, RemoteProtocolError
+from broker_core.errors import OptionError, QueueNotFound, RemoteProtocolError, ResourceLocked
 from broker_core.message.field_table import FieldReader
 from broker_core.message.properties import raw_headers, rewrite_of
 from txmq.address import BROKER, client_at, queue_names
@@ -30,6 +31,8 @@ from txmq.output import confirm, done
 PAGE = 1_000  # messages of one transaction, and of one reading
 QUEUE, REASON, EXCHANGE = "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"
 DEATHS, PREVIOUS = "x-death", "x-previous-death"
+COPIES = "CC"
+NAMED = 10  # queues that a text names
 
 
 class Chosen(NamedTuple):
@@ -40,12 +43,15 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class MessageSelection:
-    """Which messages of ``queue`` go where. ``to`` None: back to the queue that each left first."""
+    """Which messages of ``queue`` go where. ``to`` None: back to the queue that each left first, if it is one
+    that ``has`` knows.
+    """
 
     queue: str
     to: str | None
     reason: str | None
     limit: int | None
+    has: Callable[[str], bool] | None = None
 
     def of(self, offset: int, properties: bytes) -> Chosen | None:
         """None: the message stays."""
@@ -56,6 +62,8 @@ class MessageSelection:
         died_in, reason = _text(headers, QUEUE), _text(headers, REASON)
         to = died_in if self.to is None else self.to
         if not to or to == self.queue or (self.reason is not None and reason != self.reason):
+            return None
+        if self.has is not None and not self.has(to):
             return None
         return Chosen(offset, to, reason)
 
@@ -77,18 +85,58 @@ class MessageSelection:
 def _move(options: Options) -> int:
     if options.to == options.queue:
         raise OptionError(f"--to is {options.to!r}, the queue itself", "name another queue")
-    selection = MessageSelection(options.queue, options.to, options.reason, options.limit)
     client = client_at(options)
+    targets = _Targets(client)
+    has = targets.has if options.to is None else None
+    selection = MessageSelection(options.queue, options.to, options.reason, options.limit, has)
     end = _end(client, options.queue)
     found: Counter[str] = Counter(chosen.to for page in _pages(client, selection, end) for chosen in page)
-    text = ", ".join(f"{number} to {queue}" for queue, number in sorted(found.items())) or "nothing"
+    absent = targets.absent.copy()
+    stay = f"; {_named(absent, 'for')} stay: there are no such queues" if absent else ""
     if found:
-        confirm(options, f"move takes {found.total()} messages of {options.queue}: {text}")
+        confirm(
+            options, f"move takes {found.total()} messages of {options.queue}: {_named(found, 'to')}{stay}"
+        )
     moved = move(client, selection, end, found)
-    text = ", ".join(f"{number} to {queue}" for queue, number in sorted(moved.items())) or "nothing"
     missed = found.total() - moved.total()
     left = f"; {missed} were consumed, or are held by a consumer" if missed else ""
-    return done(options, f"moved {text}{left}", queue=options.queue, moved=dict(moved), missed=missed)
+    text = f"moved {_named(moved, 'to') or 'nothing'}{left}{stay}"
+    result = {"queue": options.queue, "moved": dict(moved), "missed": missed, "absent": dict(absent)}
+    return done(options, text, **result)
+
+
+def _named(found: Counter[str], word: str) -> str:
+    """``3 to a, 1 to b and 2 to others``: those with the most messages."""
+    most = sorted(found.most_common(NAMED))
+    others = found.total() - sum(number for _, number in most)
+    text = ", ".join(f"{number} {word} {queue}" for queue, number in most)
+    return f"{text} and {others} {word} others" if others else text
+
+
+class _Targets:
+    """The queues of dead letters: a header names them, so anybody may have. ``absent``: how many are for one
+    that is not there, or not for others.
+    """
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+        self._known: dict[str, bool] = {}
+        self.absent: Counter[str] = Counter()
+
+    def has(self, queue: str) -> bool:
+        if queue not in self._known:
+            self._known[queue] = self._is_there(queue)
+        if not self._known[queue]:
+            self.absent[queue] += 1
+        return self._known[queue]
+
+    def _is_there(self, queue: str) -> bool:
+        with self._client.channel() as channel:
+            try:
+                channel.queue_declare(queue, passive=True)
+            except (QueueNotFound, ResourceLocked):
+                return False
+        return True
 
 
 def move(
@@ -136,13 +184,14 @@ def without_deaths(properties: bytes) -> bytes:
     """The properties of a dead letter that is published again: its deaths are kept under
     ``x-previous-death``.
 
-    With ``x-death`` it would be dropped as a cycle where it dies again without a rejection.
+    With ``x-death`` it would be dropped as a cycle where it dies again without a rejection. With ``CC`` it
+    would go to other queues too, by the rights of who moves it; a dead letter with another key loses it too.
     """
 
     def changed(headers: dict[str, object]) -> dict[str, object]:
         deaths, earlier = headers.get(DEATHS), headers.get(PREVIOUS)
         kept = [each for found in (deaths, earlier) if isinstance(found, list) for each in found]
-        return {**dict.fromkeys((DEATHS, QUEUE, REASON, EXCHANGE)), PREVIOUS: kept or None}
+        return {**dict.fromkeys((DEATHS, QUEUE, REASON, EXCHANGE, COPIES)), PREVIOUS: kept or None}
 
     try:
         return rewrite_of(properties, changed, (DEATHS, PREVIOUS)) if raw_headers(properties) else properties
@@ -151,8 +200,9 @@ def without_deaths(properties: bytes) -> bytes:
 
 
 def _text(headers: Mapping[str, bytes], name: str) -> str:
+    """Returns no text for one that is too long for a name."""
     value = FieldReader(headers[name]).value(0) if name in headers else ""
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) and len(value.encode()) <= MAX_NAME_BYTES else ""
 
 
 def _end(client: BrokerClient, queue: str) -> int:

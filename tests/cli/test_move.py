@@ -75,6 +75,7 @@ def test_dead_letters_go_back_to_the_queues_where_they_died_with_all_that_they_h
         "queue": "dead",
         "moved": {"a": 2, "b": 1},
         "missed": 0,
+        "absent": {},
     }
     first, second = _contents(broker, "a")
     assert (first[0], second[0], _bodies(broker, "b")) == (b"1", b"2", [b"3"])
@@ -189,13 +190,65 @@ def test_nothing_moves_where_a_queue_is_missing_or_nobody_agreed(
     assert "move takes 2 messages of dead: 1 to a, 1 to gone, which needs --yes" in _refused(
         capsys, url, "dead", "--back"
     )
-    with broker.channel() as channel:
-        channel.queue_delete("gone")
-    assert "no queue 'gone'" in _refused(capsys, url, "dead", "--back", "--yes")
     assert "no queue 'x'" in _refused(capsys, url, "dead", "--to", "x", "--yes")
     assert "no queue 'x'" in _refused(capsys, url, "x", "--to", "a", "--yes")
     assert "the queue itself" in _refused(capsys, url, "a", "--to", "a", "--yes")
     assert (_bodies(broker, "dead"), _bodies(broker, "a")) == ([b"1", b"2"], [])
+
+
+def test_what_died_in_a_queue_that_is_gone_stays_and_holds_up_nothing_else(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A header names the queue, so whoever publishes to the queue of dead letters may name any."""
+    _declare(broker, "dead", "a", "gone")
+    _reject(broker, "gone", b"1")
+    _reject(broker, "a", b"2", b"3")
+    with broker.channel() as channel:
+        channel.queue_delete("gone")
+        channel.queue_declare("mine", exclusive=True)
+        for number in range(12):
+            forged = Properties(headers={move.QUEUE: f"forged{number:02d}"})
+            channel.publish(b"forged", routing_key="dead", properties=forged)
+        for name in ("mine", "x" * 70_000):
+            channel.publish(b"forged", routing_key="dead", properties=Properties(headers={move.QUEUE: name}))
+        refused = _refused(capsys, url, "dead", "--back")
+        assert "move takes 2 messages of dead: 2 to a; 1 for forged00, 1 for forged01," in refused
+        assert " and 4 for others stay: there are no such queues, which needs --yes" in refused
+        answer = _moved(capsys, url, "dead", "--back", "--limit", "1")
+        assert (answer["moved"], len(answer["absent"])) == ({"a": 1}, 14), "the limit is of those that move"
+        assert _moved(capsys, url, "dead", "--back")["moved"] == {"a": 1}
+        assert _moved(capsys, url, "dead", "--back")["moved"] == {}
+    assert _bodies(broker, "a") == [b"2", b"3"]
+    assert _bodies(broker, "dead") == [b"1", *[b"forged"] * 14]
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_message_moves_to_its_queue_alone_whatever_other_keys_it_has(
+    died: bool, broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``CC`` is of who published it, perhaps to an exchange that knows no such queue; the mover has other
+    rights.
+    """
+    _declare(broker, "secret")
+    with broker.channel() as channel:
+        for exchange, queue, arguments in (
+            ("dlx", "dead", {}),
+            ("x", "a", {"x-dead-letter-exchange": "dlx"}),
+        ):
+            channel.exchange_declare(exchange, "fanout")
+            channel.queue_declare(queue, arguments=arguments)
+            channel.queue_bind(queue, exchange)
+        published = Properties(headers={"CC": ["secret"], "k": 1})
+        channel.publish(b"1", "x" if died else "dlx", "key", published)
+        if died:
+            delivery = channel.get("a")
+            assert delivery is not None
+            channel.reject(delivery.tag, requeue=False)
+    to = ("--back",) if died else ("--to", "a")
+    assert _moved(capsys, url, "dead", *to)["moved"] == {"a": 1}
+    assert {each.name: each.messages for each in broker.queues()} == {"secret": 0, "dead": 0, "a": 1}
+    ((_, properties, _),) = _contents(broker, "a")
+    assert properties.headers.get("k") == 1 and "CC" not in properties.headers
 
 
 @pytest.mark.parametrize("step", ["move.held", "move.published"])

@@ -289,7 +289,7 @@ def _key(route: Route, request: Request, caller: Caller) -> Hashable:
     if not route.often:
         return None
     scope = request.scope
-    return scope["raw_path"], scope["query_string"], caller.identity, caller.tags
+    return scope["raw_path"], scope["query_string"], caller.identity, caller.rights.epoch
 
 
 def _headers(request: Request) -> dict[str, str]:

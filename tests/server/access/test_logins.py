@@ -128,7 +128,7 @@ def test_a_header_says_what_it_was_made_of(login: Basic | Bearer) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Basic", "Basic !!!", "Basic YW5u", "Bearer ", "Digest x", "Basic /w=="]
+    "header", ["", "Basic", "Basic !!!", "Basic é", "Basic YW5u", "Bearer ", "Digest x", "Basic /w=="]
 )
 def test_a_damaged_header_is_refused_and_not_shown(header: str) -> None:
     with pytest.raises(errors.LoginRefused) as caught:

@@ -75,6 +75,13 @@ def test_any_value_in_any_field_is_no_defect(broker: Broker, row: Any, seed: int
     api.close()
 
 
+@pytest.mark.parametrize("payload", ["é", "YQ", "YQ==\n", "Y Q="])
+def test_a_payload_that_is_no_base64_is_said(broker: Broker, payload: str) -> None:
+    body = {"properties": {}, "routing_key": "q", "payload": payload, "payload_encoding": "base64"}
+    answer = Api(broker.http_urls[0], "boss").ask("POST", "/api/exchanges/%2F/amq.direct/publish", body)
+    assert (answer.status, answer.body["reason"]) == (400, "the payload is not base64")
+
+
 def test_arguments_and_headers_of_every_type_of_amqp_are_json(broker: Broker) -> None:
     api = Api(broker.http_urls[0], "boss")
     odd: dict[str, Any] = {"d": float("nan"), "i": float("-inf"), "b": b"\xff\xfe", "n": None}

@@ -110,6 +110,10 @@ def test_an_answer_is_for_the_user_who_had_it_and_its_rights_now(broker: Broker)
     broker.accounts.set_tags("watcher", ["management"])
     assert watcher.ask("GET", "/api/nodes").status == 401
     assert names(watcher) == [], "it sees the virtual hosts of its permissions, and has none"
+    broker.accounts.clear_permissions("manager")
+    assert names(manager) == [], "a right that was taken holds from the next request on"
+    broker.accounts.set_permissions("manager", ".*", ".*", ".*")
+    assert names(manager) == ["orders"]
     broker.accounts.set_password("manager", passwords.hashed("another", passwords.Cost(4, 8, 1)))
     assert manager.ask("GET", "/api/queues").status == 401
     broker.accounts.delete_user("stranger")

@@ -6,7 +6,6 @@ Invariant: to look changes nothing: no message is held, moved, acked or marked a
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
@@ -118,7 +117,7 @@ def _publish(call: HttpCall) -> dict[str, bool]:
         case "base64":
             try:
                 body = base64.b64decode(payload, validate=True)
-            except binascii.Error:
+            except ValueError:  # also of a text that is not ASCII
                 raise bad_request("the payload is not base64") from None
         case other:
             raise bad_request(f"payload_encoding is {other[:80]!r}: give string or base64")
