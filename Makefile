@@ -3,9 +3,10 @@
 # make test    ruff, mypy --strict, import contracts, bandit, known vulnerabilities and all tests
 #              PATHS="tests/broker tests/x.py": these tests alone, without the checks
 # make quick   what a change needs, in a minute: ruff, mypy, import contracts and the quick tests
-# make soak ROUNDS=200      loops of kills, as long as you like; SEED=n repeats one
+# make soak ROUNDS=200      loops of kills, as long as you like, and the matrix at the end; SEED=n repeats one
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
-# make matrix  the same tests on every Spark, Delta, Python and JDK that go together; ARGS='--only 4.1.1 --write'
+# make matrix  the same tests on every Spark, Delta, Python and JDK that go together; ARGS='--only 4.1.1 --write'.
+#              The row of the pinned Spark and Delta is in `make test`
 # make lint    the checks of `make test` without the tests
 # make docs    the site of the pages, in site/: a dead link or a missing name fails
 # make audit   known vulnerabilities of what is locked, for a release: fails also where they could not be asked
@@ -67,6 +68,7 @@ quick-tests:
 soak: .venv/ready
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/journal/test_history.py tests/kafka/sink/test_sink_history.py $(ARGS)
+	$(BIN)/python -m tests.matrix
 
 # Environments of minutes and gigabytes, under .venv/matrix.
 matrix: .venv/ready

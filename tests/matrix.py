@@ -36,7 +36,17 @@ PAGE = ROOT / "docs" / "spark.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 EXTRAS = "avro,connect,fast,json-schema,kafka,protobuf"
-TEST_PACKAGES = ("hatchling", "hypothesis", "pandas", "pika", "psycopg", "pytest", "pytest-xdist", "trustme")
+TEST_PACKAGES = (
+    "hatchling",
+    "hypothesis",
+    "matplotlib",
+    "pandas",
+    "pika",
+    "psycopg",
+    "pytest",
+    "pytest-xdist",
+    "trustme",
+)
 JOBS: dict[str, tuple[str, ...]] = {
     "source": ("tests/spark/test_source.py", "tests/spark/test_unadmitted.py"),
     "sink": ("tests/spark/test_sink.py",),

@@ -1,12 +1,18 @@
-"""The matrix of versions: what it runs, and, in ``make soak``, each of its rows.
+"""The matrix of versions: what it runs, and where.
 
-No row is in ``make test``: an environment is a Spark of 450 MB, which takes minutes to install. What Spark 4.1 asks of
-a source is there without one: ``tests/connector/test_unadmitted.py`` and the model.
+The row of the pinned Spark and Delta is in ``make test``; ``make soak`` ends with all rows, because an environment is a
+Spark of 450 MB. What Spark 4.1 asks of a source is there without one: ``tests/connector/test_unadmitted.py`` and the
+model.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,15 +61,51 @@ def test_the_table_says_what_was_not_there_and_what_does_not_start() -> None:
     )
 
 
-@pytest.mark.soak
-@pytest.mark.spark
+# -- where it is run -----------------------------------------------------------------------------------------
+
+
+def _commands(target: str) -> list[str]:
+    """What ``make`` would run for a target whose environment is there."""
+    asked = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/ready", target]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(asked, cwd=matrix.ROOT, env=own, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def _collected(*words: str) -> set[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *words]
+    told = subprocess.run(command, cwd=matrix.ROOT, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout[-2000:]
+    return {line for line in told.stdout.splitlines() if "::" in line}
+
+
+def test_make_test_is_the_row_of_the_pinned_spark_and_delta() -> None:
+    lock = (matrix.ROOT / "requirements.lock").read_text()
+    pinned = dict(re.findall(r"^(pyspark|delta-spark)==(\S+)", lock, re.MULTILINE))
+    assert Spark(pinned["pyspark"], pinned["delta-spark"]) in matrix.SPARKS
+
+
+def test_make_test_leaves_none_of_the_files_of_the_matrix_out() -> None:
+    (command,) = [line for line in _commands("test") if "-m pytest -q -n" in line]
+    words = shlex.split(command)
+    named = words[words.index("pytest") + 1 :]
+    assert not {word.partition("=")[0] for word in named} & {
+        *("-m", "-k", "--ignore", "--ignore-glob", "--deselect", "--lf", "--sw"),
+    }, command
+    assert not [word for word in named if word.startswith("tests")], command
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("spark", matrix.SPARKS, ids=lambda spark: spark.spark)
-def test_everything_holds_on_each_spark_with_each_python_and_java(spark: Spark) -> None:
-    homes = matrix.javas()
-    found, _ = matrix.planned([spark], matrix.pythons(), [homes[0], *homes[1:][-1:]])
-    assert found
-    assert [line for line, well in matrix.rows(found) if not well] == []
+def test_make_test_runs_every_test_that_the_matrix_runs() -> None:
+    """Both leave out what is only in ``make soak``."""
+    named = [name for names in matrix.JOBS.values() for name in names]
+    run = _collected("-m", "not soak", *named)
+    assert run <= _collected("-m", "not soak")
+    assert [name for name in named if not any(test.startswith(name) for test in run)] == []
+
+
+def test_make_soak_ends_with_the_matrix() -> None:
+    assert _commands("soak")[-1] == ".venv/bin/python -m tests.matrix"
 
 
 def test_a_cell_is_run_with_its_java_and_its_python(tmp_path: Path) -> None:

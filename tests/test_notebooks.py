@@ -5,19 +5,27 @@ plain script.
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
+import json
 import os
 import re
+import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.java_gateway import launch_gateway
 
+from connector.stream.spark_version import has_admission_control
 from tests.forked import spark_forks
 from tests.jvm import with_settings
 from tests.progress import GUARD_S, run_to_end
+from tests.spark.displaying_notebook import DISPLAYED
 from tests.spark.jobs import QUICK
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.py"))
@@ -64,25 +72,89 @@ def jvm(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mappi
     gateway.proc.wait(GUARD_S)
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A notebook that has run. ``folder``: what is its own."""
+
+    done: subprocess.CompletedProcess[str]
+    folder: Path
+
+    def displayed(self) -> list[list[dict[str, Any]]]:
+        """The rows of each frame that it has displayed."""
+        lines = [line for line in self.done.stdout.splitlines() if line.startswith(DISPLAYED)]
+        return [json.loads(line.removeprefix(DISPLAYED)) for line in lines]
+
+    def plotted(self, picture: str) -> dict[str, Any]:
+        """What each axes of a figure shows, by its label."""
+        (told,) = self.folder.glob(f"txmq-notebook-*/{picture}.json")
+        assert told.with_suffix("").read_bytes().startswith(b"\x89PNG")
+        return {axes["label"]: axes for axes in json.loads(told.read_text())}
+
+
+@pytest.fixture(scope="module")
+def ran(
+    quick: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Ran]:
+    """Runs a notebook, once."""
+
+    @functools.cache
+    def run(name: str) -> Ran:
+        folder = tmp_path_factory.mktemp(name)
+        own = {"TMPDIR": str(folder), "MPLBACKEND": "module://tests.figures", "MPLCONFIGDIR": str(folder)}
+        environment = {**os.environ, **own}
+        command = [sys.executable]
+        if name == "exactly_once":  # as a user runs it, by the path of a Python that is not activated
+            venv.create(folder / "bare", symlinks=True)
+            environment["PATH"] = f"{folder / 'bare' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+            for named in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+                environment.pop(named, None)
+        elif name != "crash":  # which starts drivers, and kills them
+            environment |= request.getfixturevalue("jvm")
+        if name == "on_kafka":
+            url: str = request.getfixturevalue("kafka_url")
+            environment["KAFKA"] = url.removeprefix("kafka://")
+            command += ["-m", "tests.spark.displaying_notebook"]
+        (notebook,) = [path for path in NOTEBOOKS if path.stem == name]
+        return Ran(run_to_end([*command, str(notebook)], folder, cwd=folder, env=environment), folder)
+
+    return run
+
+
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_as_a_plain_script(
-    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if notebook.stem == "exactly_once":  # as a user runs it, by the path of a Python that is not activated
-        venv.create(tmp_path / "bare", symlinks=True)
-        monkeypatch.setenv("PATH", f"{tmp_path / 'bare' / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            monkeypatch.delenv(name, raising=False)
-    elif notebook.stem != "crash":  # which starts drivers, and kills them
-        listens: Mapping[str, str] = request.getfixturevalue("jvm")
-        for name, value in listens.items():
-            monkeypatch.setenv(name, value)
-    if notebook.stem == "on_kafka":
-        url: str = request.getfixturevalue("kafka_url")
-        monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
+def test_notebook_runs_as_a_plain_script(notebook: Path, ran: Callable[[str], Ran]) -> None:
+    done = ran(notebook.stem).done
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+
+
+def test_the_notebooks_that_plot_and_display_are_those_that_are_looked_at() -> None:
+    for name in ("pyplot", "display(", "find_spec"):
+        assert {path.stem for path in NOTEBOOKS if name in path.read_text()} == {"exactly_once", "on_kafka"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_notebook_plots_the_lag_and_the_time_of_each_batch(ran: Callable[[str], Ran]) -> None:
+    pytest.importorskip("matplotlib")
+    plotted = ran("exactly_once").plotted("batches.png")
+    assert set(plotted) == {"lag in messages", "seconds"}
+    (lag,), (seconds,) = plotted["lag in messages"]["bars"], plotted["seconds"]["bars"]
+    # Spark 4.1 says where a batch ended in place of where the queue ended
+    assert lag == ([600, 200, 0] if has_admission_control() else [0, 0, 0])
+    assert len(seconds) == 3 and min(seconds) > 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_notebook_displays_its_batches_where_there_is_a_display_and_plots_what_is_left(
+    ran: Callable[[str], Ran],
+) -> None:
+    pytest.importorskip("matplotlib")
+    on_kafka = ran("on_kafka")
+    (rows,) = on_kafka.displayed()
+    assert [row["sequence"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
+    left = list(itertools.accumulate((-row["messages"] for row in rows), initial=1_000))[1:]
+    assert left[-1] == 0
+    (line,) = on_kafka.plotted("lag.png")["lag in messages"]["lines"]
+    assert line == [[row["sequence"], lag] for row, lag in zip(rows, left, strict=True)]

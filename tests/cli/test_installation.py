@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterable
 from email.message import Message
 from email.parser import Parser
 from importlib import metadata, util
@@ -17,10 +18,12 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import txmq
 from broker_core import __version__
-from tests.matrix import PYTHONS
+from tests.matrix import PYTHONS, SPARKS
 
 ROOT = Path(__file__).parents[2]
 CORE = ("click", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
@@ -103,33 +106,125 @@ def test_the_page_of_databricks_names_what_the_wheel_requires() -> None:
     assert sorted(re.findall(r"[a-z]{4,}", told)) == sorted(CORE)
 
 
-@pytest.mark.parametrize("place", ["pythonpath", "site-packages"])
-def test_an_installation_changes_no_package_of_a_platform(wheel: Path, tmp_path: Path, place: str) -> None:
-    """A platform has a Spark of another version than the extra asks for, on PYTHONPATH or in site-packages."""
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """The Python of an environment without a package."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
-    python = tmp_path / "env" / "bin" / "python"
-    own = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    platform = tmp_path / "platform" if place == "pythonpath" else Path(own)
-    for name, version in {**{name: metadata.version(name) for name in CORE}, "pyspark": "4.1.1"}.items():
-        told = platform / f"{name}-{version}.dist-info"
-        told.mkdir(parents=True)
-        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    pip = tmp_path / "pip"
-    pip.mkdir()
-    (pip / "pip").symlink_to(Path(sysconfig.get_path("purelib")) / "pip")
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet", "--report", "-", str(wheel)],
-        env={**os.environ, "PYTHONPATH": f"{pip}:{platform}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+    return tmp_path / "env" / "bin" / "python"
+
+
+def _site_packages(python: Path) -> Path:
+    program = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+def _tell_installed(folder: Path, name: str, about: str) -> None:
+    """What pip looks at to know that a package is there."""
+    told = folder / f"{name}-{Parser().parsestr(about)['Version']}.dist-info"
+    told.mkdir(parents=True)
+    (told / "METADATA").write_text(about)
+
+
+def _would_install(
+    python: Path, folder: Path, *words: str, path: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """``pip install --dry-run``, with the pip of this environment; its report is the output."""
+    pip = folder / "pip"
+    pip.mkdir(exist_ok=True)
+    if not (pip / "pip").exists():
+        (pip / "pip").symlink_to(Path(sysconfig.get_path("purelib")) / "pip")
+    return subprocess.run(
+        [python, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *words],
+        env={**os.environ, "PYTHONPATH": f"{pip}:{path}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.parametrize("place", ["pythonpath", "site-packages"])
+def test_an_installation_changes_no_package_of_a_platform(
+    wheel: Path, environment: Path, tmp_path: Path, place: str
+) -> None:
+    """A platform has a Spark of another version than the extra asks for, on PYTHONPATH or in site-packages."""
+    platform = tmp_path / "platform" if place == "pythonpath" else _site_packages(environment)
+    for name, version in {**{name: metadata.version(name) for name in CORE}, "pyspark": "4.1.1"}.items():
+        _tell_installed(platform, name, f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    done = _would_install(environment, tmp_path, "--no-index", str(wheel), path=str(platform))
     assert done.returncode == 0, done.stderr
     assert [each["metadata"]["name"] for each in json.loads(done.stdout)["install"]] == ["txmq"]
+
+
+# -- the extra of Spark --------------------------------------------------------------------------------------
+
+# delta-spark -> what it requires of pyspark; a new version is added here
+DELTA = {
+    "4.3.0": ">=4.0.1,<=4.1.1",
+    "4.3.1": ">=4.0.1,<=4.1.1",
+    "4.4.0": ">=4.0.1,<=4.2.0",
+    "4.4.1": ">=4.0.1,<=4.2.0",
+}
+PYSPARK = ("4.0.1", "4.0.5", "4.1.0", "4.1.1", "4.1.2", "4.1.3", "4.1.4", "4.2.0", "4.2.1", "4.3.0")
+
+
+@pytest.fixture(scope="module")
+def ranges(about: Message) -> dict[str, SpecifierSet]:
+    """What ``txmq[spark]`` allows, by package."""
+    parsed = [Requirement(text) for text in about.get_all("Requires-Dist") or []]
+    extra = [each for each in parsed if each.marker is not None and each.marker.evaluate({"extra": "spark"})]
+    return {each.name: each.specifier for each in extra}
+
+
+def _newest_first(versions: Iterable[str], allowed: SpecifierSet) -> list[str]:
+    return sorted(allowed.filter(versions), key=Version, reverse=True)
+
+
+def test_the_newest_delta_of_the_extra_takes_its_newest_pyspark_so_pip_never_steps_back(
+    ranges: dict[str, SpecifierSet],
+) -> None:
+    """pip tries the newest of each; a step back costs an archive of 450 MB, which is loaded and thrown away."""
+    newest, *_ = _newest_first(PYSPARK, ranges["pyspark"])
+    deltas = _newest_first(DELTA, ranges["delta-spark"])
+    assert newest in SpecifierSet(DELTA[deltas[0]])
+    for delta in deltas:  # who asks for an older one gets a pyspark that both allow
+        assert _newest_first(PYSPARK, ranges["pyspark"] & SpecifierSet(DELTA[delta])), delta
+
+
+def test_the_extra_allows_the_sparks_of_the_matrix_and_no_older_one(ranges: dict[str, SpecifierSet]) -> None:
+    for each in SPARKS:
+        assert each.spark in ranges["pyspark"] and each.delta in ranges["delta-spark"]
+        assert each.spark in SpecifierSet(DELTA[each.delta])
+    oldest = min(SPARKS, key=lambda each: Version(each.spark))
+    assert _newest_first(PYSPARK, ranges["pyspark"])[-1] == oldest.spark
+    assert _newest_first(DELTA, ranges["delta-spark"])[-1] == oldest.delta
+
+
+def test_what_is_written_here_of_delta_is_what_the_installed_one_says() -> None:
+    said = [Requirement(text) for text in metadata.requires("delta-spark") or []]
+    (of_spark,) = [each.specifier for each in said if each.name == "pyspark"]
+    assert of_spark == SpecifierSet(DELTA[metadata.version("delta-spark")])
+
+
+@pytest.mark.slow
+def test_pip_resolves_the_extra_at_once_and_loads_no_source_archive(
+    wheel: Path, environment: Path, tmp_path: Path, ranges: dict[str, SpecifierSet]
+) -> None:
+    """Beside the newest pyspark that the extra allows, which is there: no other one is wanted."""
+    newest, *_ = _newest_first(PYSPARK, ranges["pyspark"])
+    if metadata.version("pyspark") != newest:
+        pytest.skip(f"needs pyspark {newest}")
+    index = ("--timeout", "20", "--retries", "1", "--only-binary", ":all:")
+    if _would_install(environment, tmp_path, *index, "--no-deps", "py4j").returncode:
+        pytest.skip("no package index can be reached")
+    for name in ("pandas", "pyspark", *CORE):  # large, and not looked at here
+        text = metadata.distribution(name).read_text("METADATA")
+        assert text is not None
+        _tell_installed(_site_packages(environment), name, text)
+    done = _would_install(environment, tmp_path, *index, f"{wheel}[spark]")
+    assert done.returncode == 0, done.stderr
+    found = {each["metadata"]["name"]: each for each in json.loads(done.stdout)["install"]}
+    assert "pyspark" not in found and {"txmq", "delta_spark"} <= {name.replace("-", "_") for name in found}
+    assert all(each["download_info"]["url"].endswith(".whl") for each in found.values())
 
 
 # -- without Spark -------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tests.spark.connect_client import refuse
+from tests.spark.displaying_notebook import display
 
 
 class Widgets:
@@ -37,7 +38,7 @@ def main(remote: str, notebook: str, folder: str) -> None:
         "__name__": "__main__",
         "spark": spark,
         "dbutils": SimpleNamespace(widgets=Widgets(folder=folder)),
-        "display": lambda frame: frame.show(),
+        "display": display,
     }
     exec(compile(Path(notebook).read_text(), notebook, "exec"), given)
     assert spark.range(3).count() == 3

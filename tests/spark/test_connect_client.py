@@ -20,6 +20,7 @@ from broker_core.launcher import Broker
 from tests.conftest import SESSION_CONF
 from tests.progress import run_to_end, wait_for_end, wait_until
 from tests.spark.demo_client import flights
+from tests.spark.displaying_notebook import DISPLAYED
 from tests.spark.jobs import PLANNED_ONCE
 from tests.spark.pipelines import delta_rows
 
@@ -110,6 +111,8 @@ def test_a_notebook_runs_with_the_session_and_the_parameters_of_a_platform(
     (tmp_path / "given").mkdir()
     done = run_to_end(command, tmp_path, cwd=ROOT, env=surroundings)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
+    displays = "display(" in notebook.read_text()
+    assert [line for line in done.stdout.splitlines() if line.startswith(DISPLAYED)] != [] or not displays
 
 
 @pytest.mark.soak
