@@ -1,7 +1,8 @@
 """A copy of a data directory, while its broker goes on: receives the files of one moment.
 
-1. The directory, with the file UNFINISHED in it, which no broker opens. 2. Each file, synced. 3. All names.
-4. UNFINISHED is removed: from now on the copy is one. A kill before that leaves UNFINISHED.
+1. The first piece: a backup that is refused makes nothing. 2. The directory, with the file UNFINISHED in it,
+which no broker opens. 3. Each file, synced. 4. All names. 5. UNFINISHED is removed: from now on the copy is
+one. A kill before that leaves UNFINISHED.
 
 Not here: which files (``server/flight/backup.py``).
 Invariant: only what a data directory has is written, only below a directory that was absent or empty, and
@@ -14,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow.flight as arrow_flight
@@ -59,13 +61,17 @@ def backup(address: Address, to: str | os.PathLike[str], connect_s: float = 0.0)
 
 def _received(connection: FlightConnection, path: Path) -> Backup:
     # 1.
+    _check_place(path)
+    pieces = _pieces(connection, path)
+    begun = list(islice(pieces, 1))
+    # 2.
     _begin(path)
     failpoint.here("backup.begun")
-    # 2.
+    # 3.
     files: dict[str, tuple[int, str]] = {}
     manifest: contract.Manifest | None = None
     name, descriptor, checksum = "", -1, xxhash.xxh3_64()
-    for given, piece in _pieces(connection, path):
+    for given, piece in chain(begun, pieces):
         if given != name and descriptor >= 0:
             files[name] = _ended(descriptor, checksum)
             descriptor = -1
@@ -84,28 +90,33 @@ def _received(connection: FlightConnection, path: Path) -> Backup:
         _write(descriptor, piece)
     if manifest is None or manifest.files != files or not {"catalog.db", ID} <= files.keys():
         raise RemoteProtocolError(f"{path} is not what the broker has sent: delete it, and make it again")
-    # 3.
+    # 4.
     for directory in (path / "segments", path / "sums", path):
         _sync(directory)
     failpoint.here("backup.synced")
-    # 4.
+    # 5.
     (path / UNFINISHED).unlink()
     _sync(path)
     failpoint.here("backup.done")
     return Backup(str(path), len(files), sum(size for size, _ in files.values()))
 
 
+def _check_place(path: Path) -> None:
+    """Raises DataDirectoryInvalid, OSError."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.is_dir() or path.is_symlink():
+        raise DataDirectoryInvalid(f"{path} is no directory; name a new or an empty one")
+    if held := sorted(each.name for each in path.iterdir()):
+        what = "a backup that was not finished" if UNFINISHED in held else f"not empty: it has {held[0]}"
+        raise DataDirectoryInvalid(f"{path} is {what}; delete it, or name another place")
+
+
 def _begin(path: Path) -> None:
     """Raises DataDirectoryInvalid, OSError."""
-    try:
-        path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        if not path.is_dir() or path.is_symlink():
-            raise DataDirectoryInvalid(f"{path} is no directory; name a new or an empty one") from None
-        if held := sorted(each.name for each in path.iterdir()):
-            what = "a backup that was not finished" if UNFINISHED in held else f"not empty: it has {held[0]}"
-            raise DataDirectoryInvalid(f"{path} is {what}; delete it, or name another place") from None
-        path.chmod(0o700)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_place(path)
+    path.chmod(0o700)
     for name in (UNFINISHED, "lock"):
         os.close(os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     _sync(path)
@@ -126,7 +137,7 @@ def _pieces(connection: FlightConnection, path: Path) -> Iterator[tuple[str, byt
         if crossed is None:
             crossed = ConnectionFailed(
                 f"the broker at {connection.address} has ended, and the backup {path} is not finished",
-                "delete it, and make it again",
+                "delete it, and make it again" if path.exists() else "make it again",
             )
         raise crossed from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -456,12 +456,13 @@ class DurableStore:
             str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows
         )
 
-    @contextmanager
-    def copied(self, path: Path, progress: Callable[[], None]) -> Iterator[None]:
-        """The catalog of one moment at ``path``; until the end no segment that it names is deleted."""
-        with self._segments.kept():
-            self._catalog.copy_to(path, progress)
-            yield
+    def kept(self) -> AbstractContextManager[None]:
+        """Until its end no segment is deleted. Raises ResourceLocked: one at a time."""
+        return self._segments.kept()
+
+    def copy_catalog(self, path: Path, progress: Callable[[], None]) -> None:
+        """Copies the catalog of one moment to ``path``."""
+        self._catalog.copy_to(path, progress)
 
     # Closing
 

@@ -140,6 +140,24 @@ def test_many_rows_become_one_and_say_the_same(node: Node) -> None:
     assert told(node) == before
 
 
+def test_names_are_said_once_where_commits_with_and_without_messages_take_turns(node: Node) -> None:
+    """Otherwise who has many names makes each look, and each row, as long as that."""
+    with node.channel() as holder:
+        holder.queue_declare("in")
+        for number in range(100):
+            publish(node, 1, f"queue{number}")
+        for _ in range(20):
+            publish(node, 1)
+            holder.get("in", no_ack=True)
+    before = told(node)
+    assert [each.sequence for each in before] == sorted(each.sequence for each in before)
+    assert len({each.sequence for each in before}) == len(before) >= 140
+    (row,) = node.broker.state.transactions.history.rows()
+    assert row.commits.count(b'"queue7"') == 1
+    node.restart()
+    assert told(node) == before
+
+
 def test_one_that_is_interrupted_while_it_packs_says_the_same(node: Node) -> None:
     for _ in range(300):
         publish(node, 1)

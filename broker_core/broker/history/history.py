@@ -18,7 +18,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -380,12 +380,14 @@ def _ended_at(row: Single | HistoryRecord) -> int:
 
 
 def _together(rows: Iterable[Single]) -> HistoryRecord:
-    """Returns rows as one, without a number: a line for those that share their names."""
+    """Returns rows as one, without a number: a line for all that share their names, also where others are
+    between them, so that each name is in it once.
+    """
     given = list(rows)
-    lines = [
-        next_names.text([each.entries for each in group])
-        for next_names, group in groupby(given, attrgetter("names"))
-    ]
+    sharing: dict[Names, list[Entries]] = {}
+    for row in given:
+        sharing.setdefault(row.names, []).append(row.entries)
+    lines = [names.text(entries) for names, entries in sharing.items()]
     first, last = given[0].entries, given[-1].entries
     return HistoryRecord(0, first.first, last.last, last.ended_at, LINES, "\n".join(lines).encode())
 

@@ -31,7 +31,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from broker_core.broker.state.change import KINDS, PUBLISHED, Effects, InboxRow, Key, Named, Who, routes_of
@@ -43,6 +43,7 @@ NAMES_BYTES = 64 * 1024  # of names that several rows share
 _NAME_BYTES = 200  # of one, beside its text
 LINES, COMPRESSED = 1, 2  # how a row is packed
 _UNPACKED = 512 * 1024 * 1024  # no row that was written has so much
+_UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error, zlib.error)
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 _OWN = [b'{"own":[%d]}' % place for place in range(100)]  # nearly always it is one of these
 _PLAIN = struct.Struct("<5q2I")  # of a multiple of three bytes, so that texts can be joined
@@ -273,15 +274,20 @@ def commits(
     row: HistoryRecord, mark: bytes = b"", spend: Callable[[int], None] = lambda size_bytes: None
 ) -> Iterator[PastCommit]:
     """Yields the commits of a row, in their order. ``mark``: only those of texts that contain it. ``spend``
-    is told what is read. Raises ValueError for a row that this module did not write.
+    is told what is read. Raises ValueError for a row that this module did not write, behind what can be read.
     """
+    found: list[PastCommit] = []
+    damage: Exception | None = None
     try:
         for text in _texts(row):
             if mark in text:
                 spend(len(text))
-                yield from _commits(json.loads(text))
-    except (KeyError, IndexError, TypeError, AttributeError, struct.error, zlib.error) as error:
-        raise ValueError(f"row {row.number} of the history cannot be read: {error}") from error
+                found += _commits(json.loads(text))
+    except _UNREADABLE as error:
+        damage = error
+    yield from sorted(found, key=attrgetter("sequence"))
+    if damage is not None:
+        raise ValueError(f"row {row.number} of the history cannot be read: {damage}") from damage
 
 
 def _texts(row: HistoryRecord) -> list[bytes]:

@@ -91,17 +91,18 @@ def _catalog(store: DurableStore, stopping: threading.Event) -> Iterator[tuple[l
             raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
 
     path = store.directory / CATALOG_COPY
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with store.copied(path, progress):
+    with store.kept():  # one at a time: nobody else has this path
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            store.copy_catalog(path, progress)
             with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as copy:
                 numbers = [row[0] for row in copy.execute(QUERIES["segments"])]
             path.unlink()
             yield numbers, descriptor
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 def _file(name: str, path: Path, files: dict[str, tuple[int, str]]) -> Iterator[pa.RecordBatch]:
