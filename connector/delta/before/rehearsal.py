@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from connector.delta.resolve import snapshot_at
 from connector.errors import message
 from connector.stream.staging import no_rows
 from connector.tables.table import Table, without_high_water_marks
+from connector.tables.table_format import Writing
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -50,12 +51,7 @@ def refused(table: str, error: Exception, place: str = "") -> OptionError:
 
 
 def rehearse(
-    spark: SparkSession,
-    table: Table,
-    schema: StructType,
-    options: Mapping[str, str],
-    partition_by: Sequence[str],
-    where: str = "",
+    spark: SparkSession, table: Table, schema: StructType, writing: Writing, where: str = ""
 ) -> None:
     """Append no rows to a new table with the protocol and metadata of ``table``, or overwrite it ``where``.
     Raises OptionError with Delta's error.
@@ -77,7 +73,7 @@ def rehearse(
         if any(word in log[0] for word in _COORDINATED):
             return
     names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
-    asked = _key(spark, log, schema, options, [*partition_by, where, *names])
+    asked = _key(spark, log, schema, writing, [where, *names])
     if asked in _accepted:
         return
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
@@ -93,9 +89,10 @@ def rehearse(
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([text, *log]) + "\n")
         mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
-        writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**{**options, **chosen})
-        if partition_by:
-            writer = writer.partitionBy(*partition_by)
+        options = {**writing.options, **chosen}
+        writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**options)
+        if writing.partition_by:
+            writer = writer.partitionBy(*writing.partition_by)
         writer.save(f"file:{place}")
     except Exception as error:
         raise refused(table.name, error, str(place)) from error
@@ -105,11 +102,7 @@ def rehearse(
 
 
 def _key(
-    spark: SparkSession,
-    log: Sequence[str],
-    schema: StructType,
-    options: Mapping[str, str],
-    partition_by: Sequence[str],
+    spark: SparkSession, log: Sequence[str], schema: StructType, writing: Writing, more: list[str]
 ) -> str:
     """All that the outcome depends on."""
     actions = [json.loads(without_high_water_marks(action)) for action in log]
@@ -123,5 +116,5 @@ def _key(
         and ".streaming." not in name
         and not name.endswith(_NOTES)
     }
-    text = [actions, settings, schema.json(), dict(options), list(partition_by)]
+    text = [actions, settings, schema.json(), dict(writing.options), [*writing.partition_by, *more]]
     return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()
