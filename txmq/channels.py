@@ -18,7 +18,7 @@ from broker_core.admin import (
     PreparedInfo,
     TransactionInfo,
 )
-from broker_core.client.admin import connections, consumers
+from broker_core.client.admin import RemoteAdmin, connections
 from broker_core.errors import OptionError, UnknownTransaction
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
@@ -47,7 +47,7 @@ def _connections(options: Options) -> int:
     option("--queue", "QUEUE", "only those of this queue", shell_complete=queue_names),
 )
 def _consumers(options: Options) -> int:
-    found = consumers(client_at(options))
+    found = RemoteAdmin(client_at(options)).consumers()
     shown = [each for each in found if options.queue in (None, each.queue)]
     return _listed(options, found, map(dataclasses.asdict, shown))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from broker_core.admin import (
     PAGE,
@@ -47,7 +48,7 @@ class RemoteAdmin:
         return self._client.bindings()
 
     def consumers(self) -> list[ConsumerInfo]:
-        return consumers(self._client)
+        return self._client.administer(list[ConsumerInfo], "consumers")
 
     def ledger(self, app_id: str = "", sequence: int = 0, limit: int = PAGE) -> list[LedgerInfo]:
         return self._client.administer(
@@ -55,13 +56,30 @@ class RemoteAdmin:
         )
 
     def history(self, limit: int = PAGE, before: int = 0) -> list[TransactionInfo]:
-        return history(self._client, limit, before)
+        """A call reads a part of the history; at most ``PAGE`` are returned."""
+        found: list[TransactionInfo] = []
+        limit = min(limit, PAGE)
+        while len(found) < limit:
+            page: HistoryPage = self._client.administer(
+                HistoryPage, "history", limit=limit - len(found), before=before
+            )
+            found += page.transactions
+            before = page.before
+            if not before:
+                break
+        return found
 
     def transaction(self, sequence: int) -> TransactionInfo:
-        return transaction(self._client, sequence)
+        return self._client.administer(TransactionInfo, "transaction", sequence=sequence)
 
     def message(self, queue: str, offset: int) -> MessageLife:
-        return message(self._client, queue, offset)
+        """A call reads a part of the history."""
+        ask = partial(self._client.administer, MessageLife, "message", queue=queue, offset=offset)
+        found = ask()
+        while found.more:
+            page = ask(at=found.more)
+            found = replace(page, steps=found.steps + page.steps)
+        return found
 
     def declare_queue(
         self, name: str, *, durable: bool = True, arguments: Mapping[str, object] | None = None
@@ -130,38 +148,3 @@ def skip_damaged(client: BrokerClient, queue: str, *, check: bool = False) -> Sk
 def connections(client: BrokerClient) -> list[ClientInfo]:
     """The connections to a virtual host, oldest first."""
     return client.administer(list[ClientInfo], "connections")
-
-
-def consumers(client: BrokerClient) -> list[ConsumerInfo]:
-    return client.administer(list[ConsumerInfo], "consumers")
-
-
-def transaction(client: BrokerClient, sequence: int) -> TransactionInfo:
-    """What a commit did, by its number. Raises UnknownTransaction."""
-    return client.administer(TransactionInfo, "transaction", sequence=sequence)
-
-
-def history(client: BrokerClient, limit: int = 100, before: int = 0) -> list[TransactionInfo]:
-    """The last commits, the newest first, at most ``PAGE``; those ``before`` this one, if it is not 0. A call
-    reads a part of the history.
-    """
-    found: list[TransactionInfo] = []
-    limit = min(limit, PAGE)
-    while len(found) < limit:
-        page: HistoryPage = client.administer(HistoryPage, "history", limit=limit - len(found), before=before)
-        found += page.transactions
-        before = page.before
-        if not before:
-            break
-    return found
-
-
-def message(client: BrokerClient, queue: str, offset: int) -> MessageLife:
-    """What happened to a message. Raises QueueNotFound. A call reads a part of the history."""
-    found: MessageLife = client.administer(MessageLife, "message", queue=queue, offset=offset)
-    while found.more:
-        page: MessageLife = client.administer(
-            MessageLife, "message", queue=queue, offset=offset, at=found.more
-        )
-        found = replace(page, steps=found.steps + page.steps)
-    return found

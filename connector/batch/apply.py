@@ -34,7 +34,7 @@ from connector.stream import staging
 from connector.tables import target
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, is_path
-from connector.tables.table_format import Attempt, TableFormat
+from connector.tables.table_format import Attempt, TableFormat, Writing
 
 NOTED_CHARACTERS = 500  # of an error, for an operator
 _TABLES_AT_ONCE = 8
@@ -195,7 +195,6 @@ class DecidedBatch:
     ) -> int | None:
         """The operation with the rows that the table takes."""
         about, schema, tables = parts[0].target, _schema(parts), self.tables
-        options, partition_by = about.get("options", {}), about.get("partition_by", [])
         changes = target.is_change(parts[0])
         if changes and target.deletes_what_is_not_given(parts[0]):
             raise OptionError(
@@ -206,7 +205,7 @@ class DecidedBatch:
         if changes:
             ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
         else:
-            ready = tables.check_append(spark, table, schema, options, partition_by).ready
+            ready = tables.check_append(spark, table, schema, _writing(parts)).ready
         rows = RowByRow(self._held(parts), schema, ready)
         taken = rows.taken(spark, self._kept(parts, to, once))
 
@@ -218,7 +217,7 @@ class DecidedBatch:
             change, context = target.change_of(parts[0]), about.get(target.CONTEXT)
             version = tables.change(spark, table, change, frame, once, context)
         elif taken is not None:
-            version = tables.append(ready(frame(spark)), table, once, options, partition_by)
+            version = tables.append(ready(frame(spark)), table, once, _writing(parts))
         failpoint.here("rows.applied")
         if any(map(target.is_files, parts)):
             self._clear(about["location"], once)
@@ -235,14 +234,13 @@ class DecidedBatch:
 
     def _append(self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId) -> int | None:
         about = parts[0].target
-        options = about.get("options", {})
         of_files = [part for part in parts if target.is_files(part)]
         of_rows = [part for part in parts if not target.is_files(part)]
         rows = self.rows(spark, of_rows) if of_rows else None
         if rows is not None and not of_files:
-            return self.tables.append(rows, table, once, options, about.get("partition_by", []))
+            return self.tables.append(rows, table, once, _writing(parts))
         held = [(part, self.engine.read_branches(part.branches)) for part in of_files]
-        version = self.tables.add(spark, table, held, rows, once, options)
+        version = self.tables.add(spark, table, held, rows, once, _writing(parts).options)
         self._clear(about["location"], once)
         return version
 
@@ -279,6 +277,11 @@ class DecidedBatch:
     def _waits(self) -> bool:
         """Whether the batch is still to be applied."""
         return any(self.entry.sequence == each.sequence for each in self.engine.unapplied(self.entry.app_id))
+
+
+def _writing(parts: Sequence[ToApply]) -> Writing:
+    about = parts[0].target
+    return Writing(about.get("options", {}), about.get("partition_by", []))
 
 
 def _branches(parts: Sequence[ToApply]) -> list[str]:

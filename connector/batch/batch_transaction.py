@@ -139,15 +139,14 @@ class BatchTransaction:
         with self._operation("append", rows):
             with self._lock:
                 spark, found = rows.sparkSession, self._table("append", rows, table)
-                chosen, columns = self._owner.tables.writer_options(table, options)
-                checked = self._owner.checks.append(spark, found, nullable(rows.schema), chosen, columns)
+                writing = self._owner.tables.writing(table, options)
+                checked = self._owner.checks.append(spark, found, nullable(rows.schema), writing)
                 rows = checked.ready(rows)
                 schema = nullable(rows.schema)
-                columns = [] if found.exists else columns  # an existing table has its own
                 step = self._steps.append(found.location)
                 about = {
-                    "options": chosen,
-                    "partition_by": columns,
+                    "options": writing.options,
+                    "partition_by": [] if found.exists else writing.partition_by,  # that table has its own
                     "schema": schema.json(),
                     **self._step_target(spark, found, step),
                 }
@@ -182,7 +181,7 @@ class BatchTransaction:
         """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
         be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
         """
-        chosen, _ = self._owner.tables.writer_options(table, options)
+        chosen = self._owner.tables.writing(table, options).options
         self._change("overwrite", rows, table, Overwrite.made(where, chosen))
 
     def after_commit(self, rows: DataFrame, name: str) -> None:

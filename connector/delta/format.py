@@ -26,7 +26,7 @@ from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles
+from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles, Writing
 
 
 class Delta:
@@ -51,22 +51,17 @@ class Delta:
     ) -> dict[str, Mapping[str, object]]:
         return log.said(log.commits(spark, table), tokens)
 
-    writer_options = staticmethod(append_rows.writer_options)
+    writing = staticmethod(append_rows.writing)
     context = staticmethod(sql_context.of)
 
     # -- before the decision ---------------------------------------------------------------------------------
     last_sequence = staticmethod(log.stored_version)
 
     def check_append(
-        self,
-        spark: SparkSession,
-        table: Table,
-        schema: StructType,
-        options: Mapping[str, str],
-        partition_by: Sequence[str],
+        self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:
-        found = append_rows.check_append(spark, table, schema, options, partition_by)
-        why = append_files.why_rows(spark, table, schema, options)
+        found = append_rows.check_append(spark, table, schema, writing)
+        why = append_files.why_rows(spark, table, schema, writing.options)
         evaluates = bool(why) or append_files.evaluates(table)
         return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 
@@ -145,7 +140,7 @@ class Delta:
         schema = StructType.fromJson(json.loads(target["schema"]))
         frames = [each.frame(spark, files, place, schema, f"batch {once.sequence}") for each in staged]
         frames += [rows] if rows is not None else []
-        return append_rows.append(reduce(DataFrame.unionByName, frames), table, once, options)
+        return append_rows.append(reduce(DataFrame.unionByName, frames), table, once, Writing(options))
 
     change = staticmethod(make_change.change)
 

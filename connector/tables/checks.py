@@ -19,7 +19,7 @@ from connector.tables.commit_id import txn_app_id
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table
-from connector.tables.table_format import Checked, TableFormat
+from connector.tables.table_format import Checked, TableFormat, Writing
 from connector.tables.target import of_change
 from connector.tables.unique import unique
 
@@ -41,18 +41,12 @@ class Checks:
         self._guarded: set[tuple[str, str]] = set()
         self._told: set[tuple[str, str]] = set()
 
-    def append(
-        self,
-        spark: SparkSession,
-        table: Table,
-        schema: StructType,
-        options: Mapping[str, str],
-        columns: list[str],
-    ) -> Checked:
+    def append(self, spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> Checked:
         """Raises OptionError if the append would fail after the decision."""
+        options, columns = writing
         found = self._answer(
             ("append", *table.shape, schema.json(), repr(sorted(options.items())), *columns),
-            lambda: self._tables.check_append(spark, table, schema, options, columns),
+            lambda: self._tables.check_append(spark, table, schema, writing),
         )
         self._warn(table, found.by_rows)
         return found

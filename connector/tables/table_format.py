@@ -38,6 +38,16 @@ class Checked:
     compared: Mapping[str, str] = field(default_factory=dict)
 
 
+class Writing(NamedTuple):
+    """How an append writes: with options of the format's writer, into a new table with these partitions."""
+
+    options: Mapping[str, str] = {}
+    partition_by: Sequence[str] = ()
+
+
+PLAIN = Writing()
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt of an app at a batch, on one table."""
@@ -89,8 +99,8 @@ class TableFormat(Protocol):
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         """The rows of an existing table."""
 
-    def writer_options(self, table: str, options: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
-        """The options of a write as (options of its writer, partition columns). Raises OptionError."""
+    def writing(self, table: str, options: Mapping[str, object]) -> Writing:
+        """What the options of a write to a table say. Raises OptionError."""
 
     def disturbed(
         self, spark: SparkSession, table: Table, seen: TableMark | None
@@ -117,12 +127,7 @@ class TableFormat(Protocol):
         """The last batch that an existing table has of an app, in any of its steps; 0 if none."""
 
     def check_append(
-        self,
-        spark: SparkSession,
-        table: Table,
-        schema: StructType,
-        options: Mapping[str, str],
-        partition_by: Sequence[str],
+        self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:
         """Raises OptionError if the append of such rows would fail after the decision, whatever they are."""
 
@@ -174,14 +179,7 @@ class TableFormat(Protocol):
     def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         """Whether the table has the commit of ``once``."""
 
-    def append(
-        self,
-        rows: DataFrame,
-        table: Table,
-        once: CommitId,
-        options: Mapping[str, str] | None = None,
-        partition_by: Sequence[str] = (),
-    ) -> int | None:
+    def append(self, rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
         """Append ``rows``. Creates the table."""
 
     def add(

@@ -19,7 +19,7 @@ import pytest
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
-from broker_core.client import admin
+from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
 from broker_core.errors import StoreError
 from broker_core.node.local import LocalBroker
@@ -196,7 +196,7 @@ def test_without_a_history_nothing_of_it_is_left_once_the_broker_is_ready(served
     served.start()
     with patient(served) as client:
         publish(client)
-        assert len(admin.history(client)) == 3
+        assert len(RemoteAdmin(client).history()) == 3
     served.kill()
     options = ["--data", str(served.directory), "--listen", "127.0.0.1:0", "--amqp", "none"]
     without_upkeep = (
@@ -209,7 +209,7 @@ def test_without_a_history_nothing_of_it_is_left_once_the_broker_is_ready(served
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     served.start()
     with patient(served) as client:
-        assert admin.history(client) == []
+        assert RemoteAdmin(client).history() == []
         assert [each.messages for each in client.queues()] == [3]
 
 
@@ -225,22 +225,22 @@ def test_a_directory_is_opened_without_a_history_and_with_one_again(served: Serv
     served.start()
     with patient(served) as client:
         publish(client)
-        assert len(admin.history(client)) == 3
+        assert len(RemoteAdmin(client).history()) == 3
     served.kill()
     served.start("", "--history-bytes", "0")
     with patient(served) as client:
-        wait_until(lambda: admin.history(client) == [])
+        wait_until(lambda: RemoteAdmin(client).history() == [])
         publish(client)
-        assert admin.history(client) == []
+        assert RemoteAdmin(client).history() == []
     served.kill()
     served.start()
     with patient(served) as client:
-        assert admin.history(client) == []
+        assert RemoteAdmin(client).history() == []
         publish(client)
-        before = admin.history(client)
+        before = RemoteAdmin(client).history()
         assert len(before) == 3
     served.kill()
     served.start()
     with patient(served) as client:
-        assert admin.history(client) == before
+        assert RemoteAdmin(client).history() == before
         assert [each.messages for each in client.queues()] == [9]

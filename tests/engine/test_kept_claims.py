@@ -8,6 +8,7 @@ from broker_core.broker.state.records import ClaimRecord, ReadRecord
 from broker_core.engine import START, Vector
 from broker_core.errors import LineageConflict
 from broker_core.micro_batch.claims import claim as claim_rules
+from broker_core.micro_batch.ledger import MicroBatch
 from tests.engine.bench import APP, Bench
 
 IDLE: Vector = {"in2": START}
@@ -45,9 +46,9 @@ def test_c4_a_range_behind_messages_that_nobody_acknowledged_is_refused(bench: B
     bench.run("q", 0, BUSY, bench.claim(BUSY))
     ledger = bench.engine._ledger
     ledger.require_ranges(
-        APP, {"in": [3, 4]}, "q", 1, lambda log, start, end: (log, start, end) == ("in", 1, 3)
+        MicroBatch(APP, "q", 1), {"in": [3, 4]}, lambda log, start, end: (log, start, end) == ("in", 1, 3)
     )
     with pytest.raises(LineageConflict, match="consumed up to 1"):
-        ledger.require_ranges(APP, {"in": [3, 4]}, "q", 1, lambda *_: False)
+        ledger.require_ranges(MicroBatch(APP, "q", 1), {"in": [3, 4]}, lambda *_: False)
     with pytest.raises(LineageConflict, match="consumed up to 1"):
-        ledger.require_ranges(APP, {"in": [0, 4]}, "q", 1, lambda *_: True)
+        ledger.require_ranges(MicroBatch(APP, "q", 1), {"in": [0, 4]}, lambda *_: True)

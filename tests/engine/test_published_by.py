@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core.client import admin
+from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import Engine, Limit, Origin, ReadTicket
 from broker_core.launcher import Broker
@@ -64,7 +64,7 @@ def history(broker: Broker, queue: str) -> dict[int, int]:
     with BrokerClient(data=broker._directory) as client:
         return {
             offset: each.sequence
-            for each in admin.history(client, 1000)
+            for each in RemoteAdmin(client).history(1000)
             for effect in each.effects
             if effect.effect in ("published", "dead_lettered") and effect.queue == queue
             for first, end in effect.ranges

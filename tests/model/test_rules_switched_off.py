@@ -44,6 +44,7 @@ from connector.stream.unadmitted import UnadmittedReader
 from connector.tables import checks
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
+from tests.model.test_owned_queue import acks_delete_the_last_range, claims_freeze_nothing
 from tests.model.world import Violation, World, require, world
 
 Patch = pytest.MonkeyPatch
@@ -580,25 +581,8 @@ def the_decision_deletes(patch: Patch) -> None:
     patch.setattr(Queue, "settle", without)
 
 
-def acks_delete_all(patch: Patch) -> None:
-    ack = Claims._ack
-
-    def without(
-        self: Claims, logs: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
-    ) -> None:
-        ack(self, logs, change, app_id, finished, vector)
-        for log, offset in vector.items():
-            logs.ack(log, app_id, offset, offset)
-
-    patch.setattr(Claims, "_ack", without)
-
-
 def nobody_owns(patch: Patch) -> None:
     patch.setattr(Topology, "usable", lambda self, name, connection=None: self.queue(name))
-    patch.setattr(Queue, "claim", lambda *_: None)
-
-
-def claims_do_not_freeze(patch: Patch) -> None:
     patch.setattr(Queue, "claim", lambda *_: None)
 
 
@@ -916,9 +900,9 @@ CASES = [
         {"threads": True},
     ),
     Case("s5_deletion_by_acks_only", the_decision_deletes, decided_batch_is_replayed),
-    Case("s5_the_last_range_is_kept", acks_delete_all, newest_commit_log_entry_is_lost),
+    Case("s5_the_last_range_is_kept", acks_delete_the_last_range, newest_commit_log_entry_is_lost),
     Case("s6_ownership", nobody_owns, another_consumer_takes_what_it_can),
-    Case("s6_freeze", claims_do_not_freeze, claimed_messages_meet_a_full_queue, SMALL),
+    Case("s6_freeze", claims_freeze_nothing, claimed_messages_meet_a_full_queue, SMALL),
     Case("c1_lineage", no_refusal, new_checkpoint_where_only_the_source_resumes),
     Case(
         "c1_gap", gaps_are_fine, older_data_directory, NATIVE

@@ -17,7 +17,7 @@ from broker_core import password as passwords
 from broker_core.admin import TransactionInfo
 from broker_core.broker.history.rows import PastCommit, commits
 from broker_core.broker.state.records import HistoryRecord
-from broker_core.client import admin
+from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import Limit, Origin, ReadTicket
@@ -62,27 +62,28 @@ def queues(found: TransactionInfo) -> list[str]:
 def test_each_user_is_shown_what_its_permissions_allow(broker: Broker) -> None:
     both, secret = publish(broker, "mine", "secret"), publish(broker, "secret")
     with client(broker, "watcher") as watcher:
-        assert queues(admin.transaction(watcher, both)) == ["mine", "secret"]
-        assert queues(admin.transaction(watcher, secret)) == ["secret"]
-        assert [each.sequence for each in admin.history(watcher, 2)] == [secret, both]
-        assert admin.message(watcher, "secret", 1).steps[0].sequence == secret
+        assert queues(RemoteAdmin(watcher).transaction(both)) == ["mine", "secret"]
+        assert queues(RemoteAdmin(watcher).transaction(secret)) == ["secret"]
+        assert [each.sequence for each in RemoteAdmin(watcher).history(2)] == [secret, both]
+        assert RemoteAdmin(watcher).message("secret", 1).steps[0].sequence == secret
     with client(broker, "plain") as plain:
         assert (
-            queues(admin.transaction(plain, both)) == ["mine"] and admin.transaction(plain, both).door == ""
+            queues(RemoteAdmin(plain).transaction(both)) == ["mine"]
+            and RemoteAdmin(plain).transaction(both).door == ""
         )
-        assert [each.sequence for each in admin.history(plain)] == [both]
+        assert [each.sequence for each in RemoteAdmin(plain).history()] == [both]
         with pytest.raises(errors.UnknownTransaction) as hidden:
-            admin.transaction(plain, secret)
+            RemoteAdmin(plain).transaction(secret)
         with pytest.raises(errors.UnknownTransaction) as absent:
-            admin.transaction(plain, secret + 1000)
+            RemoteAdmin(plain).transaction(secret + 1000)
         assert str(hidden.value).replace(str(secret), "") == str(absent.value).replace(str(secret + 1000), "")
         with pytest.raises(errors.QueueNotFound) as hidden_queue:
-            admin.message(plain, "secret", 0)
+            RemoteAdmin(plain).message("secret", 0)
         with pytest.raises(errors.QueueNotFound) as no_queue:
-            admin.message(plain, "absent", 0)
+            RemoteAdmin(plain).message("absent", 0)
         assert str(hidden_queue.value).replace("secret", "") == str(no_queue.value).replace("absent", "")
     with client(broker, "other") as other, pytest.raises(errors.TxmqError):
-        admin.transaction(other, both)
+        RemoteAdmin(other).transaction(both)
 
 
 def test_a_virtual_host_made_again_does_not_show_what_the_one_before_did(broker: Broker) -> None:
@@ -95,11 +96,11 @@ def test_a_virtual_host_made_again_does_not_show_what_the_one_before_did(broker:
     later = publish(broker, "new", vhost="theirs")
     for user in ("plain", "watcher"):
         with client(broker, user, "theirs") as found:
-            assert [each.sequence for each in admin.history(found)] == [later]
+            assert [each.sequence for each in RemoteAdmin(found).history()] == [later]
             with pytest.raises(errors.UnknownTransaction):
-                admin.transaction(found, number)
+                RemoteAdmin(found).transaction(number)
             with pytest.raises(errors.QueueNotFound):
-                admin.message(found, "secret", 0)
+                RemoteAdmin(found).message("secret", 0)
 
 
 def test_a_micro_batch_says_its_app_and_what_goes_to_tables(broker: Broker) -> None:
@@ -111,12 +112,12 @@ def test_a_micro_batch_says_its_app_and_what_goes_to_tables(broker: Broker) -> N
     list(engine.read(ReadTicket("app", "query", 0, ranges, (("in", *ranges["in"]),))))
     engine.commit_batch("app", "query", 0, token, [])
     with client(broker, "watcher") as watcher:
-        (found, *_) = admin.history(watcher)
+        (found, *_) = RemoteAdmin(watcher).history()
         assert (found.door, found.app_id, found.query_id, found.batch_id) == ("spark", "app", "query", 0)
         assert [(each.effect, each.queue, each.ranges) for each in found.effects] == [
             ("consumed", "in", ((0, 1),))
         ]
-        life = admin.message(watcher, "in", 0)
+        life = RemoteAdmin(watcher).message("in", 0)
         assert [each.effect for each in life.steps] == ["published", "consumed"]
         assert (life.state, life.steps[1].app_id, life.steps[1].batch_id) == ("settled", "app", 0)
 
@@ -193,7 +194,7 @@ def commits_of(row: HistoryRecord) -> list[PastCommit]:
 def test_it_is_in_the_data_directory_beside_messages_as_records_and_packed(tmp_path: Path) -> None:
     def told(broker: Broker) -> list[TransactionInfo]:
         with BrokerClient(broker.url) as found:
-            return admin.history(found, 1_000)
+            return RemoteAdmin(found).history(1_000)
 
     with Broker.open(tmp_path / "data") as broker:
         for number in range(300):

@@ -22,6 +22,7 @@ from connector.batch.foreach_batch import BatchTransaction
 from connector.delta.before import rehearsal
 from connector.delta.before.append_rows import check_append
 from connector.delta.resolve import resolve
+from connector.tables.table_format import Writing
 from tests.spark.pipelines import delta_actions, hidden_files
 from tests.spark.test_append_files import append_to, run_each, values
 from tests.spark.test_foreach_batch import run
@@ -151,7 +152,7 @@ def test_tables_alike_are_rehearsed_once_and_not_again_by_the_next_process(
 
     def check(name: str, *by: str, **options: str) -> int:
         before = len(made)
-        check_append(rig.spark, resolve(rig.spark, str(tmp_path / name)), schema, options, by)
+        check_append(rig.spark, resolve(rig.spark, str(tmp_path / name)), schema, Writing(options, by))
         return len(made) - before
 
     # tables that are there, and two that are not

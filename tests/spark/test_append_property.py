@@ -22,6 +22,7 @@ from connector.delta.table_files import TableFiles
 from connector.sql import nullable
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
+from connector.tables.table_format import Writing
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -96,7 +97,7 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     found = resolve(spark, spelled)
     told = f"{ddl} <- {rows.schema.simpleString()} {options} as {found.name}"
     try:
-        rows = fitted(rows, check_append(spark, found, nullable(rows.schema), options, []))
+        rows = fitted(rows, check_append(spark, found, nullable(rows.schema), Writing(options)))
         values = [tuple(row) for row in rows.collect()]
     except OptionError:
         return "refused"
@@ -106,7 +107,7 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
         return "refused value"
     staged = spark.createDataFrame(values, nullable(rows.schema))
     try:
-        append(staged, found, once(1, table), options)
+        append(staged, found, once(1, table), Writing(options))
     except Exception as error:
         raise AssertionError(f"passed the check and failed: {told}, values {values}: {error}") from error
     assert spark.table(table).count() == 1

@@ -68,27 +68,14 @@ def failure(act: Callable[[], Any]) -> Exception | None:
     return None
 
 
-def try_json(rig: Any, seed: int) -> str:
-    choice = random.Random(seed)
-    held = columns(choice, 5, ROWS, DEPTHS, choice.choice([NAMES, PLAIN]))
-    told = f"{seed=}\n" + "\n".join(f"{each.ddl}: {each.values}" for each in held)[:3000]
-    rows = rig.spark.sql(select(held)).coalesce(1)
-    schema = nullable(rows.schema)
-
+def compared(
+    rows: DataFrame,
+    plain: Callable[[], dict[int, str]],
+    ours: Callable[[], tuple[dict[int, str], dict[int, str]]],
+    told: str,
+) -> str:
+    """What became of the rows. Fails if txmq, whose rows are good or rejected, and plain Spark differ."""
     found: list[tuple[dict[int, str], dict[int, str]]] = []
-
-    def plain() -> dict[int, str]:
-        value = F.from_json(F.to_json(F.struct("*")), schema)
-        return texts(rows.select(value.alias("value")).select("value.*"))
-
-    def ours() -> tuple[dict[int, str], dict[int, str]]:
-        read = published(rig, encode(rows), f"json-{seed}")
-        decoded = decode(read, schema)
-        assert isinstance(decoded, Decoded)
-        body = F.get_json_object(decoded.rejected["body"].cast("string"), "$.id").cast("int")
-        rejected = decoded.rejected.select(body.alias("id"), "reason").collect()
-        return texts(decoded.good), {row["id"]: row["reason"] for row in rejected}
-
     if (error := failure(lambda: found.append(ours()))) is not None:
         assert isinstance(cause(error), OptionError), f"no clear error: {str(error)[:1500]}: {told}"
         assert failure(plain), f"refused without need: {cause(error)}: {told}"
@@ -100,6 +87,31 @@ def try_json(rig: Any, seed: int) -> str:
     for number, reason in rejected.items():
         assert read[number] != given[number] or "NaN" in reason or "large" in reason, f"{reason}: {told}"
     return "rejected" if rejected else "read"
+
+
+def parts(decoded: DataFrame | Decoded, number: Column) -> tuple[dict[int, str], dict[int, str]]:
+    """The good rows, and the reasons of the rejected ones, by the id; ``number``: the id in a rejected body."""
+    assert isinstance(decoded, Decoded)
+    rejected = decoded.rejected.select(number.cast("int").alias("id"), "reason").collect()
+    return texts(decoded.good), {row["id"]: row["reason"] for row in rejected}
+
+
+def try_json(rig: Any, seed: int) -> str:
+    choice = random.Random(seed)
+    held = columns(choice, 5, ROWS, DEPTHS, choice.choice([NAMES, PLAIN]))
+    told = f"{seed=}\n" + "\n".join(f"{each.ddl}: {each.values}" for each in held)[:3000]
+    rows = rig.spark.sql(select(held)).coalesce(1)
+    schema = nullable(rows.schema)
+
+    def plain() -> dict[int, str]:
+        value = F.from_json(F.to_json(F.struct("*")), schema)
+        return texts(rows.select(value.alias("value")).select("value.*"))
+
+    def ours() -> tuple[dict[int, str], dict[int, str]]:
+        read = published(rig, encode(rows), f"json-{seed}")
+        return parts(decode(read, schema), F.get_json_object(F.col("body").cast("string"), "$.id"))
+
+    return compared(rows, plain, ours, told)
 
 
 def in_avro(spark: SparkSession, column: Column) -> bool:
@@ -138,29 +150,15 @@ def try_csv(rig: Any, seed: int) -> str:
     rows = rig.spark.sql(select(held)).coalesce(1)
     schema = nullable(rows.schema)
 
-    found: list[tuple[dict[int, str], dict[int, str]]] = []
-
     def plain() -> dict[int, str]:
         value = F.from_csv(F.to_csv(F.struct("*")), schema.toDDL())
         return texts(rows.select(value.alias("value")).select("value.*"))
 
     def ours() -> tuple[dict[int, str], dict[int, str]]:
-        decoded = decode(published(rig, encode(rows, format="csv"), f"csv-{seed}"), schema, "csv")
-        number = F.split(decoded.rejected["body"].cast("string"), ",")[0].cast("int")
-        rejected = decoded.rejected.select(number.alias("id"), "reason").collect()
-        return texts(decoded.good), {row["id"]: row["reason"] for row in rejected}
+        read = published(rig, encode(rows, format="csv"), f"csv-{seed}")
+        return parts(decode(read, schema, "csv"), F.split(F.col("body").cast("string"), ",")[0])
 
-    if (error := failure(lambda: found.append(ours()))) is not None:
-        assert isinstance(cause(error), OptionError), f"no clear error: {str(error)[:1500]}: {told}"
-        assert failure(plain), f"refused without need: {cause(error)}: {told}"
-        return "refused"
-    ((good, rejected),) = found
-    given, read = texts(rows), plain()
-    assert sorted([*good, *rejected]) == sorted(given), told
-    assert good == {number: read[number] for number in good}, told
-    for number, reason in rejected.items():
-        assert read[number] != given[number] or "NaN" in reason or "large" in reason, f"{reason}: {told}"
-    return "rejected" if rejected else "read"
+    return compared(rows, plain, ours, told)
 
 
 def add_field(message: DescriptorProto, name: str, kind: Kind, *, repeats: bool = False) -> bool:

@@ -29,7 +29,7 @@ LIMITS = {
     "login": 30,
     "channel": 18,
     "batch": 28,
-    "kafka-batch": 25,
+    "kafka-batch": 24,
 }
 
 

@@ -169,7 +169,8 @@ class Decisions:
             for branch, name, at_us, text in notes.get(record.sequence, ()):
                 with contextlib.suppress(errors.UnknownTransaction):  # all of it is skipped
                     note(ledger, nowhere, app_id, record.sequence, {branch}, name, at_us, text)
-        mark_mirrored(ledger, nowhere, app_id, progress.mirrored())
+        if mirrored := progress.mirrored():  # else the app has no Delta ledger
+            mark_mirrored(ledger, nowhere, app_id, mirrored)
         self._undo.begin()
 
 

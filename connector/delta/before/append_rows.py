@@ -5,7 +5,7 @@ Not here: which appends take another way (``append_files.py``, ``after/add_files
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +20,7 @@ from connector.sql import nullable, quoted
 from connector.stream.staging import no_rows
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
+from connector.tables.table_format import PLAIN, Writing
 
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
@@ -34,8 +35,8 @@ _REFUSED_OPTIONS = {
 }
 
 
-def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The options of a write as (Delta's writer options, partition columns). Raises OptionError."""
+def writing(table: str, options: Mapping[str, Any]) -> Writing:
+    """What the options of a write to a table say to Delta's writer. Raises OptionError."""
     chosen: dict[str, str] = {}
     columns: list[str] = []
     for name, value in options.items():
@@ -48,16 +49,10 @@ def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, st
             columns = [value] if isinstance(value, str) else list(value)
         else:
             chosen[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return chosen, columns
+    return Writing(chosen, columns)
 
 
-def append(
-    rows: DataFrame,
-    table: Table,
-    once: CommitId,
-    options: Mapping[str, str] | None = None,
-    partition_by: Sequence[str] = (),
-) -> int | None:
+def append(rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
     """One Delta commit of ``rows``, or none if the table has that of ``once``. Creates the table. Returns its
     version, if that is known.
 
@@ -68,8 +63,9 @@ def append(
     spark = rows.sparkSession
 
     def write() -> None:
-        writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
-        save(spark, writer.partitionBy(*partition_by) if partition_by else writer, table, once)
+        writer = rows.write.format("delta").mode("append").options(**writing.options)
+        by = writing.partition_by
+        save(spark, writer.partitionBy(*by) if by else writer, table, once)
 
     if table.exists and (version := was_committed(spark, table, once)) is not None:
         return version
@@ -83,24 +79,19 @@ def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
     return (asked if asked is not None else str(spark.conf.get(AUTO_MERGE, "false"))).lower() == "true"
 
 
-def check_append(
-    spark: SparkSession,
-    table: Table,
-    schema: StructType,
-    options: Mapping[str, str],
-    partition_by: Sequence[str],
-) -> Fit | None:
+def check_append(spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> Fit | None:
     """How to convert rows of ``schema`` so that the append cannot fail after the decision; None: not at all.
 
     After the decision, a failing append stops the pipeline until the table is changed. Raises OptionError.
     """
+    options, partition_by = writing
     check_columns(table.name, schema, partition_by)
     known = Known.of(table.metadata, table.location) if table.metadata else None
     check_void(table.name, schema, known.schema if known else StructType())
     found = fit_new(table.name, schema, table.location, partition_by)
     if known:
         found = fit(table.name, schema, known, partition_by, merges=merges_schema(spark, options))
-    rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), options, partition_by)
+    rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), writing)
     return found
 
 

@@ -29,6 +29,7 @@ from connector.stream.staging import no_rows
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
+from connector.tables.table_format import Writing
 
 _APPEND_ONLY = "delta.appendOnly"
 _FAILED = "Error occurred during query planning"  # the first words of an EXPLAIN that fails
@@ -64,14 +65,15 @@ def check(
     if isinstance(change, Merge):
         _tried(spark, table, context, lambda session: analyse(session, table, schema, change))
         return merge_values(spark, table, schema, change)
-    found = check_append(spark, table, schema, change.options, ())
+    writing = Writing(change.options)
+    found = check_append(spark, table, schema, writing)
     assert found is not None, "the table exists"
     fitting = nullable(fitted(no_rows(spark, schema), found).schema)
     _tried(
         spark,
         table,
         context,
-        lambda session: rehearse(session, table, fitting, change.options, (), where=change.where),
+        lambda session: rehearse(session, table, fitting, writing, change.where),
     )
     outside = f"table {table.name!r}: a row is outside of what is overwritten ({change.where})"
     return replace(found, conditions=(*found.conditions, (change.where, outside)))

@@ -15,7 +15,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from connector.delta.table_files import DISK, TableFiles
 from connector.errors import message
 from connector.stream.staging import no_rows
 from connector.tables.table import Table, without_high_water_marks
+from connector.tables.table_format import Writing
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -58,12 +59,7 @@ def refused(table: str, error: Exception, place: str = "") -> OptionError:
 
 
 def rehearse(
-    spark: SparkSession,
-    table: Table,
-    schema: StructType,
-    options: Mapping[str, str],
-    partition_by: Sequence[str],
-    where: str = "",
+    spark: SparkSession, table: Table, schema: StructType, writing: Writing, where: str = ""
 ) -> None:
     """Append no rows to a new table with the protocol and metadata of ``table``, or overwrite it ``where``.
     Raises OptionError with Delta's error.
@@ -87,7 +83,7 @@ def rehearse(
         if any(word in log[0] for word in _COORDINATED):
             return
     names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
-    asked = _key(spark, log, schema, options, [*partition_by, where, *names, *versions])
+    asked = _key(spark, log, schema, writing, [where, *names, *versions])
     if asked in _accepted:
         return
     kept = None if where else _Kept.of(table, log)  # a condition may name what only this session has
@@ -95,9 +91,10 @@ def rehearse(
         _accepted.add(asked)
         return
     mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
-    writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**{**options, **chosen})
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
+    options = {**writing.options, **chosen}
+    writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**options)
+    if writing.partition_by:
+        writer = writer.partitionBy(*writing.partition_by)
     _write(writer, log, table.name)
     _accepted.add(asked)
     if kept is not None:
@@ -157,11 +154,7 @@ class _Kept:
 
 
 def _key(
-    spark: SparkSession,
-    log: Sequence[str],
-    schema: StructType,
-    options: Mapping[str, str],
-    partition_by: Sequence[str],
+    spark: SparkSession, log: Sequence[str], schema: StructType, writing: Writing, more: list[str]
 ) -> str:
     """All that the outcome depends on."""
     actions = [json.loads(without_high_water_marks(action)) for action in log]
@@ -175,5 +168,5 @@ def _key(
         and ".streaming." not in name
         and not name.endswith(_NOTES)
     }
-    text = [actions, settings, schema.json(), dict(options), list(partition_by)]
+    text = [actions, settings, schema.json(), dict(writing.options), [*writing.partition_by, *more]]
     return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()

@@ -15,7 +15,7 @@ from connector.tables.commit_id import CommitId, txn_app_id
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Attempt, Checked, TableFormat
+from connector.tables.table_format import Attempt, Checked, TableFormat, Writing
 
 APP = "alerts"
 COLUMNS = "id STRING, n INT"
@@ -88,5 +88,5 @@ class TableBench(ABC):
         """Of an append, or a change."""
         schema = nullable(rows.schema)
         if change is None:
-            return self.tables.check_append(self.spark, self.found(table), schema, options, [])
+            return self.tables.check_append(self.spark, self.found(table), schema, Writing(options))
         return self.tables.check_change(self.spark, self.found(table), schema, change)

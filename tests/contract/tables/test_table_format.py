@@ -20,7 +20,7 @@ from connector.tables.checks import refuse_a_restarted_sequence
 from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
-from connector.tables.table_format import HiddenFiles
+from connector.tables.table_format import HiddenFiles, Writing
 from connector.tables.when import When
 from tests.contract.tables.bench import APP, TableBench
 from tests.progress import wait_until
@@ -69,7 +69,7 @@ def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: Tab
 def test_an_append_creates_its_table_in_the_same_commit(bench: TableBench, kind: str) -> None:
     table = str(bench.place / "new") if kind == "path" else bench.found("appended_once").name
     for sequence in (1, 1, 2, 1):
-        bench.append(table, bench.once(table, sequence), ("a", sequence), partition_by=["n"])
+        bench.append(table, bench.once(table, sequence), ("a", sequence), writing=Writing(partition_by=["n"]))
     assert bench.rows(table) == [("a", 1), ("a", 2)] and bench.versions(table) == 2
 
 

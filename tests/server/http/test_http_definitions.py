@@ -46,13 +46,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield made
 
 
-@pytest.fixture
-def boss(broker: Broker) -> Iterator[Api]:
-    api = Api(broker.http_urls[0], "boss")
-    yield api
-    api.close()
-
-
 def names(broker: Broker) -> list[str]:
     return [each.name for each in broker.queues()]
 

@@ -53,13 +53,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
             yield made
 
 
-@pytest.fixture
-def boss(broker: Broker) -> Iterator[Api]:
-    api = Api(broker.http_urls[0], "boss")
-    yield api
-    api.close()
-
-
 def connect(broker: Broker) -> socket.socket:
     parts = urlsplit(broker.http_urls[0])
     return socket.create_connection((parts.hostname, parts.port), GUARD_S)

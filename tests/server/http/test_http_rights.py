@@ -13,17 +13,10 @@ import pytest
 
 from broker_core.launcher import Broker
 from broker_core.server.http.routes import ROUTES
-from tests.server.http.http_client import PASSWORD, Answer, Api, add_people, serving
+from tests.server.http.http_client import PASSWORD, Answer, Api
 from tests.server.http.http_rows import EVERYBODY, WHO, Row, rows
 
 SECRET = "secret"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with serving(tmp_path_factory.mktemp("http")) as made:
-        add_people(made)
-        yield made
 
 
 @pytest.fixture(scope="module")

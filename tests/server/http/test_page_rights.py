@@ -14,7 +14,7 @@ from broker_core.launcher import Broker
 from broker_core.server.http.kept import page_sessions
 from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.routes import ROUTES
-from tests.server.http.http_client import PASSWORD, Api, add_people, serving
+from tests.server.http.http_client import PASSWORD, Api
 from tests.server.http.http_rows import EVERYBODY, WHO
 from tests.server.http.page_visitor import PageAnswer, Visitor
 
@@ -47,13 +47,6 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("POST", "/ui/transaction/rollback?vhost=V&xid=gone&of=boss", "decides"),
 )
 CHANGES = [path for method, path, need in ROWS if method == "POST" and need != "everybody"]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with serving(tmp_path_factory.mktemp("http")) as made:
-        add_people(made)
-        yield made
 
 
 @pytest.fixture
