@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
@@ -90,19 +90,16 @@ def rehearse(
     if kept is not None and asked in kept.read():
         _accepted.add(asked)
         return
-    mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
-    options = {**writing.options, **chosen}
-    writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**options)
-    if writing.partition_by:
-        writer = writer.partitionBy(*writing.partition_by)
-    _write(writer, log, table.name)
+    _write(spark, table.name, log, schema, writing, where)
     _accepted.add(asked)
     if kept is not None:
         kept.add(asked)
 
 
-def _write(writer: DataFrameWriter, log: Sequence[str], table: str) -> None:
-    """To a temporary table with this log. Raises OptionError."""
+def _write(
+    spark: SparkSession, table: str, log: Sequence[str], schema: StructType, writing: Writing, where: str
+) -> None:
+    """No rows to a temporary table with this log. Raises OptionError."""
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
@@ -115,6 +112,11 @@ def _write(writer: DataFrameWriter, log: Sequence[str], table: str) -> None:
             text = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([text, *log]) + "\n")
+        mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
+        options = {**writing.options, **chosen}
+        writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**options)
+        if writing.partition_by:
+            writer = writer.partitionBy(*writing.partition_by)
         writer.save(f"file:{place}")
     except Exception as error:
         raise refused(table, error, str(place)) from error
