@@ -464,8 +464,6 @@ class DurableStore:
         """Copies the catalog of one moment to ``path``."""
         self._catalog.copy_to(path, progress)
 
-    # Closing
-
     def close(self, *, clean: bool = True) -> None:
         """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull if
         the last commit fails.
