@@ -135,12 +135,16 @@ class HttpConnection(HttpToolsProtocol):
 
     # -- the login -------------------------------------------------------------------------------------------
     def logged_in(self, user: str) -> None:
-        """Raises NotAllowed: the user has too many connections."""
-        if user != self.user:
+        """Raises NotAllowed: the user has too many connections, and nobody is logged in on this one."""
+        if user == self.user:
+            return
+        if self.user:
             self.door.connections.leave(self)
-            self.door.connections.enter(self, user)
-            self.user = user
-            self.door.unauthenticated.leave(self)
+            self.user = ""
+            self.door.unauthenticated.enter(self, self.transport.abort)
+        self.door.connections.enter(self, user)
+        self.user = user
+        self.door.unauthenticated.leave(self)
 
     def has_proved(self, digest: bytes, user: str, basis: str) -> None:
         if len(self.proved) == PROVED:

@@ -319,6 +319,25 @@ def test_connections_of_a_user_and_without_a_login_are_limited(broker: Broker, b
         connection.close()
 
 
+def test_a_connection_that_is_refused_to_a_second_user_still_counts_for_the_first(broker: Broker) -> None:
+    """Otherwise two logins hold as many connections as they like: each is of nobody after the refusal."""
+    server = broker._http
+    assert server is not None
+    boss, manager = Api("http://x:1", "boss")._headers, Api("http://x:1", "manager")._headers
+    wait_until(lambda: len(server.connections) <= 1)
+    full = [Api(broker.http_urls[0], "manager") for _ in range(8)]
+    assert [api.ask("GET", "/api/whoami").status for api in full] == [200] * 8
+    before = len(server.connections)
+    turning = [Api(broker.http_urls[0], "") for _ in range(8)]
+    assert [api.ask("GET", "/api/whoami", headers=boss).status for api in turning[:7]] == [200] * 7
+    assert [api.ask("GET", "/api/whoami", headers=manager).status for api in turning[:7]] == [503] * 7
+    assert len(server.connections) == before and len(server.unauthenticated) == 7
+    assert [api.ask("GET", "/api/whoami", headers=boss).status for api in turning[:7]] == [200] * 7
+    assert len(server.connections) == before + 7 and len(server.unauthenticated) == 0
+    for api in (*full, *turning):
+        api.close()
+
+
 def _request(method: str, path: str, *headers: str) -> bytes:
     login = "authorization: Basic Ym9zczphIHBhc3N3b3Jk"
     return "\r\n".join([f"{method} {path} HTTP/1.1", "host: here", login, *headers, "", ""]).encode()
