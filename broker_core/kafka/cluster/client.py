@@ -126,16 +126,13 @@ class Client:
         isolation: Isolation = Isolation.READ_COMMITTED,
         max_bytes: int = 8 << 20,
         max_wait_ms: int = 0,
-        min_bytes: int = 1,
         lane: str = "",
     ) -> dict[TopicPartition, port.Fetched]:
         """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic
         with another id).
         """
         return self._leaders.ask(
-            offsets,
-            lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, min_bytes),
-            lane=lane,
+            offsets, lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, 1), lane=lane
         )()
 
     def fetching(
