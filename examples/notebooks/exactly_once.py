@@ -121,14 +121,19 @@ while next(queue.messages for queue in broker.queues() if queue.name == "orders"
 
 # MAGIC %md
 # MAGIC ## Batches and lag
-# MAGIC A progress of the query says where its batch ended, and where the queue ended then. Spark 4.1 says where the batch ended twice.
+# MAGIC A progress of the query says where its batch ended, and where the queue ended then; on Spark Connect as a text. Spark 4.1 says where the
+# MAGIC batch ended twice.
 
 # COMMAND ----------
+
+def offsets(told):
+    return json.loads(told) if isinstance(told, str) else told
+
 
 progress = []
 for each in [said for query in queries for said in query.recentProgress]:
     source = json.loads(each.json)["sources"][0]
-    lag = sum(source["latestOffset"].values()) - sum(source["endOffset"].values())
+    lag = sum(offsets(source["latestOffset"]).values()) - sum(offsets(source["endOffset"]).values())
     progress.append((each["batchId"], source["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
 
 table = spark.createDataFrame(progress, "batch BIGINT, rows BIGINT, lag BIGINT, seconds DOUBLE")
