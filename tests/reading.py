@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import Queue, ready
 from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import InboxRow
 from broker_core.errors import CorruptSegment
@@ -143,3 +143,17 @@ def guard(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Committer, "__init__", constructed)
     patch.setattr(DurableStore, "read", watched)
+
+
+def oldest(queue: Queue, most: int = 1 << 60, steps: int = 3) -> list[int]:
+    """The entries that a purge would take, found piece by piece."""
+    found: list[int] = []
+    at: int | None = 0
+    while at is not None:
+        ranges, at = ready.oldest(queue.ready, at, most - len(found), steps)
+        found += [offset for start, end in ranges for offset in range(start, end)]
+    return found
+
+
+def purgeable(queue: Queue) -> list[int]:
+    return [offset for start, end in queue.ready.purgeable() for offset in range(start, end)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -456,13 +456,11 @@ class DurableStore:
             str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows
         )
 
-    def kept(self) -> AbstractContextManager[None]:
-        """Until its end no segment is deleted. Raises ResourceLocked: one at a time."""
-        return self._segments.kept()
-
-    def copy_catalog(self, path: Path, progress: Callable[[], None]) -> None:
-        """Copies the catalog of one moment to ``path``."""
-        self._catalog.copy_to(path, progress)
+    @contextmanager
+    def kept(self) -> Iterator[Callable[[Path, Callable[[], None]], None]]:
+        """Until its end no segment is deleted. Yields what copies the catalog. Raises ResourceLocked."""
+        with self._segments.kept():
+            yield self._catalog.copy_to
 
     def close(self, *, clean: bool = True) -> None:
         """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull if

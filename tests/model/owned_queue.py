@@ -31,6 +31,7 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
+from tests.reading import oldest, purgeable
 
 APP = "app"
 TTL_S = 5
@@ -478,6 +479,7 @@ class OwnedQueue(RuleBasedStateMachine):
         assert self.browse("in") == [entry.body for entry in self.unsettled()]
         assert self.browse("dead") == [body for body, _ in self.dead]
         queue = self.local.state.topology.queue("in")
+        assert oldest(queue) == purgeable(queue)
         assert queue.messages == len(self.unsettled())
         assert queue.droppable == len(self.ready())
         assert all(

@@ -36,7 +36,7 @@ from tests.broker.conftest import Clock
 from tests.crash.test_store_crash import tear
 from tests.engine.bench import Bench
 from tests.model.naive_broker import DEAD, LENGTH, TTL_US, Copy, NaiveBroker, Outcome, Refused, Work
-from tests.reading import NothingCached, fetched
+from tests.reading import NothingCached, fetched, oldest, purgeable
 
 TRANSIENT = Properties(delivery_mode=1).encode()
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
@@ -204,6 +204,8 @@ class WholeBroker(RuleBasedStateMachine):
             return
         contents = self.contents()
         assert contents == self.naive.contents()
+        for queue in self.broker.state.topology.queues.values():
+            assert oldest(queue) == purgeable(queue), queue.name
         for info in self.broker.queues():
             assert info.messages == len(contents[info.name]), info
         assert [info.xid for info in self.broker.prepared()] == list(self.naive.prepared), "oldest first"

@@ -266,3 +266,28 @@ class Ready:
         self._cursor = self._progress.floor
         self.dispatched_below = min(self.dispatched_below, end) if clean else end
         self.sent.add(min(self._progress.floor, self._progress.acked), self.dispatched_below)
+
+
+def oldest(ready: Ready, start: int, most: int, steps: int) -> tuple[list[list[int]], int | None]:
+    """Returns the first entries of ``purgeable`` from ``start`` on, at most ``most``, and where to go on
+    after so many ``steps``; None: there are no more. A gap of what is held or settled is one step in a
+    queue without priorities.
+    """
+    progress, end = ready._progress, ready._log.visible_end
+    in_order = ready.ranks is None and not progress.owner  # only ``_requeued`` is ready below the cursor
+    found: list[list[int]] = []
+    start = max(start, progress.floor)
+    for _ in range(steps):
+        if start >= end or not most:
+            return found, None
+        after = progress.holes.first_outside(start) if progress.holes.total else start
+        if after == start and in_order and start < ready._cursor and not ready._requeued.contains(start):
+            after = ready._requeued.next_start(start, ready._cursor)
+        if after == start and start not in ready.held:
+            if found and found[-1][1] == start:
+                found[-1][1] += 1
+            else:
+                found.append([start, start + 1])
+            most -= 1
+        start = start + 1 if after == start else after
+    return found, start

@@ -91,11 +91,11 @@ def _catalog(store: DurableStore, stopping: threading.Event) -> Iterator[tuple[l
             raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
 
     path = store.directory / CATALOG_COPY
-    with store.kept():  # one at a time: nobody else has this path
+    with store.kept() as copy_catalog:  # one at a time: nobody else has this path
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            store.copy_catalog(path, progress)
+            copy_catalog(path, progress)
             with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as copy:
                 numbers = [row[0] for row in copy.execute(QUERIES["segments"])]
             path.unlink()

@@ -6,10 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker_core.broker.queue import Queue, Run
+from broker_core.broker.queue import Queue, Run, ready
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change, Drop, InboxRow
 from broker_core.broker.state.records import HoleRecord, ProgressRecord, RunRecord
+from tests.reading import oldest, purgeable
 
 
 def no_block(block_id: int) -> pa.RecordBatch:
@@ -153,6 +154,7 @@ class QueueModel(RuleBasedStateMachine):
     def the_queue_says_what_the_list_says(self) -> None:
         queue, end = self.queue, len(self.entries)
         unsettled = [offset for offset in range(end) if offset not in self.settled]
+        assert oldest(queue) == purgeable(queue) and oldest(queue, 2) == purgeable(queue)[:2]
         assert queue.messages == len(unsettled)
         assert queue.unacknowledged == len(self.held)
         assert queue.droppable == len(unsettled) - len(self.held)
@@ -209,6 +211,21 @@ def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivere
     queue.release()
     assert take(queue) == 4
     assert (queue.ready.was_sent(4), queue.ready.was_sent(5), queue.ready.was_sent(6)) == (True, True, False)
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_the_oldest_messages_are_found_in_few_steps_whatever_is_held_or_settled(settles: bool) -> None:
+    """Every second one: 1,000 gaps before the first one that is ready, and nothing ready after it."""
+    queue = filled(2_100)
+    for offset in range(2_050):
+        assert take(queue) == offset
+        if settles and offset % 2:
+            queue.ready.let_go(offset, offset + 1)
+            queue.settle(offset, offset + 1)
+    queue.ready.let_go(2_000, 2_001)
+    queue.ready.put_back(2_000, 2_001)
+    assert ready.oldest(queue.ready, 0, 3, 12) == ([[2_000, 2_001], [2_050, 2_052]], None)
+    assert oldest(queue) == purgeable(queue) == [2_000, *range(2_050, 2_100)]
 
 
 def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from broker_core.broker import command_permissions
 from broker_core.broker.message.content import check_user_id
+from broker_core.broker.queue.ready import oldest
 from broker_core.message.properties import NAMES, Properties
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.server.http.call import HttpCall
@@ -25,6 +26,7 @@ Row = dict[str, Any]
 PEEKS = ("ack_requeue_true", "reject_requeue_true")
 MOST = 1_000  # messages
 MOST_BYTES = 8 * 1024 * 1024  # of their bodies
+STEPS = 2_000  # to the messages that are looked at, in one piece
 
 
 class Peek(NamedTuple):
@@ -55,15 +57,15 @@ def _peek(call: HttpCall) -> list[Row]:
     queue = there(call)
     command_permissions.read_queue(call.rights, queue.name)
     engine = call.served.engines.of(call.vhost)
-    with call.served.broker.look:
-        call.topology.shared(queue.name)
-        left = queue.messages - queue.unacknowledged
-        slices, found = [], 0
-        for start, end in queue.ready.purgeable():
-            end = min(end, start + peek.most - found)
-            if start < end:
-                slices.append((queue.name, start, end))
-                found += end - start
+    most, at = peek.most, cast("int | None", 0)
+    slices: list[tuple[str, int, int]] = []
+    while at is not None:
+        with call.served.broker.look:  # others go on between two pieces
+            call.topology.shared(queue.name)
+            left = queue.messages - queue.unacknowledged
+            found, at = oldest(queue.ready, at, most, STEPS)
+        slices += [(queue.name, start, end) for start, end in found]
+        most -= sum(end - start for start, end in found)
     return rows_of(engine.browse(slices), peek, left)
 
 
