@@ -229,11 +229,12 @@ class Ready:
 
     def purgeable(self) -> list[list[int]]:
         """Returns the visible entries that a purge settles: not settled and not held."""
-        unsettled = self._progress.unsettled_within(self._progress.floor, self._log.visible_end)
-        if not self.held:
-            return unsettled
-        taken = IntervalSet((offset, offset + 1) for offset in self.held)
-        return [part for start, end in unsettled for part in taken.outside(start, end)]
+        progress, end, start = self._progress, self._log.visible_end, self._progress.floor
+        if self.ranks is None and not progress.owner:  # nothing below is ready
+            start = max(start, self._requeued.first()[0] if self._requeued.total else self._cursor)
+        unsettled = progress.unsettled_within(start, end)
+        taken = IntervalSet((at, at + 1) for at in sorted(at for at in self.held if at >= start))
+        return [part for low, high in unsettled for part in taken.outside(low, high)]
 
     # -- sent ------------------------------------------------------------------------------------------------
     def was_sent(self, offset: int) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker_core.broker.queue import Queue, Run, ready
+from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change, Drop, InboxRow
 from broker_core.broker.state.records import HoleRecord, ProgressRecord, RunRecord
@@ -226,6 +227,17 @@ def test_the_oldest_messages_are_found_in_few_steps_whatever_is_held_or_settled(
     queue.ready.put_back(2_000, 2_001)
     assert ready.oldest(queue.ready, 0, 3, 12) == ([[2_000, 2_001], [2_050, 2_052]], None)
     assert oldest(queue) == purgeable(queue) == [2_000, *range(2_050, 2_100)]
+
+
+def test_a_purge_looks_at_nothing_that_is_held_below_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = filled(2_100)
+    for _ in range(2_050):
+        take(queue)
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(ready, "IntervalSet", lambda found: IntervalSet(given.extend(found) or given))
+    assert (queue.ready.purgeable(), given) == ([[2_050, 2_100]], [])
 
 
 def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
