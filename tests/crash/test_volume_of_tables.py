@@ -40,9 +40,11 @@ class Outcome:
     repaired: str | None  # and that of the next start, on a writable volume
 
 
-def _make_durable(checkpoint: Path) -> None:
-    """Spark leaves that to the volume. Without it the offsets of the first batch are gone, as in row 13."""
-    for path in [checkpoint, *checkpoint.rglob("*")]:
+def _make_durable(folder: Path) -> None:
+    """Spark leaves that to the volume: of a checkpoint, without it the offsets of the first batch are gone, as in row
+    13; of a table, its protocol.
+    """
+    for path in [folder, *folder.rglob("*")]:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
@@ -71,6 +73,7 @@ def outcomes(
             files = pipelines["table-by-files"]
             for table in files.tables:
                 empty_table(Path(files.lake) / table, COLUMNS)
+            _make_durable(Path(files.lake))
             at = [("foreach.decided", 1)] * len(pipelines)
             first = Driver(scratch, list(pipelines.values()), at=at, how="stop")
             first.wait_stopped()

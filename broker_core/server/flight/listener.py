@@ -58,7 +58,7 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
     """Listens from the moment it is made."""
 
     def __init__(self, service: Service, host: str, port: int, tls: TlsFiles | None) -> None:
-        self.do_action, self.do_get, self.do_put = service.do_action, service.do_get, service.do_put
+        self._service = service
         arguments: dict[str, object] = {}
         if tls is not None:
             arguments["tls_certificates"] = [(tls.now.cert, tls.now.key)]
@@ -70,6 +70,25 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
             middleware={MIDDLEWARE: ReadHeader(service.connection_limit)},
             **arguments,
         )
+
+    def do_action(
+        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
+    ) -> list[object]:
+        return self._service.do_action(context, action)
+
+    def do_get(
+        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
+    ) -> pyarrow.flight.FlightDataStream:
+        return self._service.do_get(context, ticket)
+
+    def do_put(
+        self,
+        context: pyarrow.flight.ServerCallContext,
+        descriptor: pyarrow.flight.FlightDescriptor,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
+    ) -> None:
+        self._service.do_put(context, descriptor, reader, writer)
 
 
 class FlightListener:
