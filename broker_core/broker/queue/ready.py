@@ -9,6 +9,7 @@ Invariant: a ready entry is at or above the cursor, or in ``_requeued``, or (in 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from broker_core.broker.queue.deliveries import Deliveries
@@ -232,9 +233,8 @@ class Ready:
         progress, end, start = self._progress, self._log.visible_end, self._progress.floor
         if self.ranks is None and not progress.owner:  # nothing below is ready
             start = max(start, self._requeued.first()[0] if self._requeued.total else self._cursor)
-        unsettled = progress.unsettled_within(start, end)
-        taken = IntervalSet((at, at + 1) for at in sorted(at for at in self.held if at >= start))
-        return [part for low, high in unsettled for part in taken.outside(low, high)]
+        held = sorted(at for at in self.held if at >= start)
+        return _without(progress.unsettled_within(start, end), held)
 
     # -- sent ------------------------------------------------------------------------------------------------
     def was_sent(self, offset: int) -> bool:
@@ -267,6 +267,22 @@ class Ready:
         self._cursor = self._progress.floor
         self.dispatched_below = min(self.dispatched_below, end) if clean else end
         self.sent.add(min(self._progress.floor, self._progress.acked), self.dispatched_below)
+
+
+def _without(parts: Sequence[Sequence[int]], held: Sequence[int]) -> list[list[int]]:
+    """Returns [start, end) of ``parts`` without the offsets in ``held``; both are sorted."""
+    found: list[list[int]] = []
+    place = 0
+    for start, end in parts:
+        place = bisect_left(held, start, place)
+        while place < len(held) and held[place] < end:
+            if start < held[place]:
+                found.append([start, held[place]])
+            start = held[place] + 1
+            place += 1
+        if start < end:
+            found.append([start, end])
+    return found
 
 
 def oldest(ready: Ready, start: int, most: int, steps: int) -> tuple[list[list[int]], int | None]:

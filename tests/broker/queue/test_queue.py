@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -235,9 +237,18 @@ def test_a_purge_looks_at_nothing_that_is_held_below_the_next_message(
     queue = filled(2_100)
     for _ in range(2_050):
         take(queue)
-    given: list[tuple[int, int]] = []
-    monkeypatch.setattr(ready, "IntervalSet", lambda found: IntervalSet(given.extend(found) or given))
-    assert (queue.ready.purgeable(), given) == ([[2_050, 2_100]], [])
+    asked: list[Any] = []
+    without = ready._without
+    monkeypatch.setattr(ready, "_without", lambda *them: asked.append(them) or without(*them))
+    assert (queue.ready.purgeable(), asked) == ([[2_050, 2_100]], [([[2_050, 2_100]], [])])
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
+def test_parts_without_what_is_held_are_the_rest_of_them(inside: set[int], held: set[int]) -> None:
+    parts = [list(part) for part in IntervalSet((at, at + 1) for at in sorted(inside))]
+    found = ready._without(parts, sorted(held))
+    assert [at for start, end in found for at in range(start, end)] == sorted(inside - held)
+    assert all(start < end for start, end in found)
 
 
 def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
