@@ -253,16 +253,6 @@ class _Supervised:
 
 
 @pytest.fixture(scope="module")
-def kafka(request: pytest.FixtureRequest) -> str | None:
-    """None without its jars: then only the rows on Kafka are skipped."""
-    try:
-        url: str = request.getfixturevalue("kafka_url")
-    except pytest.skip.Exception:
-        return None
-    return url
-
-
-@pytest.fixture(scope="module")
 def targets() -> Iterator[Targets]:
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(Api())

@@ -41,16 +41,6 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def kafka(request: pytest.FixtureRequest) -> str | None:
-    """None without its jars: then only the cases on Kafka are skipped."""
-    try:
-        url: str = request.getfixturevalue("kafka_url")
-    except pytest.skip.Exception:
-        return None
-    return url
-
-
-@pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kafka: str | None
 ) -> Iterator[dict[tuple[str, str], Outcome]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from connector.files import sync
 from tests.crash.test_spark_crash import COLUMNS
 from tests.failing_volume import failing_volume
 from tests.spark.pipelines import Driver, Pipeline, Served, empty_table, run_once
@@ -45,9 +46,7 @@ def _make_durable(folder: Path) -> None:
     13; of a table, its protocol.
     """
     for path in [folder, *folder.rglob("*")]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        sync(path)
 
 
 @pytest.fixture(scope="module")

@@ -254,6 +254,19 @@ class Rig:
         self.compare()
 
 
+@contextlib.contextmanager
+def filled(directory: Path) -> Iterator[Rig]:
+    """Nothing of it is in the cache."""
+    rig = Rig(directory).open()
+    try:
+        rig.fill()
+        rig.seal()
+        rig.reopen()
+        yield rig
+    finally:
+        rig.broker.close()
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> RefusedCalls:
     monkeypatch.setattr(channels, "LEASE_S", 0.5)
@@ -266,15 +279,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> RefusedCalls:
 
 @pytest.fixture
 def rig(tmp_path: Path, calls: RefusedCalls) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data").open()
-    try:
-        rig.fill()
-        rig.seal()
-        rig.reopen()  # nothing is in the cache
-        yield rig
-    finally:
-        calls.stop()
-        rig.broker.close()
+    with filled(tmp_path / "data") as rig:
+        try:
+            yield rig
+        finally:
+            calls.stop()
 
 
 def test_every_system_call_is_refused_once_with_each_error_and_everything_goes_on(

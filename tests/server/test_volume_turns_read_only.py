@@ -25,7 +25,7 @@ from broker_core.store.salvage.verify import verify
 from tests.failing_volume import FailingVolume, failing_volume
 from tests.server.conftest import MicroBatch, Served, bodies, fill
 from tests.server.http.http_client import Api
-from tests.server.test_files_run_out import FAILED, PUBLISH, Rig
+from tests.server.test_files_run_out import FAILED, PUBLISH, Rig, filled
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +45,8 @@ def rig(volume: FailingVolume, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]
     monkeypatch.setattr(channels, "LOOK_S", 0.1)
     monkeypatch.setattr(client_channel, "KEEPALIVE_S", 1000.0)
     monkeypatch.setattr(upkeep, "OPEN_BYTES", 1_000)
-    rig = Rig(volume.path / "data").open()
-    try:
-        rig.fill()
-        rig.seal()
-        rig.reopen()  # nothing is in the cache
+    with filled(volume.path / "data") as rig:
         yield rig
-    finally:
-        rig.broker.close()
 
 
 def require_read_only(text: str, volume: FailingVolume) -> None:

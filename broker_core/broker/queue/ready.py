@@ -231,7 +231,7 @@ class Ready:
     def purgeable(self) -> list[list[int]]:
         """Returns the visible entries that a purge settles: not settled and not held."""
         progress, end, start = self._progress, self._log.visible_end, self._progress.floor
-        if self.ranks is None and not progress.owner:  # nothing below is ready
+        if _in_order(self):
             start = max(start, self._requeued.first()[0] if self._requeued.total else self._cursor)
         held = sorted(at for at in self.held if at >= start)
         return _without(progress.unsettled_within(start, end), held)
@@ -269,6 +269,11 @@ class Ready:
         self.sent.add(min(self._progress.floor, self._progress.acked), self.dispatched_below)
 
 
+def _in_order(ready: Ready) -> bool:
+    """Whether only ``_requeued`` is ready below the cursor."""
+    return ready.ranks is None and not ready._progress.owner
+
+
 def _without(parts: Sequence[Sequence[int]], held: Sequence[int]) -> list[list[int]]:
     """Returns [start, end) of ``parts`` without the offsets in ``held``; both are sorted."""
     found: list[list[int]] = []
@@ -291,7 +296,7 @@ def oldest(ready: Ready, start: int, most: int, steps: int) -> tuple[list[list[i
     queue without priorities.
     """
     progress, end = ready._progress, ready._log.visible_end
-    in_order = ready.ranks is None and not progress.owner  # only ``_requeued`` is ready below the cursor
+    in_order = _in_order(ready)
     found: list[list[int]] = []
     start = max(start, progress.floor)
     for _ in range(steps):
