@@ -2,7 +2,7 @@
 
 gRPC limits none of that, and pyarrow does not pass its settings on. So a thread looks at the connections of
 the ports (``kernel_sockets.py``), and shuts down those that have no right to be there: nothing lies between a
-client and gRPC.
+client and gRPC. While all have logged in and this host has as many sockets as before, it looks less often.
 
 Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
 Invariant: a connection on which a call was let in is never ended. At most STREAMS calls wait for their first
@@ -25,7 +25,7 @@ from broker_core.server.quotas import sockets
 logger = logging.getLogger("txmq.flight")
 
 LOOK_S = 0.05
-LOOK_LOCAL_S = 0.5  # a broker that only the owner of its directory may use
+LOOK_SELDOM_S = 0.5  # nothing has changed, or only the owner of the directory may use the broker
 WAITING = 256  # that have not logged in, and at most half of all
 BYTES = 8 * 1024 * 1024  # before a login; a client of txmq says hello first
 STREAMS = 64  # that have sent their headers and nothing else; each holds a thread
@@ -49,12 +49,14 @@ class FlightConnectionLimit:
         self.limit = max(sockets() // 4, 16) if limit is None else limit
         self._most_waiting = min(WAITING, max(self.limit // 2, 1))
         self.gone, self._handshake_s = [gone], handshake_s
-        self._look_s = LOOK_LOCAL_S if of_this_host else LOOK_S
+        self._look_s = LOOK_SELDOM_S if of_this_host else LOOK_S
         self._lock = threading.Lock()
         self._asked: Counter[Peer] = Counter()  # logins that are being checked
         self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
         self._silent: set[object] = set()  # calls that have sent their headers
+        self._counted: int | None = None  # sockets of this host at the last look
+        self._looked_at = 0.0
         self._wake, self._ended = threading.Event(), False
         self._reported_at = 0.0
         self._thread: threading.Thread | None = None
@@ -124,6 +126,8 @@ class FlightConnectionLimit:
                 self._wake.clear()
                 now = time.monotonic()
                 try:
+                    if not self.must_look(kernel.count(), now, flooded=flooded):
+                        continue
                     found = [each for port in ports() for each in kernel.connections(port)]
                     ending = self.overdue(found, now, flooded=flooded)
                     if ending:
@@ -135,6 +139,16 @@ class FlightConnectionLimit:
                     self._report(
                         "the connections of Spark's port cannot be looked at, nor limited: %s", error
                     )
+
+    def must_look(self, counted: int | None, now: float, *, flooded: bool) -> bool:
+        """Whether connections may have come, gone or become overdue since the last look, which this one then
+        is. ``counted``: sockets of this host. One that comes while another one goes is found later.
+        """
+        same = counted is not None and counted == self._counted
+        if same and not self._seen and not flooded and now - self._looked_at < LOOK_SELDOM_S:
+            return False
+        self._counted, self._looked_at = counted, now
+        return True
 
     def overdue(self, found: Sequence[Connected], now: float, *, flooded: bool = False) -> list[Connected]:
         """Which of the connections end. ``flooded``: more than STREAMS calls are silent."""

@@ -1,7 +1,8 @@
 """The connections of a port of this process, as the kernel knows them, and how one is ended whose socket
 belongs to a library.
 
-Linux alone: sock_diag(7). Not here: which connection is ended, and why (``connection_limit.py``).
+Linux alone: sock_diag(7), and /proc/net/sockstat. Not here: which connection is ended, and why
+(``connection_limit.py``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import resource
 import socket
 import stat
@@ -23,6 +25,8 @@ _HEADER = struct.Struct("=IHHII")
 _ID_BYTES = 48  # ports, addresses, interface and cookie of an inet_diag_sockid
 _INODE_AT, _MESSAGE_BYTES = 4 + _ID_BYTES + 16, 4 + _ID_BYTES + 20
 _RECEIVED_AT = 128  # tcpi_bytes_received
+_COUNTS = ("/proc/net/sockstat", "/proc/net/sockstat6")  # the second is missing where there is no IPv6
+_IN_USE = re.compile(rb"^TCP6?: inuse (\d+)", re.MULTILINE)
 
 
 class Peer(NamedTuple):
@@ -48,8 +52,21 @@ class KernelSockets:
             made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
             self._kernel = undo.enter_context(made)
             self._nothing, self._copy = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(2))
+            self._counts = _opened(_COUNTS)
             self._number = 0
             undo.pop_all()
+
+    def count(self) -> int | None:
+        """How many TCP sockets this host has, of all programs and ports; None if the kernel does not say. It
+        takes a hundredth of the time of ``connections``. Raises OSError.
+        """
+        total = 0
+        for descriptor in self._counts:
+            found = _IN_USE.search(os.pread(descriptor, 1024, 0))
+            if found is None:
+                return None
+            total += int(found[1])
+        return total if self._counts else None
 
     def connections(self, port: int) -> list[Connected]:
         """Those that this host has accepted at ``port``. Raises OSError."""
@@ -77,8 +94,8 @@ class KernelSockets:
 
     def close(self) -> None:
         self._kernel.close()
-        os.close(self._nothing)
-        os.close(self._copy)
+        for descriptor in (self._nothing, self._copy, *self._counts):
+            os.close(descriptor)
 
     def _of_family(self, family: socket.AddressFamily, port: int) -> Iterator[Connected]:
         self._number += 1
@@ -99,6 +116,15 @@ class KernelSockets:
                     code = -struct.unpack_from("=i", message)[0]
                     raise OSError(code, os.strerror(code))
                 yield _connected(family, message)
+
+
+def _opened(paths: Iterable[str]) -> list[int]:
+    """Of those that there are."""
+    opened = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    return opened
 
 
 def _descriptors() -> Iterable[int]:

@@ -201,6 +201,39 @@ def test_who_is_asked_or_let_in_is_not_ended() -> None:
     assert connection_limit.overdue([], time.monotonic() + 1) == [] and gone == ["ipv6:%5B2001:db8::1%5D:7"]
 
 
+def test_it_looks_again_when_sockets_come_or_go_or_somebody_waits_and_seldom_otherwise() -> None:
+    connection_limit = made(20)
+    waiting = Connected(Peer("10.0.0.1", 1), 1, 0)
+
+    def looks(counted: int | None, now: float, *, flooded: bool = False) -> bool:
+        return connection_limit.must_look(counted, now, flooded=flooded)
+
+    assert looks(7, 100.0) and not looks(7, 100.1)
+    assert looks(7, 100.2, flooded=True) and not looks(7, 100.6)
+    assert looks(7, 100.8) and looks(8, 100.9) and looks(7, 101.0) and not looks(7, 101.1)
+    connection_limit.overdue([waiting], 101.1)
+    assert looks(7, 101.2)
+    log_in(connection_limit, "ipv4:10.0.0.1:1")
+    connection_limit.overdue([waiting], 101.2)
+    assert not looks(7, 101.3)
+    assert looks(None, 101.4) and looks(None, 101.5), "where the kernel counts nothing"
+
+
+def test_the_kernel_counts_a_socket_that_comes() -> None:
+    with contextlib.closing(KernelSockets()) as kernel, contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        before = kernel.count()
+        assert before is not None
+
+        def more() -> bool:  # those of other programs go meanwhile
+            stack.enter_context(socket.create_connection(listening.getsockname(), 30))
+            stack.enter_context(listening.accept()[0])
+            counted = kernel.count()
+            return counted is not None and counted > before
+
+        wait_until(more)
+
+
 def test_the_kernel_tells_the_connections_of_a_port_and_ends_one_of_them() -> None:
     with contextlib.closing(KernelSockets()) as kernel, socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
