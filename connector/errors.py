@@ -1,12 +1,15 @@
-"""The text of an error that crosses Spark: without Java's stack trace.
+"""The text of an error that crosses Spark: without Java's stack trace, and not where an error is expected.
 
 Not here: the errors of txmq themselves (``broker_core/errors.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from broker_core.errors import cause
@@ -34,6 +37,34 @@ _INTERRUPTIONS = (
     "java.io.InterruptedIOException",
     "java.nio.channels.ClosedByInterruptException",
 )
+
+
+class _Asking(threading.local):
+    """A filter of loggers, which drops what a thread logs while ``depth`` is not 0."""
+
+    depth = 0
+
+    def filter(self, _record: logging.LogRecord) -> bool:
+        return not self.depth
+
+
+_asking = _Asking()
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Where an error is an answer. PySpark logs each error of an analysis when it is made, with a Java stack
+    trace of some 20 kB; not those of this thread inside.
+    """
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).addFilter(_asking)  # once
+    _asking.depth += 1
+    try:
+        yield
+    finally:
+        _asking.depth -= 1
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -83,14 +114,14 @@ def message(error: Any) -> str:
     """The text of an error; of one from the JVM, what the Java exception says that is behind its wrappers."""
     cause_or_context = error.__cause__ or error.__context__
     if _is_a(error, *_JAVA_ERROR):
-        with suppress(Exception):  # the JVM may be gone
+        with contextlib.suppress(Exception):  # the JVM may be gone
             text = str(_unwrapped(error.java_exception).toString())
             if _HELPER not in str(error):
                 return text
             return message(cause_or_context) if cause_or_context is not None else text
     origin = getattr(error, "_origin", None)
     if _is_a(error, *_CAPTURED) and origin is not None:
-        with suppress(Exception):
+        with contextlib.suppress(Exception):
             found = _unwrapped(origin)
             if found is not origin:
                 return str(found.toString())

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from broker_core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.last_commit import LastCommits
-from connector.errors import first_line
+from connector.errors import first_line, unlogged
 from connector.tables.table import (
     Table,
     in_sql,
@@ -93,7 +93,8 @@ def _qualified_path(spark: SparkSession, path: str) -> str:
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
     try:
-        return spark.read.format("delta").load(path).schema is not None
+        with unlogged():
+            return spark.read.format("delta").load(path).schema is not None
     except AnalysisException:  # Spark has several error classes for a missing table
         return False
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql.functions import col, count, expr, lit
 
 from broker_core.errors import OptionError
-from connector.errors import first_line
+from connector.errors import first_line, unlogged
 from connector.sql import literal, quoted
 from connector.tables.merge import SOURCE
 from connector.tables.table import is_connect
@@ -34,7 +34,8 @@ def unique(
         return rows
     _check(keys, rows.columns, table)
     try:
-        return _asserted(rows.alias(SOURCE), keys, table, compared or {})
+        with unlogged():
+            return _asserted(rows.alias(SOURCE), keys, table, compared or {})
     except PySparkException as error:
         raise OptionError(
             f"table {table!r}: keys={list(keys)!r} cannot be compared: {first_line(error)[:500]}"

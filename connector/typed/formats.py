@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from broker_core.errors import OptionError
-from connector.errors import first_line
+from connector.errors import first_line, unlogged
 from connector.typed.exponents import decimals_alone, harmless, has_decimals
 from connector.typed.violations import violations
 
@@ -260,7 +260,8 @@ def one_clear_error(spark: SparkSession, format: str) -> Iterator[None]:
     wrong.
     """
     try:
-        yield
+        with unlogged():
+            yield
     except AnalysisException as error:
         if "NOT_LOADED" in str(error):
             package = f"org.apache.spark:spark-{format}_2.13:{spark.version}"

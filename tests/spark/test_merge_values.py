@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from connector.delta.format import Delta
 from connector.sql import nullable
@@ -254,3 +257,23 @@ def test_keys_are_compared_as_on_compares_them(spark: SparkSession) -> None:
     assert failing("DOUBLE", ("0.1D", "CAST(CAST(0.1 AS FLOAT) AS DOUBLE)"), "t.kDOUBLE = s.id") == ""
     assert failing("INT", ("'1'", "'2'"), "t.kINT = s.id AND s.n = 1") == ""
     assert failing("INT", ("'1'", "'01'"), "CAST(t.kINT AS STRING) = s.id") == ""
+
+
+def test_an_expression_over_the_row_of_the_table_is_asked_about_without_an_error_in_the_log(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PySpark logs an error of an analysis when it is made: 20 kB for a merge that is right."""
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    logger.addHandler(caplog.handler)
+    spark.sql("CREATE TABLE asked (k STRING, n INT) USING delta")
+    given = StructType.fromDDL("k STRING, n STRING")
+    merge = Merge.made("t.k = s.k AND t.n > 1", {"n": "t.n + s.n"})
+    try:
+        checked = Delta().check_change(spark, Delta().resolve(spark, "asked"), given, merge)
+        assert checked and not caplog.records
+        with pytest.raises(AnalysisException):
+            spark.sql("SELECT missing FROM VALUES (1) AS v(n)")
+        assert len(caplog.records) == 1
+    finally:
+        logger.removeHandler(caplog.handler)
+        spark.sql("DROP TABLE asked")

@@ -25,6 +25,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.types import StructType
 
 from connector.delta.before.cast import evaluated
+from connector.errors import unlogged
 from connector.sql import nullable
 from connector.stream.staging import no_rows
 from connector.tables.merge import SOURCE, TARGET
@@ -75,7 +76,8 @@ class GivenParts:
         if self._connect or not sql:
             return Parts()
         try:
-            root = self._root(self._both.select(expr(sql)))
+            with unlogged():
+                root = self._root(self._both.select(expr(sql)))
         except PySparkException:
             return Parts()  # Delta's analysis has judged it
         own = self._plan(self._given).outputSet()
@@ -106,7 +108,8 @@ class GivenParts:
         """The SQL of a part over ``s``; "" where Spark does not read it."""
         sql = str(part.sql())
         try:
-            self._given.select(expr(sql))
+            with unlogged():
+                self._given.select(expr(sql))
         except PySparkException:
             return ""
         return sql
@@ -122,13 +125,15 @@ class GivenParts:
             text += ", and a value cannot be cast; cast it in the query, for example with try_cast"
         else:
             try:
-                asked = evaluated(sql, self._given.select(expr(sql)).schema[0].dataType)
+                with unlogged():
+                    asked = evaluated(sql, self._given.select(expr(sql)).schema[0].dataType)
             except PySparkException:  # no text that Spark reads, such as a part of a lambda
                 for each in _children(part):
                     yield from self._asked(what, each)
                 return
         try:
-            self._given.select(expr(asked))
+            with unlogged():
+                self._given.select(expr(asked))
         except PySparkException:
             return
         yield asked, text

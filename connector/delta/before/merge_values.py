@@ -23,6 +23,7 @@ from broker_core.errors import OptionError
 from connector.delta.before.cast import castable, evaluated, value
 from connector.delta.before.fit import Fit, Known, fit, not_null_within, raising
 from connector.delta.before.given_parts import Asked, GivenParts
+from connector.errors import unlogged
 from connector.sql import quoted, type_in_sql
 from connector.stream.staging import no_rows
 from connector.tables.merge import SOURCE, TARGET, Merge
@@ -66,7 +67,8 @@ def merge_values(spark: SparkSession, table: Table, schema: StructType, merge: M
     def typed(sql: str) -> DataType | None:
         """The type of an expression over ``s`` alone."""
         try:
-            return rows.select(expr(sql)).schema[0].dataType
+            with unlogged():
+                return rows.select(expr(sql)).schema[0].dataType
         except PySparkException:
             return None
 
