@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
 MESSAGES = ["a", "b", "c", "d"]
 INNER = ["y", "z"]  # in the queue of a nested stream
 COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}
-# a Python process that reads or stages is a new one, so that it dies where it is told
-NEW_WORKERS = {"spark.python.worker.reuse": "false"}
+# a Python process that reads or stages is a new one, so that it dies where it is told; a task that is suspended keeps
+# its place in the session
+NEW_WORKERS = {"spark.python.worker.reuse": "false", "spark.master": "local[256,4]"}
 
 WORKS: dict[str, dict[str, str]] = {name: {"fn": name} for name in user_code.WAYS}
 OF_SHAPES = {**shapes.MESSAGES, **shapes.MORE}

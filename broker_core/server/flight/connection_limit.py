@@ -55,8 +55,10 @@ class FlightConnectionLimit:
         self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
         self._silent: set[object] = set()  # calls that have sent their headers
-        self._counted: int | None = None  # sockets of this host at the last look
-        self._looked_at = 0.0
+        self._looked: tuple[int | None, float] = (
+            None,
+            0.0,
+        )  # sockets of this host at the last look, and when
         self._wake, self._ended = threading.Event(), False
         self._reported_at = 0.0
         self._thread: threading.Thread | None = None
@@ -144,10 +146,11 @@ class FlightConnectionLimit:
         """Whether connections may have come, gone or become overdue since the last look, which this one then
         is. ``counted``: sockets of this host. One that comes while another one goes is found later.
         """
-        same = counted is not None and counted == self._counted
-        if same and not self._seen and not flooded and now - self._looked_at < LOOK_SELDOM_S:
+        before, looked_at = self._looked
+        same = counted is not None and counted == before
+        if same and not self._seen and not flooded and now - looked_at < LOOK_SELDOM_S:
             return False
-        self._counted, self._looked_at = counted, now
+        self._looked = counted, now
         return True
 
     def overdue(self, found: Sequence[Connected], now: float, *, flooded: bool = False) -> list[Connected]:
