@@ -362,7 +362,7 @@ def test_the_commits_of_a_group_keep_their_order_whatever_they_did(
         expected.append((10 + 2 * number, 1_000 + number, effects.who, ranges))
     names = Names()
     parts = [written(part, names) for part in (group[:3], group[3:]) if part]
-    record = HistoryRecord(1, 0, 0, 0, 0, names.text(filter(None, parts)).encode())
+    record = HistoryRecord(1, 0, 0, 0, 0, names.text(part[0] for part in parts if part).encode())
     for row in (record, compressed(record)):
         assert [
             (each.sequence, each.committed_at, each.who, [(e.kind, *e.ranges[0]) for e in each.effects])

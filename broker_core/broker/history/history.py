@@ -8,8 +8,9 @@ inbox. Many rows become one (``upkeep.py``).
 Not here: what a row says (``rows.py``), who may see it (``lookup.py``). A commit that makes nothing durable,
 as of transient messages, has no row.
 Invariant: after each commit the rows take at most ``size_bytes``. None is older than ``age_s`` but those of
-the next turn of the upkeep. Numbers of commits rise from row to row; a record that is packed has all of them
-up to its last one, so what is beside messages up to there is not read again.
+the next turn of the upkeep; a row is as old as its last commit. Numbers of commits rise from row to row; a
+record that is packed has all of them up to its last one, so what is beside messages up to there is not read
+again.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ from broker_core.broker.state.undo import Undo
 from broker_core.errors import OptionError
 from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, CommitSequence
 
-TOGETHER = 256  # rows that are packed into one
+TOGETHER = 256  # commits whose rows are packed into one
 TOGETHER_BYTES = 256 * 1024
+GROWN_BYTES = (
+    64 * PLAIN_BYTES
+)  # a row that has so much takes no more commits, nor one with much of what is kept,
+GAP_US = 10_000  # nor one whose last commit is so long ago: its commits leave together
 TRIMMED = 256  # rows that one commit drops because of their age
 _HIDDEN = "history@"  # before the name of a virtual host, as the kind of a horizon
 _GONE = "history"  # the kind of the horizon up to which rows beside messages were dropped
@@ -81,6 +86,7 @@ class CommitHistory:
         self._numbers = numbers
         self._packed: deque[HistoryRecord] = deque()
         self._single: deque[Single] = deque()  # later than those
+        self._grows = False  # the last of them takes more commits
         self._beside: dict[BlockId, Names] = {}  # of blocks that have, or had, rows beside their messages
         self._next = 1
         self._group: list[tuple[CommitSequence, int, Effects]] = []
@@ -185,15 +191,16 @@ class CommitHistory:
         if names is None or names.size_bytes > NAMES_BYTES:
             names = Names()
         known_bytes = names.size_bytes
-        entries = written(group, names)
-        if entries is None:
+        found = written(group, names)
+        if found is None:
             return change
+        entries, places = found
         number = 0
         if block_id:
             assert beside is not None
             self._beside[block_id] = names
-            are_own = len(entries.places) == messages == len(group) and _are_of(changes, group)
-            beside.history = names.new_texts(entries, are_own)
+            are_own = len(places) == messages == len(group) and _are_of(changes, group)
+            beside.history = names.new_texts(entries, places if are_own else [])
         else:
             number, self._next = self._next, self._next + 1
         size_bytes = len(entries.plain) + len(entries.texts) + names.size_bytes - known_bytes + _ROW_BYTES
@@ -210,7 +217,9 @@ class CommitHistory:
         return change
 
     def _keep_published(self, change: Change) -> bool:
-        """The same in half the time, for one commit that has published one message, while there is room."""
+        """The same in half the time, for one commit that has published one message, while there is room. The
+        last row takes it too, if it can: a row of its own is four objects for the garbage collector.
+        """
         if len(change.rows) != 1 or change.seals or change.forgets:
             return False
         ((sequence, now_us, effects),) = self._group
@@ -221,9 +230,26 @@ class CommitHistory:
         if found is None or self.size_bytes + size_bytes > self.limits.size_bytes:
             return False
         self._group.clear()
-        entries, change.history = found
-        self._single.append(_new(Single, (0, entries, names, size_bytes, block_id)))
+        plain, text = found
+        change.history = text, text
         self.size_bytes += size_bytes
+        first: int = sequence
+        single = self._single
+        if self._grows and single:
+            _, last, last_names, last_bytes, last_block = single[-1]
+            if (
+                last_names is names
+                and last_block == block_id
+                and not last.texts
+                and len(last.plain) < GROWN_BYTES
+                and last_bytes < self.limits.size_bytes >> 4
+                and now_us - last.ended_at < GAP_US
+            ):
+                first, plain, size_bytes = last.first, last.plain + plain, last_bytes + size_bytes
+                single.pop()
+        self._grows = True
+        entries = _new(Entries, (first, sequence, now_us, plain, ""))
+        single.append(_new(Single, (0, entries, names, size_bytes, block_id)))
         return True
 
     def _save_leaving(self, changes: Sequence[Change]) -> Change | None:
@@ -297,13 +323,19 @@ class CommitHistory:
 
     # -- packing ---------------------------------------------------------------------------------------------
     def to_pack(self) -> tuple[Single, HistoryRecord] | None:
-        """Returns the oldest rows that are not packed as one, and the first of them, once they are enough."""
-        if len(self._single) < TOGETHER and self._single_bytes() < TOGETHER_BYTES:
-            return None
-        return self._single[0], _together(islice(self._single, TOGETHER))
-
-    def _single_bytes(self) -> int:
-        return sum(each.entries.size_bytes for each in self._single)
+        """Returns the oldest rows that are not packed as one, and the first of them, once they are enough.
+        These take no more commits.
+        """
+        rows: list[Single] = []
+        count = size_bytes = 0
+        for row in self._single:
+            rows.append(row)
+            count += max(len(row.entries.plain) // PLAIN_BYTES, 1)
+            size_bytes += row.entries.size_bytes
+            if count >= TOGETHER or size_bytes >= TOGETHER_BYTES:
+                self._grows = False
+                return rows[0], _together(rows)
+        return None
 
     def pack(self, change: Change, first: Single, into: HistoryRecord) -> None:
         """Puts one record in the place of the rows from ``first`` on, unless some left meanwhile."""

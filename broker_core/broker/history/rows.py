@@ -83,8 +83,8 @@ class PastCommit(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Commits of a row, from one sequence to another, the last one at ``ended_at``: ``plain`` as bytes, and
-    the others as text. ``places``: in ``who``, if all have published one message each; otherwise none.
+    """Commits from one sequence to another, the last one at ``ended_at``: ``plain`` as bytes, and the others
+    as text.
     """
 
     first: int
@@ -92,7 +92,6 @@ class Entries(NamedTuple):
     ended_at: int
     plain: bytes
     texts: str
-    places: list[int]
 
     @property
     def size_bytes(self) -> int:
@@ -131,26 +130,24 @@ class Names:
         """Returns a row of these entries that says all."""
         return self._row(0, 0, entries)
 
-    def new_texts(self, entries: Entries, are_own: bool) -> tuple[bytes, bytes]:
+    def new_texts(self, entries: Entries, own: list[int]) -> tuple[bytes, bytes]:
         """Returns a row of these entries that says what no row before has said, and the same with ``own``, or
-        b"" where that cannot be. ``are_own``: the messages beside it are those of its ``places``.
+        b"" where that cannot be. ``own``: places in ``who``, if these have published the messages beside it.
         """
         who, queues = self._written
         if who != len(self.who) or queues != len(self.queues):
             self._written = len(self.who), len(self.queues)
             row = self._row(who, queues, (entries,))
             return (row if who else f'{{"fresh":1,{row[1:]}').encode(), b""
-        own = b'{"own":%a}' % entries.places if are_own else b""
+        by_place = b'{"own":%a}' % own if own else b""
         if entries.texts:
-            return f"{{{_commits_text((entries,))}}}".encode(), own
+            return f"{{{_commits_text((entries,))}}}".encode(), by_place
         # like _commits_text, in a third of the time
-        return b'{"plain":"%b"}' % b2a_base64(entries.plain, newline=False), own
+        return b'{"plain":"%b"}' % b2a_base64(entries.plain, newline=False), by_place
 
-    def published(
-        self, sequence: int, now_us: int, effects: Effects
-    ) -> tuple[Entries, tuple[bytes, bytes]] | None:
-        """Returns a row of a commit that has only published one message, and its text; None for another one,
-        and for one with a name that is new.
+    def published(self, sequence: int, now_us: int, effects: Effects) -> tuple[bytes, bytes] | None:
+        """Returns a commit that has only published one message as a plain entry and as a row; None for
+        another one, and for one with a name that is new.
         """
         if len(effects) != 1 or not effects.is_plain:
             return None
@@ -160,9 +157,7 @@ class Names:
             return None
         if queue.queue_id not in self.queues or self._written != (len(self.who), len(self.queues)):
             return None
-        plain = _PLAIN.pack(sequence, now_us, queue.queue_id, found[1], 1, place, kind)
-        own = _OWN[place]
-        return _new(Entries, (sequence, sequence, now_us, plain, "", [place])), (own, own)
+        return _PLAIN.pack(sequence, now_us, queue.queue_id, found[1], 1, place, kind), _OWN[place]
 
     def _row(self, who: int, queues: int, entries: Iterable[Entries]) -> str:
         return (
@@ -188,7 +183,7 @@ class Names:
             raise ValueError(f"a row of the history cannot be read: {error}") from error
         self._written = len(self.who), len(self.queues)
         first, last = found[0], found[-1]
-        return Entries(first[0], last[0], last[1], a2b_base64(row.get("plain", "")), ",".join(texts), [])
+        return Entries(first[0], last[0], last[1], a2b_base64(row.get("plain", "")), ",".join(texts))
 
 
 def _published(places: list[int], messages: Sequence[InboxRow]) -> bytes:
@@ -202,8 +197,12 @@ def _published(places: list[int], messages: Sequence[InboxRow]) -> bytes:
     return b"".join(entries)
 
 
-def written(group: Sequence[tuple[CommitSequence, int, Effects]], names: Names) -> Entries | None:
-    """Returns the commits of a group, in their order; None if they concern only queues that are not shown."""
+def written(
+    group: Sequence[tuple[CommitSequence, int, Effects]], names: Names
+) -> tuple[Entries, list[int]] | None:
+    """Returns the commits of a group, in their order, and their places in ``who``, if all have published one
+    message each; otherwise none. None: they concern only queues that are not shown.
+    """
     plain, texts = [], []
     places: list[int] = []
     who, place = None, 0
@@ -228,7 +227,7 @@ def written(group: Sequence[tuple[CommitSequence, int, Effects]], names: Names) 
         return None
     if texts or len(places) < len(plain):
         places = []
-    return _new(Entries, (group[0][0], sequence, now_us, b"".join(plain), ",".join(texts), places))
+    return _new(Entries, (group[0][0], sequence, now_us, b"".join(plain), ",".join(texts))), places
 
 
 def _entry(sequence: int, now_us: int, place: int, effects: Effects, names: Names) -> str:
