@@ -57,8 +57,8 @@ STEPS = {
     "finished": ("foreach.mirrored", 2),
     "logged": ("connector.latest_offset.asked", 3),
 }
-# (what, step): rows of a join are appended in one batch alone
-UNREACHED = {("join-of-two-queues", "copied")}
+# (what, step): a join has rows in one batch alone
+UNREACHED = {("join-of-two-queues", step) for step in ("copied", "appended", "called")}
 KILLED = {
     "thread_pool": "written",
     "persisted": "executed",
