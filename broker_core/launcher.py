@@ -32,6 +32,7 @@ from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.endpoint import Endpoint
 from broker_core.errors import StoreFailed
+from broker_core.files import sync
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
@@ -54,7 +55,6 @@ from broker_core.server.http import opening
 from broker_core.server.options import ServeOptions
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
-from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
 from broker_core.store.failure import full_disk_named
 from broker_core.store.memory import MemoryStore
@@ -391,7 +391,7 @@ def _data_id(directory: str) -> str:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(Path(directory, endpoint.ID))
-    sync_directory(Path(directory))
+    sync(Path(directory))
     return endpoint.read_id(directory)
 
 
