@@ -16,11 +16,9 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 import pyarrow as pa
 
@@ -54,6 +52,7 @@ from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
 from broker_core.server.options import ServeOptions
 from broker_core.server.quotas import QuotaLimits, Quotas
+from broker_core.server.threads import asked_to_end
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.durable import DurableStore
 from broker_core.store.failure import full_disk_named
@@ -406,18 +405,11 @@ def serve(
     Returns the exit code.
 
     Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it accepts connections. SIGHUP: certificates are
-    read again. If the store fails, it
-    ends with code 1, and must be started again.
+    read again. If the store fails, it ends with code 1, and must be started again.
     """
     log_file.set_up(os.path.join(directory, endpoint.LOG), log_format)
     _leave_out_pandas()
-    ending = threading.Event()
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        ending.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ending = asked_to_end()
     with Broker._opened(directory, options, started=True) as broker:
         if options.doors.tls is not None:  # otherwise it ends the broker with its terminal
             signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())
