@@ -446,10 +446,8 @@ def error_text(error: BaseException) -> str:
     """The text to send: of a TxmqError, or of one that describes another exception."""
     if isinstance(error, errors.TxmqError):
         return str(error).replace("\n", " ") + END
-    return (
-        str(errors.TxmqError(f"the broker failed: {type(error).__name__}: {' '.join(str(error).split())}"))
-        + END
-    )
+    text = f"the broker failed: {type(error).__name__}: {errors.one_line(error)}"
+    return str(errors.TxmqError(text)) + END
 
 
 def error_from(error: BaseException) -> errors.TxmqError | None:
