@@ -48,7 +48,7 @@ import pyarrow as pa
 
 from broker_core import checks, errors, pieces
 from broker_core.arrow.part_file import PartFile
-from broker_core.arrow.parts import PART_BYTES
+from broker_core.arrow.parts import PART_BYTES, stream_of
 from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
@@ -356,14 +356,6 @@ def answer_type(method: str) -> object:
 # -- rows in an action ---------------------------------------------------------------------------------------
 
 
-def encode_rows(batches: collections.abc.Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()
-
-
 def decode_rows(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
     """Raises RemoteProtocolError."""
     try:
@@ -375,7 +367,7 @@ def decode_rows(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
 
 def encode_part(header: PartHeader, batch: pa.RecordBatch) -> bytes:
     head = encode(header)
-    return b"".join((len(head).to_bytes(4, "little"), head, memoryview(encode_rows([batch], batch.schema))))
+    return b"".join((len(head).to_bytes(4, "little"), head, memoryview(stream_of([batch], batch.schema))))
 
 
 def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.Buffer]:
