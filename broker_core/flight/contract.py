@@ -244,6 +244,8 @@ def _is_marked(value: dict[str, object]) -> bool:
 
 def _typed(kind: object, value: object, tail: _Tail) -> object:
     """A value of another form than its annotation is left as it is; the check reports it."""
+    if not isinstance(value, (dict, list)):
+        return float(value) if kind is float and type(value) is int else value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _typed(arguments[0], value, tail)
@@ -260,18 +262,14 @@ def _typed(kind: object, value: object, tail: _Tail) -> object:
             return _typed(_chosen(arguments, (dict, collections.abc.Mapping)), value, tail)
         inner = arguments[1] if origin in (dict, collections.abc.Mapping) else object
         return {key: _typed(inner, item, tail) for key, item in _unmarked(value).items()}
-    if isinstance(value, list):
-        if origin in (Union, types.UnionType):
-            return _typed(_chosen(arguments, (list, tuple, collections.abc.Sequence)), value, tail)
-        if origin is tuple and arguments[-1] is Ellipsis:
-            return tuple(_typed(arguments[0], item, tail) for item in value)
-        if origin is tuple and len(arguments) == len(value):
-            return tuple(
-                _typed(item_kind, item, tail) for item_kind, item in zip(arguments, value, strict=True)
-            )
-        inner = arguments[0] if origin in (list, collections.abc.Sequence) else object
-        return [_typed(inner, item, tail) for item in value]
-    return float(value) if kind is float and type(value) is int else value
+    if origin in (Union, types.UnionType):
+        return _typed(_chosen(arguments, (list, tuple, collections.abc.Sequence)), value, tail)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return tuple(_typed(arguments[0], item, tail) for item in value)
+    if origin is tuple and len(arguments) == len(value):
+        return tuple(_typed(item_kind, item, tail) for item_kind, item in zip(arguments, value, strict=True))
+    inner = arguments[0] if origin in (list, collections.abc.Sequence) else object
+    return [_typed(inner, item, tail) for item in value]
 
 
 def _unmarked(value: dict[str, object]) -> dict[str, object]:
