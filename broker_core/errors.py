@@ -41,6 +41,20 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def printable(text: str) -> str:
+    """Returns ``text`` as one line for a terminal or a log: each character that cannot be printed is an
+    escape of Python, also marks that change the direction of writing and lone surrogates.
+
+    Names come from users. An escape sequence in one would act on the terminal of whoever looks, and a line
+    break would forge a line of the log.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
 _BY_CODE: dict[str, type[TxmqError]] = {}
 
 

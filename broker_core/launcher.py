@@ -16,11 +16,9 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 import pyarrow as pa
 
@@ -32,6 +30,7 @@ from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.endpoint import Endpoint
 from broker_core.errors import StoreFailed
+from broker_core.files import sync
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
@@ -53,8 +52,8 @@ from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
 from broker_core.server.options import ServeOptions
 from broker_core.server.quotas import QuotaLimits, Quotas
+from broker_core.server.threads import asked_to_end
 from broker_core.server.tls import Renewal, TlsFiles
-from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
 from broker_core.store.failure import full_disk_named
 from broker_core.store.memory import MemoryStore
@@ -391,7 +390,7 @@ def _data_id(directory: str) -> str:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(Path(directory, endpoint.ID))
-    sync_directory(Path(directory))
+    sync(Path(directory))
     return endpoint.read_id(directory)
 
 
@@ -406,18 +405,11 @@ def serve(
     Returns the exit code.
 
     Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it accepts connections. SIGHUP: certificates are
-    read again. If the store fails, it
-    ends with code 1, and must be started again.
+    read again. If the store fails, it ends with code 1, and must be started again.
     """
     log_file.set_up(os.path.join(directory, endpoint.LOG), log_format)
     _leave_out_pandas()
-    ending = threading.Event()
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        ending.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ending = asked_to_end()
     with Broker._opened(directory, options, started=True) as broker:
         if options.doors.tls is not None:  # otherwise it ends the broker with its terminal
             signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())

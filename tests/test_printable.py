@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from broker_core.errors import printable
 from broker_core.launcher import Broker
-from broker_core.printable import LineFormatter, printable
+from broker_core.server.log_file import LineFormatter
 from txmq import cli
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\x7f\udc80\r\n2026-01-01 WARNING login of 'root' accepted"

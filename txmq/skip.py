@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from broker_core.engine import REFUSED, ROWS_TO, TO_QUEUE, Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
-from connector.files import readable, sync
+from broker_core.files import readable, sync
 from connector.table_formats import table_format
 from connector.tables.target import CHANGE, LOST, is_change, is_files, rows_in
 

@@ -1,4 +1,4 @@
-"""How the rows of a branch are cut into parts and identified; the same in process and over Flight.
+"""How the rows of a branch are cut into parts, identified and written; the same in process and over Flight.
 
 Not here: where parts are stored, and how they are routed.
 
@@ -9,6 +9,7 @@ branch without rows has no parts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import pyarrow as pa
 import xxhash
@@ -38,6 +39,18 @@ def signed(checksum: int) -> int:
 def branch_checksum(parts: Iterable[int]) -> int:
     """Returns xxh3_64 over the parts' little-endian 8-byte checksums, without its highest bit."""
     return xxhash.xxh3_64_intdigest(b"".join(part.to_bytes(8, "little") for part in parts)) & _SIGNED
+
+
+def stream_of(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, compression: Literal["lz4"] | None = None
+) -> pa.Buffer:
+    """Returns the batches as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
 
 
 def parts(

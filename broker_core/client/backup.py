@@ -26,6 +26,7 @@ from broker_core.address import Address
 from broker_core.client.connection import FAILED, FlightConnection
 from broker_core.endpoint import ID, UNFINISHED
 from broker_core.errors import ConnectionFailed, DataDirectoryInvalid, DiskFull, RemoteProtocolError
+from broker_core.files import sync
 from broker_core.flight import contract
 
 _NAME = re.compile(rf"catalog\.db|{ID}|segments/\d{{8}}\.arrow|sums/\d{{8}}", re.ASCII)
@@ -92,11 +93,11 @@ def _received(connection: FlightConnection, path: Path) -> Backup:
         raise RemoteProtocolError(f"{path} is not what the broker has sent: delete it, and make it again")
     # 4.
     for directory in (path / "segments", path / "sums", path):
-        _sync(directory)
+        sync(directory)
     failpoint.here("backup.synced")
     # 5.
     (path / UNFINISHED).unlink()
-    _sync(path)
+    sync(path)
     failpoint.here("backup.done")
     return Backup(str(path), len(files), sum(size for size, _ in files.values()))
 
@@ -119,10 +120,10 @@ def _begin(path: Path) -> None:
     path.chmod(0o700)
     for name in (UNFINISHED, "lock"):
         os.close(os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-    _sync(path)
+    sync(path)
     for name in ("segments", "sums"):
         (path / name).mkdir(mode=0o700)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _pieces(connection: FlightConnection, path: Path) -> Iterator[tuple[str, bytes]]:
@@ -153,11 +154,3 @@ def _ended(descriptor: int, checksum: xxhash.xxh3_64) -> tuple[int, str]:
     os.fsync(descriptor)
     os.close(descriptor)
     return size, checksum.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

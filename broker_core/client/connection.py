@@ -132,7 +132,7 @@ class FlightConnection:
             raise crossed from None
         if not isinstance(error, BROKEN) and not restarted:
             raise errors.RemoteProtocolError(
-                f"{self.address}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                f"{self.address}: {type(error).__name__}: {errors.one_line(error)[:500]}"
             ) from error
         self._drop(live)
         if not patience.failed():

@@ -48,7 +48,7 @@ import pyarrow as pa
 
 from broker_core import checks, errors, pieces
 from broker_core.arrow.part_file import PartFile
-from broker_core.arrow.parts import PART_BYTES
+from broker_core.arrow.parts import PART_BYTES, stream_of
 from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
@@ -244,6 +244,8 @@ def _is_marked(value: dict[str, object]) -> bool:
 
 def _typed(kind: object, value: object, tail: _Tail) -> object:
     """A value of another form than its annotation is left as it is; the check reports it."""
+    if not isinstance(value, (dict, list)):
+        return float(value) if kind is float and type(value) is int else value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _typed(arguments[0], value, tail)
@@ -260,18 +262,14 @@ def _typed(kind: object, value: object, tail: _Tail) -> object:
             return _typed(_chosen(arguments, (dict, collections.abc.Mapping)), value, tail)
         inner = arguments[1] if origin in (dict, collections.abc.Mapping) else object
         return {key: _typed(inner, item, tail) for key, item in _unmarked(value).items()}
-    if isinstance(value, list):
-        if origin in (Union, types.UnionType):
-            return _typed(_chosen(arguments, (list, tuple, collections.abc.Sequence)), value, tail)
-        if origin is tuple and arguments[-1] is Ellipsis:
-            return tuple(_typed(arguments[0], item, tail) for item in value)
-        if origin is tuple and len(arguments) == len(value):
-            return tuple(
-                _typed(item_kind, item, tail) for item_kind, item in zip(arguments, value, strict=True)
-            )
-        inner = arguments[0] if origin in (list, collections.abc.Sequence) else object
-        return [_typed(inner, item, tail) for item in value]
-    return float(value) if kind is float and type(value) is int else value
+    if origin in (Union, types.UnionType):
+        return _typed(_chosen(arguments, (list, tuple, collections.abc.Sequence)), value, tail)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return tuple(_typed(arguments[0], item, tail) for item in value)
+    if origin is tuple and len(arguments) == len(value):
+        return tuple(_typed(item_kind, item, tail) for item_kind, item in zip(arguments, value, strict=True))
+    inner = arguments[0] if origin in (list, collections.abc.Sequence) else object
+    return [_typed(inner, item, tail) for item in value]
 
 
 def _unmarked(value: dict[str, object]) -> dict[str, object]:
@@ -356,14 +354,6 @@ def answer_type(method: str) -> object:
 # -- rows in an action ---------------------------------------------------------------------------------------
 
 
-def encode_rows(batches: collections.abc.Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()
-
-
 def decode_rows(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
     """Raises RemoteProtocolError."""
     try:
@@ -375,7 +365,7 @@ def decode_rows(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
 
 def encode_part(header: PartHeader, batch: pa.RecordBatch) -> bytes:
     head = encode(header)
-    return b"".join((len(head).to_bytes(4, "little"), head, memoryview(encode_rows([batch], batch.schema))))
+    return b"".join((len(head).to_bytes(4, "little"), head, memoryview(stream_of([batch], batch.schema))))
 
 
 def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.Buffer]:
@@ -446,10 +436,8 @@ def error_text(error: BaseException) -> str:
     """The text to send: of a TxmqError, or of one that describes another exception."""
     if isinstance(error, errors.TxmqError):
         return str(error).replace("\n", " ") + END
-    return (
-        str(errors.TxmqError(f"the broker failed: {type(error).__name__}: {' '.join(str(error).split())}"))
-        + END
-    )
+    text = f"the broker failed: {type(error).__name__}: {errors.one_line(error)}"
+    return str(errors.TxmqError(text)) + END
 
 
 def error_from(error: BaseException) -> errors.TxmqError | None:

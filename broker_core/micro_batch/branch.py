@@ -407,14 +407,6 @@ def taken(part: PartRecord) -> int:
     return part.size_bytes + _RECORD_BYTES + len(json.dumps(part.target))
 
 
-def inline_stream(rows: pa.RecordBatch) -> bytes:
-    """Returns rows as a part keeps them."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue())
-
-
 def inline_rows(part: PartRecord) -> pa.RecordBatch:
     """Returns the rows of a part that is in no block."""
     with pa.ipc.open_stream(part.inline) as stream:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from broker_core.arrow.parts import part_checksum, signed
+from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.users import name_in, older_write_key, write_key
 from broker_core.broker.broker import BrokerState
@@ -46,7 +46,6 @@ from broker_core.micro_batch.branch import (
     Sums,
     attempt_of,
     expected_parts,
-    inline_stream,
     taken,
 )
 from broker_core.micro_batch.claims.claim import Claims
@@ -187,7 +186,7 @@ class MicroBatches:
             size_bytes=stored.size_bytes if stored else rows.nbytes,
             checksum=signed(stored.checksum) if stored else part_checksum(rows),
             block_id=stored.block_id if stored else NO_BLOCK,
-            inline=b"" if stored else inline_stream(rows),
+            inline=b"" if stored else bytes(stream_of([rows], rows.schema)),
             routes={
                 str(queue): [row, count, bitmap.hex()]
                 for queue, (row, count, bitmap) in routing.selections.items()

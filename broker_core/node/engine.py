@@ -52,7 +52,7 @@ from broker_core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
 from broker_core.failpoint import here
 from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
-from broker_core.micro_batch.branch import Asked, StagedLimits
+from broker_core.micro_batch.branch import Asked, StagedLimits, inline_rows
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import MicroBatch
 from broker_core.micro_batch.micro_batch import MicroBatches
@@ -456,8 +456,7 @@ class EmbeddedEngine:
                         ) from error
                     yield block
                 elif part.rows:
-                    with pa.ipc.open_stream(part.inline) as stream:
-                        yield stream.read_next_batch()
+                    yield inline_rows(part)
 
     def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
         self._do(self.batches.mark_applied, app_id, sequence, versions or {})

@@ -23,8 +23,7 @@ from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.state.change import Who
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.errors import ResourceLocked
-from broker_core.printable import printable
+from broker_core.errors import ResourceLocked, printable
 
 NAMED = 3  # holders in an error
 LOOKED = 100_000  # deliveries that one error looks through

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TextIO
 
-from broker_core.printable import LineFormatter
+from broker_core.errors import printable
 
 if TYPE_CHECKING:
     _TextHandler = logging.StreamHandler[TextIO]
@@ -39,6 +39,18 @@ def set_up(path: str, form: str) -> None:
     handler.addFilter(Seldom())
     logging.basicConfig(handlers=[handler])
     logging.getLogger("txmq").setLevel(logging.INFO)
+
+
+class LineFormatter(logging.Formatter):
+    """A record is one line; only a traceback has more."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:
+        text = super().formatException(ei)  # type: ignore[arg-type]
+        return "\n".join(map(printable, text.splitlines()))
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,7 +1,10 @@
-"""Threads that run before they are needed, so that work goes on while the system has no more."""
+"""Threads that run before they are needed, so that work goes on while the system has no more; and the signals
+that end a process.
+"""
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +35,14 @@ def started_thread(target: Callable[[], None], name: str) -> threading.Thread:
     except RuntimeError as error:
         raise _shortage(name) from error
     return thread
+
+
+def asked_to_end() -> threading.Event:
+    """Is set by SIGTERM or SIGINT from now on. For the main thread."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    return ending
 
 
 def _shortage(name: str) -> ResourceShortage:

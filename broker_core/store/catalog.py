@@ -26,6 +26,7 @@ from broker_core.address import VHOST
 from broker_core.broker.state.change import ANY, Change, InboxRow
 from broker_core.broker.state.records import RECORDS, Damaged, HistoryRecord, Record
 from broker_core.errors import DataDirectoryFormat
+from broker_core.files import sync
 from broker_core.ids import BlockId
 from broker_core.store.codec import (
     Encoded,
@@ -38,7 +39,6 @@ from broker_core.store.codec import (
     to_signed,
     to_unsigned,
 )
-from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import (
@@ -151,7 +151,7 @@ def create(path: Path) -> None:
         connection.close()
     failpoint.here("store.recovery.created")
     new.rename(path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def log_path(path: Path) -> Path:

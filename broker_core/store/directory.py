@@ -33,15 +33,6 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / "segments" / f"{number:08d}.arrow"
 
 
-def sync_directory(path: Path) -> None:
-    """Makes the names in ``path`` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def prepare(path: Path) -> None:
     """Creates ``path`` if it is missing. Raises DataDirectoryInvalid, as :func:`check` does, and for one of
     another user.

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_core import failpoint
+from broker_core.files import sync
 from broker_core.ids import BlockId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog, Meta
-from broker_core.store.directory import segment_path, sync_directory
+from broker_core.store.directory import segment_path
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.segment import BlockPlace, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
@@ -40,7 +41,7 @@ def recover(directory: Path, roll_bytes: int) -> Recovered:
             raise corrupt_catalog(path, "the file is missing")
         catalog_file.create(path)
     segments.mkdir(exist_ok=True)
-    sync_directory(directory)
+    sync(directory)
     failpoint.here("store.recovery.catalog")
     # 2. SQLite replays its log
     catalog = Catalog(path)
@@ -75,7 +76,7 @@ def _recovered(directory: Path, catalog: Catalog, roll_bytes: int) -> Recovered:
     for number in kept_sums(directory):
         if not live.get(number):
             drop_sums(directory, number)
-    sync_directory(folder)
+    sync(folder)
     failpoint.here("store.recovery.removed")
     segments = Segments(
         directory, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker_core.arrow.parts import stream_of
 from broker_core.broker.routing.carbon_copy import carbon_copies
 from broker_core.broker.routing.header_index import MATCHES
 from broker_core.broker.routing.topic_patterns import TopicPatterns
@@ -249,7 +250,7 @@ def read_many_slices(_channel: LocalChannel, size: int) -> None:
 
 def state_many_columns(_channel: LocalChannel, size: int) -> None:
     rows = pa.record_batch({f"c{number}": pa.array([number]) for number in range(size)})
-    contract.part_bytes(contract.encode_rows([rows], rows.schema))
+    contract.part_bytes(stream_of([rows], rows.schema))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import pytest
 from pamqp import commands as c
 
 from broker_core import errors, failpoint
+from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.actor import Actor
 from broker_core.credentials import Credentials
 from broker_core.engine import BranchHeader
@@ -464,7 +465,7 @@ def test_publishers_of_flight_wait_while_memory_is_low_and_what_makes_room_goes_
         alarm.limits = AlarmLimits(memory_bytes=8 * quotas.MiB)
         raw = Raw(broker.url)
         wait_until(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
-        rows = contract.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
+        rows = stream_of([messages(b"1")], MESSAGE_SCHEMA)
         head = {"header": {**HEADER, "token": "late"}, "part": 0}
         refusals = [
             raw.call("channel.publish_all", {"messages": []}),

@@ -28,7 +28,7 @@ LIMITS = {
     "publish": 11,
     "login": 30,
     "channel": 18,
-    "batch": 28,
+    "batch": 28,  # two of them are the history of commits
     "kafka-batch": 24,
 }
 

@@ -24,8 +24,9 @@ import psutil
 from broker_core.arrow.part_file import unwritable
 from broker_core.endpoint import read_endpoint
 from broker_core.errors import DataDirectoryInvalid
+from broker_core.files import sync
 from broker_core.server.alarm import AlarmLimits, MiB
-from broker_core.store.directory import check, sync_directory
+from broker_core.store.directory import check
 from broker_core.store.segment import link
 from txmq.doctor.finding import Finding, hint, ok, problem
 from txmq.doctor.port import hello, process
@@ -201,7 +202,7 @@ def _sync(scratch: Path) -> None:
         file.flush()
         os.fdatasync(file.fileno())
     path.rename(scratch / "renamed")
-    sync_directory(scratch)
+    sync(scratch)
 
 
 def _lock(scratch: Path) -> None:

@@ -66,18 +66,14 @@ class Settlement:
             if queue.deleted:
                 continue
             queues[queue] = None
+            end = offset + 1
+            while at < count and settles[at] == (queue, end, outcome):
+                end += 1
+                at += 1
             if outcome == "ack" or outcome == "copied":
-                end = offset + 1
-                while at < count and settles[at] == (queue, end, outcome):
-                    end += 1
-                    at += 1
                 queue.settle_range(offset, end)
                 note(ACKNOWLEDGED if outcome == "ack" else REJECTED, queue, offset, end)
             elif outcome == "requeue":
-                end = offset + 1
-                while at < count and settles[at] == (queue, end, "requeue"):
-                    end += 1
-                    at += 1
                 queue.requeue_range(offset, end)
                 note(RETURNED, queue, offset, end)
                 self._give_up(queue, offset, end, removals)
@@ -85,10 +81,6 @@ class Settlement:
                 if queue.arguments.limited:
                     grown[queue] = None
             else:
-                end = offset + 1
-                while at < count and settles[at] == (queue, end, "reject"):
-                    end += 1
-                    at += 1
                 discard(queue, range(offset, end), "rejected", removals)
         for queue in grown:
             # as in RabbitMQ: a requeued message counts again, and is the oldest

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
+from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, older_keys, transaction_key
 from broker_core.broker.arguments import check_text
 from broker_core.broker.queue import Queue, Queues
@@ -391,10 +392,7 @@ def to_rows(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def _to_ipc(messages: Sequence[Message]) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
-        writer.write_batch(to_rows(messages))
-    return bytes(sink.getvalue())
+    return bytes(stream_of([to_rows(messages)], MESSAGE_SCHEMA))
 
 
 def _from_ipc(data: bytes) -> list[Message]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from broker_core import errors
 from broker_core.backoff import Backoff, Time
@@ -17,6 +18,7 @@ from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Isolation, NodeAddress, Producer, TopicPartition, Wire
 
+T = TypeVar("T")
 TRANSACTION_VERSION = "transaction.version"
 PRODUCE_MS = 30_000  # a leader waits so long for its replicas
 
@@ -47,6 +49,18 @@ class Client:
     def patience(self) -> Backoff:
         """For what is asked again here because an answer was too early."""
         return self._cluster.patience()
+
+    def patiently(self, attempt: Callable[[], T], failed: Callable[[], None] = lambda: None) -> T:
+        """Returns what ``attempt`` does; again after ``failed`` and a pause, where an answer was lost or a
+        transaction is in the way.
+        """
+        patience = self.patience()
+        while True:
+            try:
+                return attempt()
+            except (errors.ConnectionFailed, errors.TransactionState) as error:
+                failed()
+                patience.wait(error)
 
     # -- the cluster -----------------------------------------------------------------------------------------
 

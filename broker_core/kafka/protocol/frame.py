@@ -95,6 +95,6 @@ class VersionedRequest:
         except Exception as error:  # kafka-python raises whatever the damaged bytes lead to
             raise errors.RemoteProtocolError(
                 f"the answer of {self._node} to {self.name} cannot be read: {type(error).__name__}: "
-                f"{' '.join(str(error).split())[:200]}",
+                f"{errors.one_line(error)[:200]}",
                 "check that the address is that of a Kafka broker",
             ) from None

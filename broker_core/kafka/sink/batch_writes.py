@@ -10,7 +10,7 @@ that none is open and none was committed. Its outcome is asked for, never conclu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from broker_core import errors
 from broker_core.engine import StagedBranch
@@ -56,20 +56,11 @@ def commit(
             _publish(client, token, published)
 
     if published:
-        _patiently(client, write)
+        client.patiently(write)
         # it is committed, so a log that is away now is no reason to fail
         with contextlib.suppress(errors.ConnectionFailed, errors.TransactionState):
-            _patiently(client, lambda: _end_everywhere(client, token, logs, commit=True))
+            client.patiently(lambda: _end_everywhere(client, token, logs, commit=True))
     return sum(branch.rows for branch in branches)
-
-
-def _patiently(client: Client, attempt: Callable[[], None]) -> None:
-    patience = client.patience()
-    while True:
-        try:
-            return attempt()
-        except (errors.ConnectionFailed, errors.TransactionState) as error:
-            patience.wait(error)
 
 
 def _settled(client: Client, token: str) -> bool | None:

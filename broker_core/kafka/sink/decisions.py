@@ -230,13 +230,7 @@ class FencedApp:
         """Returns what ``attempt`` does; again from the fence, after a pause, where an answer was lost or
         another driver took over.
         """
-        patience = self._client.patience()
-        while True:
-            try:
-                return attempt()
-            except (errors.ConnectionFailed, errors.TransactionState) as error:
-                self.epoch.release()
-                patience.wait(error)
+        return self._client.patiently(attempt, self.epoch.release)
 
     def write(self, changes: Changes) -> None:
         """Writes decisions that publish nothing."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import xxhash
 
-from broker_core.arrow.parts import branch_checksum, parts, signed
+from broker_core.arrow.parts import branch_checksum, parts, signed, stream_of
 from broker_core.broker.message.content import check_rows
 from broker_core.broker.routing.carbon_copy import copies_of_rows
 from broker_core.endpoint import client_name
@@ -316,7 +316,7 @@ def _kept(header: BranchHeader, rows: Iterable[pa.RecordBatch], stage: _Stage) -
             if piece.num_rows > 1 and piece.nbytes > 2 * BATCH_BYTES:
                 waiting += _halves(piece)
                 continue
-            data = _stream(piece)
+            data = bytes(stream_of([piece], piece.schema, "lz4"))
             if len(data) <= (SENT if piece.num_rows > 1 else stage.largest):
                 yield _Value(None, piece.num_rows, data)
             elif piece.num_rows > 1:
@@ -333,11 +333,3 @@ def _halves(piece: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Returns both halves, the first one last."""
     middle = piece.num_rows // 2
     return [piece.slice(middle), piece.slice(0, middle)]
-
-
-def _stream(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue())

@@ -23,7 +23,7 @@ import xxhash
 
 from broker_core import failpoint
 from broker_core.endpoint import ID
-from broker_core.errors import DataLoss, OptionError, ResourceShortage
+from broker_core.errors import DataLoss, OptionError, ResourceShortage, one_line
 from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
@@ -76,7 +76,7 @@ def _pieces(broker: LocalBroker, stopping: threading.Event) -> Iterator[pa.Recor
         ) from error
     except (OSError, sqlite3.Error) as error:
         raise ResourceShortage(
-            f"the backup was given up: {' '.join(str(error).split())}", "the broker goes on; try again"
+            f"the backup was given up: {one_line(error)}", "the broker goes on; try again"
         ) from error
     yield _piece("", contract.encode(contract.Manifest(files)))
 

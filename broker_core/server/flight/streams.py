@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from broker_core import errors
+from broker_core.arrow.parts import stream_of
 from broker_core.engine import ReadTicket
 from broker_core.flight import contract
 from broker_core.message.message import READ_SCHEMA, READ_WITH_TRANSACTION
@@ -66,7 +67,7 @@ def small(engine: EmbeddedEngine, ticket: ReadTicket) -> list[object]:
         size += batch.nbytes
         if size > contract.SMALL_READ_BYTES:
             return answer
-    return [contract.encode(None), contract.encode_rows(batches, _schema(ticket.transaction))]
+    return [contract.encode(None), stream_of(batches, _schema(ticket.transaction))]
 
 
 def _schema(transaction: bool) -> pa.Schema:

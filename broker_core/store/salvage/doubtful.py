@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.broker.state.block import RowSelection, row_numbers
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import RunRecord
 from broker_core.store.directory import segment_path
@@ -120,7 +121,4 @@ def _readable(text: str) -> str:
 
 def selected(run: RunRecord) -> npt.NDArray[np.int64]:
     """Returns the rows of its block, in offset order."""
-    if not run.bitmap:
-        return np.arange(run.row, run.row + run.count, dtype=np.int64)
-    bits = np.unpackbits(np.frombuffer(run.bitmap, dtype=np.uint8), bitorder="little")
-    return np.flatnonzero(bits)[: run.count].astype(np.int64) + run.row
+    return row_numbers(RowSelection(run.row, run.count, run.bitmap))

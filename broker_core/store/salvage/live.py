@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from broker_core import failpoint
 from broker_core.errors import CorruptSegment, DataLoss, StoreFailed
+from broker_core.files import sync
 from broker_core.ids import BlockId
-from broker_core.store.directory import sync_directory
 from broker_core.store.failure import store_error
 from broker_core.store.port import Location, Store
 from broker_core.store.salvage.damage import read_twice, require_damage
@@ -122,7 +122,7 @@ def _written(directory: Path, rows: Doubtful) -> tuple[str, int]:
         except FileExistsError:
             continue
         unready.unlink()
-        sync_directory(directory)
+        sync(directory)
         return str(path), count
     raise AssertionError
 

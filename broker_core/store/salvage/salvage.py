@@ -42,11 +42,12 @@ from broker_core.broker.state.records import (
     RunRecord,
 )
 from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError, one_line
+from broker_core.files import sync
 from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog
 from broker_core.store.codec import encode_change
-from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
+from broker_core.store.directory import DirectoryLock, prepare, segment_path
 from broker_core.store.failure import store_error
 from broker_core.store.inbox import pack
 from broker_core.store.port import BlockInfo
@@ -428,7 +429,7 @@ class _Salvage:
         (unready / name.name).rename(name)
         shutil.rmtree(unready)
         (self.target / "lock").touch()
-        sync_directory(self.target)
+        sync(self.target)
 
     def _fill(
         self,

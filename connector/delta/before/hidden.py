@@ -15,8 +15,8 @@ import hashlib
 from collections.abc import Callable
 
 from broker_core.engine import LedgerEntry
+from broker_core.files import readable
 from connector.delta.table_files import TableFiles
-from connector.files import readable
 from connector.tables.table_format import Attempt
 
 ROOT = "_txmq"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
 from broker_core import errors
+from broker_core.arrow.parts import stream_of
 from broker_core.client.login import SendHeader
 from broker_core.flight import contract
 from broker_core.message.message import MESSAGE_SCHEMA
@@ -305,7 +306,7 @@ class Raw:
                 self.close_channel()
             return answer
         if name == "stage":
-            rows = contract.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
+            rows = stream_of([messages(b"1")], MESSAGE_SCHEMA)
             return self.action(name, part_body(arguments, rows))
         return self.action(name, json.dumps(arguments).encode())
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from broker_core import endpoint, errors
+from broker_core.arrow.parts import stream_of
 from broker_core.client.broker import BrokerClient, connect
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
-from broker_core.flight import contract
 from broker_core.launcher import Broker
 from tests.progress import wait_until
 from tests.server.conftest import MicroBatch, Served, bodies, fill
@@ -44,7 +44,7 @@ def _publish_header(queue: str, token: str = "token") -> BranchHeader:
 
 
 def _ipc(batch: pa.RecordBatch) -> bytes:
-    return bytes(contract.encode_rows([batch], batch.schema))
+    return bytes(stream_of([batch], batch.schema))
 
 
 def test_mapped_read_gives_the_same_bytes_as_a_read_over_flight(served: Served) -> None:

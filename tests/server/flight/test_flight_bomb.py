@@ -9,6 +9,7 @@ import pytest
 
 from broker_core import errors
 from broker_core import password as passwords
+from broker_core.arrow.parts import stream_of
 from broker_core.arrow.stated_size import stated_bytes
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic
@@ -112,7 +113,7 @@ def test_a_bomb_in_a_stream_is_refused_before_it_is_decompressed(tmp_path: Path)
 
 
 def behind_no_columns(header: object, rows: pa.Buffer) -> list[bytes]:
-    first = arrow_frames(header, contract.encode_rows([], contract.NO_COLUMNS))
+    first = arrow_frames(header, stream_of([], contract.NO_COLUMNS))
     return first + arrow_frames(header, rows)[1:]
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
-from broker_core.arrow.parts import MAX_PART_ROWS
+from broker_core.arrow.parts import MAX_PART_ROWS, stream_of
 from broker_core.client.broker import BrokerClient
 from broker_core.flight import contract
 from broker_core.message.message import MESSAGE_SCHEMA
@@ -34,9 +34,9 @@ ROOT = Path(__file__).parents[3]
 MEGABYTE = 1024 * 1024
 HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, -1, 0]
 STAGE = {"header": HEADER, "part": 0}
-ROWS = bytes(contract.encode_rows([messages(b"one", b"two")], MESSAGE_SCHEMA))
+ROWS = bytes(stream_of([messages(b"one", b"two")], MESSAGE_SCHEMA))
 # rows of a table may have any type, and Arrow follows the offsets of some for as little as their size
-NESTED = [bytes(contract.encode_rows([batch], batch.schema)) for batch in nested_rows()]
+NESTED = [bytes(stream_of([batch], batch.schema)) for batch in nested_rows()]
 APPEND = {**HEADER, "kind": "append", "target": {"table": "t"}}
 
 
@@ -85,7 +85,7 @@ def _descriptor(header: Any) -> bytes:
 
 def put_frames(header: Any, rows: bytes, number: bytes = bytes(8)) -> list[bytes]:
     """The FlightData messages of a DoPut with one part."""
-    (schema,) = pa.ipc.MessageReader.open_stream(contract.encode_rows([], contract.NO_COLUMNS))
+    (schema,) = pa.ipc.MessageReader.open_stream(stream_of([], contract.NO_COLUMNS))
     return [_descriptor(header) + _field(2, bytes(schema.metadata)), _field(3, number + rows)]
 
 
@@ -260,8 +260,8 @@ def raw(one: Served) -> Iterator[Raw]:
         part_body(STAGE, ROWS[:50]),
         part_body(STAGE, ROWS[:-60]),
         part_body(STAGE, b"\xff\xff\xff\xff\xff\xff\xff\x7f" + ROWS),
-        part_body(STAGE, contract.encode_rows([], MESSAGE_SCHEMA)),
-        part_body(STAGE, contract.encode_rows([messages(b"1"), messages(b"2")], MESSAGE_SCHEMA)),
+        part_body(STAGE, stream_of([], MESSAGE_SCHEMA)),
+        part_body(STAGE, stream_of([messages(b"1"), messages(b"2")], MESSAGE_SCHEMA)),
         part_body({**STAGE, "header": {**HEADER, "target": {"exchange": {"$bytes": "AA=="}}}}, ROWS),
         part_body([STAGE], ROWS),
         b"[" * 100_000,
@@ -292,7 +292,7 @@ def schemas() -> list[pa.RecordBatch]:
 def test_rows_that_are_no_messages_are_refused_by_every_way_in(
     batch: pa.RecordBatch, raw: Raw, one: Served
 ) -> None:
-    rows = bytes(contract.encode_rows([batch], batch.schema))
+    rows = bytes(stream_of([batch], batch.schema))
     answer = raw.action("stage", part_body(STAGE, rows))
     assert isinstance(answer, errors.OptionError), answer
     assert "TXMQ_OPTION" in Streams(one.url).put(put_frames(HEADER, rows))
@@ -312,7 +312,7 @@ def test_an_offset_of_a_nested_type_is_not_followed_before_it_is_checked(
 ) -> None:
     """Each number of the body in turn is too large. ``nbytes`` of such rows ends a process."""
     raw, streams = Raw(one.url), Streams(one.url)
-    rows = bytes(contract.encode_rows([batch], batch.schema))
+    rows = bytes(stream_of([batch], batch.schema))
     body = rows.rindex(bytes(8), 0, len(rows) - 64) if rows.count(bytes(8)) else len(rows) // 2
     for at in range(body // 2 // 8 * 8, len(rows) - 8, 8):
         header = {**APPEND, "token": "nested", "branch": f"{at}-{batch.schema}"}

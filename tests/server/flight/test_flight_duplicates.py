@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from broker_core import errors
-from broker_core.arrow.parts import branch_checksum
-from broker_core.flight import contract
+from broker_core.arrow.parts import branch_checksum, stream_of
 from broker_core.launcher import Broker
 from tests.server.flight.flight_calls import ENGINE, HEADER, Raw, messages, part_body
 from tests.server.picture import picture
@@ -38,7 +37,7 @@ def steps(raw: Raw) -> Iterator[tuple[str, bytes, bool]]:
     yield "engine.claim", _json(claim), False
     yield "engine.open_batch", _json(ENGINE["open_batch"]), False
     yield "read", _json({**READ, "ranges": {"in": [0, 1]}}), False
-    rows = contract.encode_rows([messages(b"out", routing_key="other")], messages().schema)
+    rows = stream_of([messages(b"out", routing_key="other")], messages().schema)
     for token, branch in (("t", "b1"), ("w", "b2")):
         header = {
             **HEADER,
@@ -78,7 +77,7 @@ READ = {"app_id": "app", "query_id": "q", "batch_id": 0, "slices": [["in", 0, 1]
 
 def staged(raw: Raw, header: dict[str, Any]) -> dict[str, Any]:
     """A branch of one row."""
-    rows = contract.encode_rows([messages(b"row", routing_key="other")], messages().schema)
+    rows = stream_of([messages(b"row", routing_key="other")], messages().schema)
     answer = raw.action("stage", part_body({"header": header, "part": 0}, rows))
     assert isinstance(answer, list)
     checksum = branch_checksum([json.loads(answer[0])["checksum"]])

@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from broker_core import __version__
 from broker_core.admin import Admin
@@ -33,6 +30,7 @@ from broker_core.server.http.elsewhere.served import EngineServed
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.server import HttpServer
 from broker_core.server.quotas import Quotas
+from broker_core.server.threads import asked_to_end
 from broker_core.server.tls import Renewal, TlsFiles, TlsOptions
 from broker_core.store.memory import MemoryStore
 
@@ -93,13 +91,7 @@ def serve(engine: Engine, admin: Admin, door: EngineDoor, log_format: str = "tex
     """Runs the door until SIGTERM or SIGINT. Prints ``ready http://HOST:PORT`` when it listens."""
     log_file.set_up("", log_format)
     logging.getLogger("txmq.broker").setLevel(logging.WARNING)  # it has no messages to speak of
-    ending = threading.Event()
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        ending.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ending = asked_to_end()
     with opened(engine, admin, door) as server:
         addresses = " ".join(server.urls)
         log.info("txmq %s shows %s at %s, process %d", __version__, door.cluster, addresses, os.getpid())

@@ -1,4 +1,6 @@
-"""What operations on tables do with a file: make it durable, and name it after what a user has named."""
+"""What the broker, its clients and the operations on tables do with a file: make it durable, and name it
+after what a user has named.
+"""
 
 from __future__ import annotations
 
