@@ -43,7 +43,7 @@ def carbon_copies(properties: bytes) -> tuple[list[str], bytes]:
         values = decoded.headers.get(name, [])
         if not isinstance(values, list):
             found = f'{{unacceptable_type_in_header,"{name}",{type_name(values)}}}'
-            raise PreconditionFailed(f"invalid message: {found}: give a list of routing keys")
+            raise PreconditionFailed(f"invalid message: {found}", "give a list of routing keys")
         # as in RabbitMQ: only text is a key
         keys += [value for value in values if isinstance(value, str)]
     _check(keys)
