@@ -16,7 +16,7 @@ from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
 from broker_core.checks import MAX_NAME_BYTES
 from broker_core.errors import ChannelError
 
-_NAMES = re.compile(r"(?<![^\s(])'[^']{13,}'|\S{13,}")  # of queues, users, files and so on
+_NAMES = re.compile(r"(?<![^\s(])'[^']{13,}'|(?<!\S)(?!\[TXMQ_)\S{13,}")  # of queues, users, files and so on
 
 
 class ChannelTable:
@@ -73,9 +73,9 @@ def reply_text(name: str, summary: str) -> str:
 
     It has no advice beside RabbitMQ's own texts; what RabbitMQ does not say has it in the summary.
     """
-    text = f"{name} - {summary}"
     for kept in (MAX_NAME_BYTES, 48, 24, 12):
-        text = _NAMES.sub(partial(_shortened, kept), text)
+        summary = _NAMES.sub(partial(_shortened, kept), summary)
+        text = f"{name} - {summary}"
         if len(text.encode(errors="surrogateescape")) <= 255:
             return text
     return text.encode(errors="surrogateescape")[:255].decode(errors="ignore")
