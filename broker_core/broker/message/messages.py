@@ -246,10 +246,11 @@ class Messages:
         """Settles every visible message that is not held and returns how many. In a queue that an app owns it
         settles only what that app skipped. ``queue``: of ``Topology.purgeable``.
         """
-        parts = queue.progress.skipped()
-        count = 0
-        for start, end in parts or queue.ready.purgeable():
+        parts = queue.progress.skipped() or queue.ready.purgeable()
+        for start, end in queue.progress.joined(parts):
             queue.settle(start, end)
+        count = 0
+        for start, end in parts:
             change.effects.note(PURGED, queue, start, end)
             count += end - start
         queue.record(change)

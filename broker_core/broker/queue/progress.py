@@ -237,6 +237,18 @@ class Progress:
         claimed = self.claimed.within(max(start, self.acked), end) if self.owner else []
         return [list(part) for part in IntervalSet([*unsettled, *claimed])] if claimed else unsettled
 
+    def joined(self, parts: list[list[int]]) -> list[list[int]]:
+        """Returns unsettled parts, and with them what is settled between two: to settle many one by one takes
+        a time that grows with their square. Those of an owned queue stay as they are.
+        """
+        found: list[list[int]] = []
+        for start, end in parts:
+            if found and not self.owner and self.holes.covers(found[-1][1], start):
+                found[-1][1] = end
+            else:
+                found.append([start, end])
+        return found
+
     def needed_from(self) -> int:
         """Returns an offset below which no entry is needed."""
         claimed = self.claimed.within(self.acked, self.floor) if self.owner else ()

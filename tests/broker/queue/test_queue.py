@@ -254,6 +254,20 @@ def test_what_waits_is_counted_without_a_look_at_each_gap(monkeypatch: pytest.Mo
     assert (queue.droppable, queue.to_read, len(asked)) == (250, 1_000, 1)  # of what is claimed
 
 
+def test_a_purge_settles_parts_together_that_only_settled_entries_divide() -> None:
+    """To settle 100,000 parts one by one held up everybody for five seconds."""
+    queue = filled(2_000)
+    for offset in range(1, 2_000, 2):
+        queue.settle(offset, offset + 1)
+    assert take(queue) == 0 and take(queue) == 2
+    parts = queue.ready.purgeable()
+    assert len(parts) == 998 and queue.progress.joined(parts) == [[4, 1_999]]
+    for start, end in queue.progress.joined(parts):
+        queue.settle(start, end)
+    assert (queue.messages, queue.unacknowledged, queue.ready.purgeable()) == (2, 2, [])
+    assert queue.progress.joined([[0, 1], [2, 3]]) == [[0, 3]] and queue.progress.joined([[0, 1]]) == [[0, 1]]
+
+
 def test_a_purge_looks_at_nothing_that_is_held_below_the_next_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
