@@ -174,9 +174,8 @@ class InternalFault(ConnectionException):
     @classmethod
     def of(cls, error: Exception) -> InternalFault:
         found = cls(
-            f"the operation failed by a defect of the broker ({type(error).__name__}: {one_line(error)}), "
-            "and nothing of it was done",
-            "report it with the broker's log; the broker goes on",
+            "the operation failed by a defect of the broker, and nothing of it was done: report it with the "
+            f"broker's log; the broker goes on ({type(error).__name__}: {one_line(error)})"
         )
         found.__cause__ = error
         return found
@@ -381,8 +380,8 @@ class StoreFailed(StoreError):
     @classmethod
     def of(cls, error: BaseException) -> StoreFailed:
         found = cls(
-            f"the broker stopped, because a commit failed ({one_line(error) or type(error).__name__}); start "
-            "it again, it recovers what was committed"
+            "the broker stopped: start it again, it recovers what was committed. A commit failed: "
+            f"{one_line(error) or type(error).__name__}"
         )
         found.__cause__ = error
         return found

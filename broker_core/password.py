@@ -23,6 +23,7 @@ _PREFIX = "$scrypt$"
 _RABBIT = {"$rabbit_sha256$": hashlib.sha256, "$rabbit_sha512$": hashlib.sha512}
 _RABBIT_SALT_BYTES = 4
 _SALT_BYTES, _HASH_BYTES = 16, 32
+_UNMATCHED = bytes(_HASH_BYTES)  # no password is known to have this digest
 _MAX_MEMORY = 256 * 1024 * 1024
 MAX_BYTES = 1024  # of a password
 
@@ -61,7 +62,12 @@ def hashed(password: str, cost: Cost = COST) -> str:
 
 def unmatched(cost: Cost = COST) -> str:
     """A hash that no password has: to compare with takes the same time."""
-    return _text(cost, os.urandom(_SALT_BYTES), os.urandom(_HASH_BYTES))
+    return _text(cost, os.urandom(_SALT_BYTES), _UNMATCHED)
+
+
+def is_unmatched(text: str) -> bool:
+    """Whether ``unmatched`` made this hash."""
+    return text.endswith(f"${_base64(_UNMATCHED)}")
 
 
 def is_hash(text: str) -> bool:

@@ -17,6 +17,7 @@ from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, group, option
 from txmq.output import confirm, done, show
 
+ADMINISTRATOR = "administrator"
 TAGS = "administrator, operator, monitoring, management, impersonator"
 NAME = argument("NAME")
 PASSWORD = option(
@@ -59,8 +60,12 @@ def _accounts(options: Options) -> RemoteAccounts:
     PASSWORD,
 )
 def _add(options: Options) -> int:
-    _accounts(options).add_user(options.name, _read_password(options), options.tag)
+    accounts = _accounts(options)
+    first = all(user.source == "default" for user in accounts.users())
+    accounts.add_user(options.name, _read_password(options), options.tag)
     text = f"added user {options.name}, without permissions: txmq permissions set gives some"
+    if first and ADMINISTRATOR not in options.tag:
+        text += f"; no user is an administrator: txmq users tag {options.name} {ADMINISTRATOR} --data DIR"
     return done(options, text, user=options.name, tags=options.tag)
 
 

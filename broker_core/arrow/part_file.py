@@ -36,7 +36,7 @@ from broker_core.message.message import MESSAGE_SCHEMA
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
 # bytes written since the last sync: enough to make the cost of a disk flush small
 EARLY_BYTES = 16 * 1024 * 1024
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,6 @@ class PartWriter:
         what = (
             f"rows could not be written to {self._directory}: {error.strerror}; nothing of them was published"
         )
-        if error.errno in _FULL:
+        if error.errno in FULL:
             return DiskFull(f"{what}: free some space, then write them again")
         return StoreFailed(f"{what}: check the disk, then write them again")

@@ -122,7 +122,7 @@ def _check_kept(what: str, arguments: Mapping[str, object]) -> None:
     if _size(arguments, ARGUMENT_BYTES, 0) > ARGUMENT_BYTES:
         raise PreconditionFailed(
             f"the arguments of {what} are larger than {ARGUMENT_BYTES} bytes, or nested deeper than "
-            f"{MAX_NESTING}",
+            f"{MAX_NESTING}: "
             "give smaller ones",
         )
     for name, value in arguments.items():

@@ -195,7 +195,7 @@ class Prepared:
             return "read_only"
         if len(self.by_key) >= MOST_PREPARED:
             raise PreconditionFailed(
-                f"{MOST_PREPARED} prepared transactions are not decided, which is the limit",
+                f"{MOST_PREPARED} prepared transactions are not decided, which is the limit: "
                 "`txmq transactions` lists them; commit or roll back the old ones",
             )
         self._overflow.check(transaction.incoming)

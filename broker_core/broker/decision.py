@@ -50,7 +50,7 @@ def decide(
     prepared = state.prepared.by_key.get(key)
     if prepared is not None and not actor.operates and not is_owned(key):
         raise AccessRefused(
-            f"access to transaction '{xid}' refused for user '{actor.user}'",
+            f"access to transaction '{xid}' refused for user '{actor.user}': "
             "an older version prepared it without a user: an operator must decide it",
         )
     dropped = 0
@@ -69,7 +69,7 @@ def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: C
     """Returns the key of the transaction that the caller means."""
     if of is not None and of != actor.user and not actor.operates:
         raise AccessRefused(
-            f"access to transactions of user '{of}' refused for user '{actor.user}'",
+            f"access to transactions of user '{of}' refused for user '{actor.user}': "
             "it needs the tag administrator or operator",
         )
     keys = [state.names.key(vhost, xid, actor.user if of is None else of) for vhost in vhosts]

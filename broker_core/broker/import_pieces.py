@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from broker_core.admin import Imported, Skipped
+from broker_core.broker.access.administrators import is_administrator
 from broker_core.broker.definitions import Definitions, Row
 from broker_core.broker.state.records import UserRecord
 
@@ -21,9 +23,13 @@ PIECE = 100  # rows
 
 
 def pieces(found: Definitions) -> Iterator[Definitions]:
-    """In the order in which they are applied. ``skipped`` is in none of them."""
-    kinds = ("users", "permissions", "topic_permissions", "exchanges", "queues", "bindings")
-    rows = [("vhosts", each) for each in found.vhosts.items()]
+    """In the order in which they are applied: administrators come before who is none any more. ``skipped`` is
+    in none of them.
+    """
+    kinds = ("permissions", "topic_permissions", "exchanges", "queues", "bindings")
+    users = sorted(found.users, key=lambda user: not is_administrator(user))
+    rows: list[tuple[str, Any]] = [("vhosts", each) for each in found.vhosts.items()]
+    rows += [("users", user) for user in users]
     rows += [(kind, each) for kind in kinds for each in getattr(found, kind)]
     remaining = iter(rows)
     while some := list(islice(remaining, PIECE)):

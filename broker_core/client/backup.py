@@ -23,9 +23,17 @@ import xxhash
 
 from broker_core import failpoint
 from broker_core.address import Address
+from broker_core.arrow.part_file import FULL
 from broker_core.client.connection import FAILED, FlightConnection
 from broker_core.endpoint import ID, UNFINISHED
-from broker_core.errors import ConnectionFailed, DataDirectoryInvalid, DiskFull, RemoteProtocolError
+from broker_core.errors import (
+    ConnectionFailed,
+    DataDirectoryInvalid,
+    DiskFull,
+    RemoteProtocolError,
+    StoreError,
+    StoreFailed,
+)
 from broker_core.files import sync
 from broker_core.flight import contract
 
@@ -41,7 +49,7 @@ class Backup:
 
 def backup(address: Address, to: str | os.PathLike[str], connect_s: float = 0.0) -> Backup:
     """Raises DataDirectoryInvalid (``to`` is not absent or empty), AccessRefused, ResourceLocked (a backup is
-    in progress), ConnectionFailed (the broker ended), DiskFull.
+    in progress), ConnectionFailed (the broker ended), DiskFull, StoreFailed.
     """
     path = Path(to).absolute()
     if address.directory and Path(address.directory).resolve() in (path.resolve(), *path.resolve().parents):
@@ -52,12 +60,26 @@ def backup(address: Address, to: str | os.PathLike[str], connect_s: float = 0.0)
         try:
             return _received(connection, path)
         except OSError as error:
-            raise DiskFull(
-                f"{path} cannot be written: {error.strerror or error}; the copy is not finished: delete it, "
-                "and make it again where there is room"
-            ) from error
+            raise _unwritten(path, error) from error
     finally:
         connection.close()
+
+
+def _unwritten(path: Path, error: OSError) -> StoreError:
+    why, kind = error.strerror or str(error), type(error).__name__
+    if error.errno in FULL:
+        return DiskFull(
+            f"{path} cannot be written: {why}; the copy is not finished: delete it, and make it again where "
+            "there is room"
+        )
+    if not os.path.lexists(path / UNFINISHED):
+        return DataDirectoryInvalid(
+            f"{path} cannot be made: {why}; name a new directory where this user may write"
+        )
+    return StoreFailed(
+        f"{path} cannot be written: {why} ({kind}); the copy is not finished: delete it, and make it again "
+        "on a disk that takes it"
+    )
 
 
 def _received(connection: FlightConnection, path: Path) -> Backup:

@@ -80,17 +80,18 @@ def too_few(
     """
     if limit.min_rows is None:
         return False
-    waiting = {
-        log: queue.progress.unsettled_within(begin[log], queue.log.visible_end)
-        for log, queue in queues.items()
-    }
-    if sum(last - first for spans in waiting.values() for first, last in spans) >= limit.min_rows:
+    ends = {log: queue.log.visible_end for log, queue in queues.items()}
+    if (
+        sum(queue.progress.unsettled_count(begin[log], ends[log]) for log, queue in queues.items())
+        >= limit.min_rows
+    ):
         return False
     if limit.max_delay_s is None:
         return True
     due_us = now_us - int(limit.max_delay_s * 1_000_000)
+    first = {log: queue.progress.first_unsettled(begin[log]) for log, queue in queues.items()}
     return all(
-        committed_at(queues[log], spans[0][0], read_block) > due_us for log, spans in waiting.items() if spans
+        committed_at(queues[log], at, read_block) > due_us for log, at in first.items() if at < ends[log]
     )
 
 

@@ -89,7 +89,7 @@ def _left(state: BrokerState, releases: Releases, app_id: str) -> int:
             and str(queue.queue_id) == note.queue_id
         ):
             first, end = int(note.ends.get(note.queue, 0)), queue.log.visible_end
-            waiting += sum(last - start for start, last in queue.progress.unsettled_within(first, end))
+            waiting += queue.progress.unsettled_count(first, end)
     return waiting
 
 

@@ -50,9 +50,9 @@ def disk_full(path: Path, what: object) -> DiskFull:
     except OSError:
         free = "free space unknown"
     return DiskFull(
-        f"no space to write to {path}: {what}; file system {_mount_point(path)}, {free}. Nothing of this "
-        "commit was acknowledged and all that was acknowledged before is safe: free some space, then start "
-        "the broker again"
+        f"no space to write to {path}, file system {_mount_point(path)}, {free}: free some space, then start "
+        "the broker again. Nothing of this commit was acknowledged, and all that was acknowledged before is "
+        f"safe ({what})"
     )
 
 

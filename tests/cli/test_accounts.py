@@ -83,8 +83,10 @@ def test_users_and_permissions_of_a_running_broker(shell: Shell, tmp_path: Path)
 
 def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> None:
     data = ("--data", directory)
-    shell.run("users", "add", "root", *data, "--password-file", "-", typed="of root\n")
-    shell.run("users", "add", "ann", "--tag", "monitoring", *data, typed="of ann\n")
+    said = shell.run("users", "add", "root", *data, "--password-file", "-", typed="of root\n")
+    assert "no user is an administrator: txmq users tag root administrator --data DIR" in said
+    said = shell.run("users", "add", "ann", "--tag", "monitoring", *data, typed="of ann\n")
+    assert "no user is an administrator" not in said
     assert shell.code("users", "add", "bob", *data, typed="\n") == 1
     assert "the password is empty" in shell.error
     shell.run("users", "tag", "root", "administrator", *data)

@@ -6,6 +6,7 @@ import inspect
 import re
 from dataclasses import fields
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,28 @@ def test_an_option_sets_its_fields_and_no_other(option: ServeOption) -> None:
     )
     for path in set_here:
         assert attrgetter(path)(after) in (expected, [expected])
+
+
+NUMBERS = [option for option in EVERY if option.value in ("N", "SECONDS", "HOURS", "BYTES")]
+SENSELESS = ("inf", "-inf", "nan", "-1", "-0.5", "1e300", "9" * 30, "", "x", "0x10")
+
+
+@pytest.mark.parametrize("option", NUMBERS, ids=lambda option: option.flag)
+@pytest.mark.parametrize("value", SENSELESS)
+def test_a_number_that_makes_no_sense_is_one_error(
+    option: ServeOption, value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--data", str(tmp_path / "d"), f"--{option.flag}={value}"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert f"--{option.flag}" in told[-1] and not (tmp_path / "d").exists()
+
+
+def test_every_number_is_meant() -> None:
+    assert len(NUMBERS) > 20
+    others = {option.value for option in EVERY if option not in NUMBERS}
+    assert others == {"", "DIR", "HOST:PORT", "FILE", "LOG_FORMAT", "TLS_LOGIN_FROM"}
 
 
 def test_nothing_given_is_what_a_broker_is_opened_with() -> None:

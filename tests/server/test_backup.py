@@ -227,6 +227,25 @@ def test_a_place_that_is_no_new_directory_is_refused_and_not_changed(broker: Bro
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("a file/copy", "Not a directory"),
+        ("n" * 300, "File name too long"),
+        ("loop/copy", "Too many levels of symbolic links"),
+        ("/proc/copy", "No such file or directory"),
+    ],
+)
+def test_an_impossible_place_is_named_with_what_is_wrong_with_it(
+    place: str, why: str, broker: Broker, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DataDirectoryInvalid, match=why) as refused:
+        _backup(broker, tmp_path / place)
+    assert "name a new directory" in str(refused.value) and "finished" not in str(refused.value)
+
+
 def test_a_second_backup_waits_for_its_turn_and_an_error_leaves_the_broker_whole(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import click
 
 LEAST_HOURS = 1.0  # times of attempts are as coarse
+MOST_HOURS = 1_000_000  # more than a century
+MOST = 1_000_000_000  # of seconds 31 years: a clock and a wait take them
+MOST_BYTES = 1 << 53  # JSON has such numbers
 
 
 def _number(
-    read: Callable[[str], float], holds: Callable[[float], bool], text: str, unit: int = 1
+    read: Callable[[str], float], holds: Callable[[float], bool], text: str, unit: int
 ) -> Callable[[str], float]:
     def value(given: str) -> float:
         try:
@@ -24,14 +27,21 @@ def _number(
     return value
 
 
-above_zero = _number(float, lambda number: number > 0, "must be above 0")
-seconds = _number(float, lambda number: 0 <= number < float("inf"), "must be 0 or more")
-seconds_of_hours = _number(float, lambda number: number > 0, "must be above 0", 3600)
-staged_seconds = _number(
-    float, lambda number: number >= LEAST_HOURS, f"must be at least {LEAST_HOURS:g}", 3600
-)
-positive = _number(int, lambda number: number > 0, "must be above 0")
-count = _number(int, lambda number: number >= 0, "must not be below 0")
+def _within(
+    read: Callable[[str], float], least: float, most: float, unit: int = 1, *, above: bool = False
+) -> Callable[[str], float]:
+    """``above``: more than ``least``. What is no number (nan) is within nothing."""
+    text = f"must be {'above' if above else 'at least'} {least:g} and at most {most}"
+    holds = (lambda number: least < number <= most) if above else (lambda number: least <= number <= most)
+    return _number(read, holds, text, unit)
+
+
+above_zero = _within(float, 0, MOST, above=True)
+seconds = _within(float, 0, MOST)
+seconds_of_hours = _within(float, 0, MOST_HOURS, 3600, above=True)
+staged_seconds = _within(float, LEAST_HOURS, MOST_HOURS, 3600)
+positive = _within(int, 1, MOST_BYTES)
+count = _within(int, 0, MOST_BYTES)
 
 
 def key_and_value(text: str) -> tuple[str, object]:

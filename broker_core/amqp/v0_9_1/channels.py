@@ -6,11 +6,17 @@ Invariant: a channel that is not in ``states`` is closed.
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import Outgoing
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
+from broker_core.checks import MAX_NAME_BYTES
 from broker_core.errors import ChannelError
+
+_NAMES = re.compile(r"(?<![^\s(])'[^']{13,}'|(?<!\S)(?!\[TXMQ_)\S{13,}")  # of queues, users, files and so on
 
 
 class ChannelTable:
@@ -62,6 +68,19 @@ class ChannelTable:
 
 
 def reply_text(name: str, summary: str) -> str:
-    """At most 255 bytes: it has to fit into a short string."""
-    raw = f"{name} - {summary}".encode(errors="surrogateescape")
-    return raw.decode(errors="surrogateescape") if len(raw) <= 255 else raw[:255].decode(errors="ignore")
+    """At most 255 bytes: it has to fit into a short string. Long names give way, so that the text behind them
+    stays.
+
+    It has no advice beside RabbitMQ's own texts; what RabbitMQ does not say has it in the summary.
+    """
+    for kept in (MAX_NAME_BYTES, 48, 24, 12):
+        summary = _NAMES.sub(partial(_shortened, kept), summary)
+        text = f"{name} - {summary}"
+        if len(text.encode(errors="surrogateescape")) <= 255:
+            return text
+    return text.encode(errors="surrogateescape")[:255].decode(errors="ignore")
+
+
+def _shortened(kept: int, found: re.Match[str]) -> str:
+    text = found.group()
+    return text if len(text) <= kept else f"{text[: kept // 2]}...{text[-(kept // 2) :]}"

@@ -117,7 +117,7 @@ def _check_properties(properties: bytes) -> None:
     if len(properties) > PROPERTIES_BYTES:
         raise PreconditionFailed(
             f"the properties of a message have {len(properties)} bytes; at most {PROPERTIES_BYTES} may be, "
-            "which a frame of AMQP can have",
+            "which a frame of AMQP can have: "
             "put it into the body",
         )
     check(properties)

@@ -33,7 +33,7 @@ class VhostMessageLimit:
             if more > topology.max_messages - held:
                 raise PreconditionFailed(
                     f"vhost '{topology.vhost}' is full: {more} more messages on {held} are over its limit of "
-                    f"{topology.max_messages}; nothing was enqueued",
+                    f"{topology.max_messages}; nothing was enqueued: "
                     "let the queues be read, or raise the limit with txmq vhosts limit",
                 )
 

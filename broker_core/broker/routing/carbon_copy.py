@@ -98,7 +98,7 @@ def copies_of_rows(rows: pa.RecordBatch) -> tuple[Copies | None, pa.RecordBatch]
 def _check(keys: list[str]) -> None:
     if len(keys) > MAX_COPIES:
         raise PreconditionFailed(
-            f"invalid message: CC and BCC have {len(keys)} routing keys, and at most {MAX_COPIES} are taken",
+            f"invalid message: CC and BCC have {len(keys)} routing keys, and at most {MAX_COPIES} are taken: "
             "publish it several times, or bind the queues to one key",
         )
     for key in keys:
@@ -106,6 +106,6 @@ def _check(keys: list[str]) -> None:
         if size > MAX_TEXT_BYTES:
             raise PreconditionFailed(
                 f"invalid message: a routing key in CC or BCC has {size} bytes, and at most {MAX_TEXT_BYTES} "
-                "are taken",
+                "are taken: "
                 "give shorter keys",
             )

@@ -125,7 +125,7 @@ class _Source:
             with self._held:
                 if find_exchange(self._exchanges, self._exchange.name, self._vhost) is not self._exchange:
                     raise ExchangeNotFound(
-                        f"exchange '{self._exchange.name}' in vhost '{self._vhost}' was declared anew",
+                        f"exchange '{self._exchange.name}' in vhost '{self._vhost}' was declared anew: "
                         "publish again",
                     )
                 found += map(self._once, map(route, values[start : start + piece]))

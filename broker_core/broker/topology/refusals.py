@@ -58,7 +58,7 @@ def check_bindings(size_bytes: int, sources: Collection[object], target: str, vh
     if size_bytes >= VHOST_BINDING_BYTES:
         raise PreconditionFailed(
             f"cannot bind {target}: the bindings of vhost '{vhost}' take {size_bytes} bytes, the limit is "
-            f"{VHOST_BINDING_BYTES}",
+            f"{VHOST_BINDING_BYTES}: "
             "remove bindings that are not needed",
         )
     check_sources(sources, target)
@@ -68,14 +68,14 @@ def check_sources(sources: Collection[object], target: str) -> None:
     """Raises PreconditionFailed: to delete ``target`` would take too long (docs/security.md, limits)."""
     if len(sources) >= SOURCES:
         raise PreconditionFailed(
-            f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit",
+            f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit: "
             "bind it to fewer exchanges",
         )
 
 
 def owned(queue: Queue) -> ResourceLocked:
     return ResourceLocked(
-        f"queue '{queue.name}' belongs to app '{queue.owner}'",
+        f"queue '{queue.name}' belongs to app '{queue.owner}': "
         f"only its stream consumes it; `txmq release {queue.owner} {queue.name}` takes it from a pipeline "
         "that will not come back",
     )

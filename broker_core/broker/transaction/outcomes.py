@@ -105,9 +105,9 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         horizon = self.horizons.get(kind, 0)
         if horizon and since_us <= horizon:
             raise UnknownOutcome(
-                f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten "
-                f"(the last {self.kept.count} of {self.kept.age_s / 3600:g} hours are kept)",
-                "if it began later it was not committed, ask with `since`; else look for what it was to do",
+                f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten",
+                "if it began later it was not committed, ask with `since`; else look for what it was to do "
+                f"({self.kept.count} of {self.kept.age_s / 3600:g} hours are kept)",
             )
 
     def _forget(self, change: Change, kind: str, table: OrderedDict[str, R], now: int) -> None:

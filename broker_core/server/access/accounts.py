@@ -20,6 +20,7 @@ from broker_core.address import VHOST
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.broker import definitions as definitions_module
 from broker_core.broker import export, import_pieces
+from broker_core.broker.access.administrators import administered, keep_one, require_one
 from broker_core.broker.access.users import ADMINISTRATOR, DEFAULT_USER, Users
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
@@ -31,6 +32,7 @@ from broker_core.server.access.audit import Audit
 
 P = ParamSpec("P")
 Changes = Callable[[BrokerState, Change], None]
+_TAKING = ("set_tags", "set_password", "delete_user")  # what may take the last administrator
 _WRITTEN = {"user": "of"}  # as the audit log calls it, which has the caller as its user
 
 
@@ -128,7 +130,12 @@ class Accounts:
             if password_hash:
                 state.users.set_password(change, name, password_hash)
 
-        self._change(put, "add_user", name=name, tags=list(tags))
+        self._change(
+            lambda state, change: keep_one(state.users, lambda: put(state, change)),
+            "add_user",
+            name=name,
+            tags=list(tags),
+        )
         return made
 
     def delete_user(self, name: str) -> None:
@@ -176,11 +183,13 @@ class Accounts:
         ``vhost``: of what names none. ``check``: only says what would be done. Raises OptionError,
         PreconditionFailed, ...
 
-        1. every piece is carried out and taken back; 2. every piece is a commit. A broker that is killed
-        between two of them has the first ones: the same import again brings the others.
+        1. an administrator who can log in is left; 2. every piece is carried out and taken back; 3. every
+        piece is a commit. A broker that is killed between two of them has the first ones: the same import
+        again brings the others.
         """
         try:
             found = definitions_module.read(definitions, vhost)
+            self._keep_administrator(found)
             pieces, needed = list(import_pieces.pieces(found)), import_pieces.Needed(found)
             done = [self._checked(needed.with_needs(piece)) for piece in pieces]
         except TxmqError as error:
@@ -198,6 +207,13 @@ class Accounts:
             notify()
         return import_pieces.together(found, done)
 
+    def _keep_administrator(self, found: definitions_module.Definitions) -> None:
+        """Raises OptionError."""
+        with self._broker.look as state:
+            users, given = dict(state.users.by_name), state.users.given
+        if found.users and administered(users, given):
+            require_one(users | {user.name: user for user in found.users}, given)
+
     def _checked(self, piece: definitions_module.Definitions) -> Imported:
         def work(state: BrokerState, change: Change, _now: int) -> Imported:
             raise _Checked(definitions_module.apply(piece, state, change))
@@ -209,8 +225,12 @@ class Accounts:
 
     def _applied(self, piece: definitions_module.Definitions, number: int, pieces: int) -> Imported:
         """Raises what ``apply`` does, where something has changed since the check, or a limit is reached."""
+
+        def work(state: BrokerState, change: Change, _now: int) -> Imported:
+            return keep_one(state.users, lambda: definitions_module.apply(piece, state, change))
+
         try:
-            return self._broker.run(lambda state, change, _: definitions_module.apply(piece, state, change))
+            return self._broker.run(work)
         except TxmqError as error:
             if number:
                 error.message += f" ({number} of {pieces} pieces are imported: the same import goes on)"
@@ -219,7 +239,10 @@ class Accounts:
     def _change(self, change_users: Changes, word: str, **what: Any) -> None:
         def work(state: BrokerState, change: Change, _now: int) -> None:
             state.virtual_hosts.require(what.get("vhost", VHOST))
-            change_users(state, change)
+            if word in _TAKING:
+                keep_one(state.users, lambda: change_users(state, change))
+            else:
+                change_users(state, change)
 
         self._broker.run(work)
         if self._audit is not None:

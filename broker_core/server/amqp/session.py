@@ -381,12 +381,8 @@ def _there(seen: BrokerState, who: Who, work: Work[T], _state: BrokerState, chan
 
 def as_amqp(error: BaseException) -> TxmqError:
     """The exception of the specification that a client sees."""
-    if isinstance(error, (TransactionError, OptionError)):
-        return PreconditionFailed(error.summary)
-    if isinstance(error, ResourceShortage):  # with its advice to try again
+    if isinstance(error, (TransactionError, OptionError, ResourceShortage)):
         return PreconditionFailed(error.message)
-    if isinstance(error, TxmqError) and hasattr(error, "reply_code"):
-        return error
-    return InternalFault(
-        error.message if isinstance(error, TxmqError) else f"{type(error).__name__}: {error}"
-    )
+    if isinstance(error, TxmqError):
+        return error if hasattr(error, "reply_code") else InternalFault(error.message)
+    return InternalFault(f"{type(error).__name__}: {error}")

@@ -73,7 +73,7 @@ def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
     verb = _VERBS.get(routing_key)
     if verb is None:
         raise PreconditionFailed(
-            f"unknown routing key '{routing_key}' for exchange '{NAME}'", f"use one of {', '.join(_VERBS)}"
+            f"unknown routing key '{routing_key}' for exchange '{NAME}': use one of {', '.join(_VERBS)}"
         )
     try:
         xid = body.decode()
@@ -81,7 +81,7 @@ def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
     except (UnicodeDecodeError, OptionError):
         raise PreconditionFailed(f"an xid is UTF-8 text of at most 255 bytes, not {body[:40]!r}") from None
     if not xid:
-        raise PreconditionFailed("an empty body names no transaction", "publish the xid as the body")
+        raise PreconditionFailed("an empty body names no transaction: publish the xid as the body")
     return verb, xid
 
 

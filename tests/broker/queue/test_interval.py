@@ -39,6 +39,8 @@ def test_interval_set_agrees_with_a_plain_set_after_any_history(
     assert inside == model & set(range(start, end))
     assert outside == set(range(start, end)) - model
     assert found.measure(start, end) == len(inside)
+    assert found.measure(start, 60) == len([member for member in model if member >= start])
+    assert found.measure(0, end) == len([member for member in model if member < end])
     assert found.covers(start, end) == (set(range(start, end)) <= model)
     assert found.contains(start) == (start in model)
     assert found.first_outside(start) == min(set(range(start, 100)) - model)

@@ -13,6 +13,8 @@ from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change, Drop, InboxRow
 from broker_core.broker.state.records import HoleRecord, ProgressRecord, RunRecord
+from broker_core.engine import Limit
+from broker_core.micro_batch.extent import too_few
 from tests.reading import oldest, purgeable
 
 
@@ -229,6 +231,41 @@ def test_the_oldest_messages_are_found_in_few_steps_whatever_is_held_or_settled(
     queue.ready.put_back(2_000, 2_001)
     assert ready.oldest(queue.ready, 0, 3, 12) == ([[2_000, 2_001], [2_050, 2_052]], None)
     assert oldest(queue) == purgeable(queue) == [2_000, *range(2_050, 2_100)]
+
+
+def test_what_waits_is_counted_without_a_look_at_each_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second one is settled. ``too_few`` of a claim and the list of the apps ask for this."""
+    queue = filled(2_000)
+    queue.own("app")
+    queue.claim(0, 1_500)
+    for offset in range(1, 2_000, 2):
+        queue.settle(offset, offset + 1)
+    asked: list[int] = []
+    for name in ("within", "outside"):
+        walk = getattr(IntervalSet, name)
+        monkeypatch.setattr(
+            IntervalSet, name, lambda *them, walk=walk: [asked.append(1) or each for each in walk(*them)]
+        )
+    progress = queue.progress
+    assert progress.unsettled_below(2_000) == progress.unsettled_count(0, 2_000) == 1_000
+    assert progress.unsettled_count(3, 1_998) == 997 and progress.first_unsettled(1) == 2
+    assert too_few({"q": queue}, {"q": 0}, Limit(min_rows=1_001), no_block, 0)
+    assert not too_few({"q": queue}, {"q": 0}, Limit(min_rows=1_000), no_block, 0)
+    assert (queue.droppable, queue.to_read, len(asked)) == (250, 1_000, 1)  # of what is claimed
+
+
+def test_a_purge_settles_parts_together_that_only_settled_entries_divide() -> None:
+    """To settle 100,000 parts one by one held up everybody for five seconds."""
+    queue = filled(2_000)
+    for offset in range(1, 2_000, 2):
+        queue.settle(offset, offset + 1)
+    assert take(queue) == 0 and take(queue) == 2
+    parts = queue.ready.purgeable()
+    assert len(parts) == 998 and queue.progress.joined(parts) == [[4, 1_999]]
+    for start, end in queue.progress.joined(parts):
+        queue.settle(start, end)
+    assert (queue.messages, queue.unacknowledged, queue.ready.purgeable()) == (2, 2, [])
+    assert queue.progress.joined([[0, 1], [2, 3]]) == [[0, 3]] and queue.progress.joined([[0, 1]]) == [[0, 1]]
 
 
 def test_a_purge_looks_at_nothing_that_is_held_below_the_next_message(

@@ -381,7 +381,8 @@ def test_a_connection_over_its_rate_is_refused_where_that_is_asked_for() -> None
         close = client.expect(c.Channel.Close, 1)
         assert (close.reply_code, close.class_id, close.method_id) == (406, 60, 40)
         assert re.fullmatch(
-            r"PRECONDITION_FAILED - connection '.*' publishes faster than 5 messages/s", close.reply_text
+            r"PRECONDITION_FAILED - connection '.*' publishes faster than 5 messages/s: publish more slowly",
+            close.reply_text,
         )
         assert client.call(2, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 5
 

@@ -77,8 +77,8 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
 def _consume_priority(queue: str, arguments: dict[str, object], vhost: str) -> int:
     for name in arguments:
         if name.startswith("x-") and name not in _CONSUME_ARGUMENTS:
-            advice = f"txmq knows {', '.join(_CONSUME_ARGUMENTS)}"
-            raise PreconditionFailed(f"unknown argument '{name}' of a consumer", advice)
+            known = ", ".join(_CONSUME_ARGUMENTS)
+            raise PreconditionFailed(f"unknown argument '{name}' of a consumer: txmq knows {known}")
     return consumer_priority(queue, arguments, vhost)
 
 

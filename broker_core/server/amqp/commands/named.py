@@ -27,8 +27,8 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
         session.named = session.named.with_name(verb, xid)
         return
     if channel.transactional:
-        text = f"cannot {verb} transaction '{xid}' on a channel that is transactional"
-        raise PreconditionFailed(text, "use another channel")
+        text = f"cannot {verb} transaction '{xid}' on a channel that is transactional: use another one"
+        raise PreconditionFailed(text)
     if session.wait_for_tick_commit(command):
         return
     if channel.confirming:
@@ -49,8 +49,8 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
 def get_outcome(session: Session, method: m.BasicGet, name: str) -> None:
     """How the transaction of this name ended, if there is one."""
     if not method.no_ack:
-        text = f"queue '{name}' only answers: it has nothing to acknowledge"
-        raise PreconditionFailed(text, "get with no_ack")
+        text = f"queue '{name}' only answers: it has nothing to acknowledge, so get with no_ack"
+        raise PreconditionFailed(text)
     xid = name[len(transaction_exchange.QUEUE_PREFIX) :]
 
     def answer(outcome: transaction_exchange.Answer | None) -> m.Method | None:

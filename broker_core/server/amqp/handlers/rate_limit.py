@@ -92,7 +92,7 @@ class PublishRateLimit(Handler):
             missing_s = max(bucket.missing_s(cost, now) for bucket, cost in costs)
             if missing_s:
                 raise PreconditionFailed(
-                    f"connection '{connection.name}' publishes faster than {self._rates()}",
+                    f"connection '{connection.name}' publishes faster than {self._rates()}: "
                     "publish more slowly",
                 )
         else:
