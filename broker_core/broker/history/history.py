@@ -32,9 +32,8 @@ from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, CommitSequence
 
 TOGETHER = 256  # commits whose rows are packed into one
 TOGETHER_BYTES = 256 * 1024
-GROWN_BYTES = (
-    64 * PLAIN_BYTES
-)  # a row that has so much takes no more commits, nor one with much of what is kept,
+# a row takes the commits that follow, because each one is four objects for the garbage collector to see;
+GROWN_BYTES = 64 * PLAIN_BYTES  # not one with so much, or with much of what is kept,
 GAP_US = 10_000  # nor one whose last commit is so long ago: its commits leave together
 TRIMMED = 256  # rows that one commit drops because of their age
 _HIDDEN = "history@"  # before the name of a virtual host, as the kind of a horizon
@@ -115,33 +114,13 @@ class CommitHistory:
             except ValueError as error:
                 damaged.append(Damaged(record.number, f"row {record.number} of table history: {error}"))
         covered = self._packed[-1].last if self._packed else 0
-        beside, unread = self._restored_beside(history)
+        beside, unread = _restored_beside(history, self._beside)
         single += [
             row for row in beside if row.entries.last > covered and row.entries.ended_at > self._gone_us
         ]
         self._single.extend(sorted(single, key=attrgetter("entries.first")))
         self.size_bytes = sum(map(_size, self._packed)) + sum(each.size_bytes for each in self._single)
         return damaged + unread
-
-    def _restored_beside(self, history: Iterable[HistoryBeside]) -> tuple[list[Single], list[Damaged]]:
-        """After one that cannot be read, those of its block cannot either, up to one that says all names."""
-        rows: list[Single] = []
-        damaged: list[Damaged] = []
-        broken: set[BlockId] = set()
-        for block_id, text, messages in history:
-            try:
-                found = _read(text)
-                if block_id not in self._beside or "fresh" in found:
-                    self._beside[block_id] = Names()
-                    broken.discard(block_id)
-                if block_id in broken:
-                    raise ValueError("it follows one that cannot be read")
-                rows.append(_restored(0, found, self._beside[block_id], block_id, messages))
-            except ValueError as error:
-                broken.add(block_id)
-                self._beside[block_id] = Names()
-                damaged.append(Damaged(0, f"a history beside messages of block {block_id}: {error}"))
-        return rows, damaged
 
     @property
     def latest_us(self) -> int:
@@ -204,12 +183,11 @@ class CommitHistory:
         else:
             number, self._next = self._next, self._next + 1
         size_bytes = len(entries.plain) + len(entries.texts) + names.size_bytes - known_bytes + _ROW_BYTES
-        row = _new(Single, (number, entries, names, size_bytes, block_id))
         if number:
             change = change or Change()
             text = names.text((entries,)).encode()
             change.put(HistoryRecord(number, entries.first, entries.last, entries.ended_at, 0, text))
-        self._single.append(row)
+        self._single.append(_new(Single, (number, entries, names, size_bytes, block_id)))
         self.size_bytes += size_bytes
         if self.size_bytes > self.limits.size_bytes:  # what is too old leaves with the upkeep
             change = change or Change()
@@ -217,9 +195,7 @@ class CommitHistory:
         return change
 
     def _keep_published(self, change: Change) -> bool:
-        """The same in half the time, for one commit that has published one message, while there is room. The
-        last row takes it too, if it can: a row of its own is four objects for the garbage collector.
-        """
+        """The same in half the time, for one that has published one message: in the last row, if that can."""
         if len(change.rows) != 1 or change.seals or change.forgets:
             return False
         ((sequence, now_us, effects),) = self._group
@@ -326,16 +302,11 @@ class CommitHistory:
         """Returns the oldest rows that are not packed as one, and the first of them, once they are enough.
         These take no more commits.
         """
-        rows: list[Single] = []
-        count = size_bytes = 0
-        for row in self._single:
-            rows.append(row)
-            count += max(len(row.entries.plain) // PLAIN_BYTES, 1)
-            size_bytes += row.entries.size_bytes
-            if count >= TOGETHER or size_bytes >= TOGETHER_BYTES:
-                self._grows = False
-                return rows[0], _together(rows)
-        return None
+        rows = _oldest(self._single)
+        if not rows:
+            return None
+        self._grows = False
+        return rows[0], _together(rows)
 
     def pack(self, change: Change, first: Single, into: HistoryRecord) -> None:
         """Puts one record in the place of the rows from ``first`` on, unless some left meanwhile."""
@@ -399,12 +370,50 @@ def _restored(
     return Single(number, entries, names, size_bytes, block_id)
 
 
+def _restored_beside(
+    history: Iterable[HistoryBeside], names: dict[BlockId, Names]
+) -> tuple[list[Single], list[Damaged]]:
+    """``names``: of each block. After one that cannot be read, those of its block cannot either, up to one
+    that says all names.
+    """
+    rows: list[Single] = []
+    damaged: list[Damaged] = []
+    broken: set[BlockId] = set()
+    for block_id, text, messages in history:
+        try:
+            found = _read(text)
+            if block_id not in names or "fresh" in found:
+                names[block_id] = Names()
+                broken.discard(block_id)
+            if block_id in broken:
+                raise ValueError("it follows one that cannot be read")
+            rows.append(_restored(0, found, names[block_id], block_id, messages))
+        except ValueError as error:
+            broken.add(block_id)
+            names[block_id] = Names()
+            damaged.append(Damaged(0, f"a history beside messages of block {block_id}: {error}"))
+    return rows, damaged
+
+
 def _read(text: bytes) -> dict[str, Any]:
     """Raises ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("it is no object of JSON")
     return found
+
+
+def _oldest(single: Iterable[Single]) -> list[Single]:
+    """Returns the first rows that are enough to be packed; none if all are too few."""
+    rows: list[Single] = []
+    count = size_bytes = 0
+    for row in single:
+        rows.append(row)
+        count += max(len(row.entries.plain) // PLAIN_BYTES, 1)
+        size_bytes += row.entries.size_bytes
+        if count >= TOGETHER or size_bytes >= TOGETHER_BYTES:
+            return rows
+    return []
 
 
 def _ended_at(row: Single | HistoryRecord) -> int:
