@@ -112,7 +112,8 @@ while txmq.apps(url=url).set_index("app_id").at[app, "lag"]:  # on Spark 4.1, wh
 
 # MAGIC %md
 # MAGIC ## Lag
-# MAGIC The ledger in Delta has the offsets of every batch: how many messages were left after each.
+# MAGIC The ledger in Delta has the offsets of every batch: how many messages were left after each. On Spark Connect the
+# MAGIC source has consumed them, and no offsets are named.
 
 # COMMAND ----------
 
@@ -127,7 +128,7 @@ if util.find_spec("matplotlib"):
     from matplotlib import pyplot
 
     left, lag = 1_000, []
-    rows = batches.collect()
+    rows = batches.where("messages IS NOT NULL").collect()
     for row in rows:
         left -= row["messages"]
         lag.append(left)
