@@ -10,7 +10,7 @@ definitions comes in one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,12 +22,12 @@ from broker_core.broker.state.records import UserRecord
 PIECE = 100  # rows
 
 
-def pieces(found: Definitions) -> Iterator[Definitions]:
+def pieces(found: Definitions, given: Collection[str] = ()) -> Iterator[Definitions]:
     """In the order in which they are applied: administrators come before who is none any more. ``skipped`` is
-    in none of them.
+    in none of them. ``given``: users whose passwords the users file has.
     """
     kinds = ("permissions", "topic_permissions", "exchanges", "queues", "bindings")
-    users = sorted(found.users, key=lambda user: not is_administrator(user))
+    users = sorted(found.users, key=lambda user: not is_administrator(user, given))
     rows: list[tuple[str, Any]] = [("vhosts", each) for each in found.vhosts.items()]
     rows += [("users", user) for user in users]
     rows += [(kind, each) for kind in kinds for each in getattr(found, kind)]

@@ -81,6 +81,7 @@ class CommitHistory:
         # up to these times a virtual host was another one of its name, which was deleted
         self.hidden: dict[str, int] = {}
         self._gone_us = 0  # what is beside messages up to this time is not read again
+        self._dropped_us = 0  # the last commit of the last row that was dropped: all others are as late
         self._undo = undo
         self._numbers = numbers
         self._packed: deque[HistoryRecord] = deque()
@@ -272,12 +273,7 @@ class CommitHistory:
         """Drops rows that are too old or too many, in a work of their own."""
         self._keep_for_undo()
         self._trim(change, now_us)
-        oldest = self._packed or self._single
-        for vhost, until in list(self.hidden.items()):
-            if not oldest or _ended_at(oldest[0]) > until:
-                self._undo.item(self.hidden, vhost)
-                del self.hidden[vhost]
-                change.drop(ForgottenRecord, (f"{_HIDDEN}{vhost}",))
+        _show_again(self, change)
 
     def _trim(self, change: Change, now_us: int) -> None:
         limits, old_us = self.limits, now_us - int(self.limits.age_s * 1_000_000)
@@ -288,6 +284,7 @@ class CommitHistory:
             ):
                 break
             row = oldest.popleft()
+            self._dropped_us = _ended_at(row)
             self.size_bytes -= row.size_bytes if isinstance(row, Single) else _size(row)
             if row.number:
                 change.drop(HistoryRecord, (row.number,))
@@ -316,11 +313,24 @@ class CommitHistory:
             self._replace(change, rows, into)
 
     def _keep_for_undo(self) -> None:
-        self._undo.append((setattr, self, "_gone_us", self._gone_us))
+        self._undo.attribute(self, "_gone_us")
+        self._undo.attribute(self, "_dropped_us")
         self._undo.append((self._put_back, self._packed.copy(), self._single.copy(), self.size_bytes))
 
     def _put_back(self, packed: deque[HistoryRecord], single: deque[Single], size_bytes: int) -> None:
         self._packed, self._single, self.size_bytes = packed, single, size_bytes
+
+
+def _show_again(history: CommitHistory, change: Change) -> None:
+    """Nothing is left of what is hidden. A row that ended later may have begun before."""
+    is_empty = not history._packed and not history._single
+    for vhost, until in list(history.hidden.items()):
+        if is_empty or history._dropped_us > until:
+            history._undo.item(history.hidden, vhost)
+            del history.hidden[vhost]
+            change.drop(ForgottenRecord, (f"{_HIDDEN}{vhost}",))
+            history._gone_us = max(history._gone_us, until)  # also for what is still beside messages
+            change.put(ForgottenRecord(_GONE, history._gone_us))
 
 
 def _are_of(changes: Sequence[Change], group: Sequence[tuple[CommitSequence, int, Effects]]) -> bool:

@@ -190,7 +190,8 @@ class Accounts:
         try:
             found = definitions_module.read(definitions, vhost)
             self._keep_administrator(found)
-            pieces, needed = list(import_pieces.pieces(found)), import_pieces.Needed(found)
+            given = self._broker.state.users.given
+            pieces, needed = list(import_pieces.pieces(found, given)), import_pieces.Needed(found)
             done = [self._checked(needed.with_needs(piece)) for piece in pieces]
         except TxmqError as error:
             error.message += " (nothing is changed)"

@@ -121,3 +121,14 @@ def test_a_user_of_the_users_file_logs_in_by_the_password_of_the_file(tmp_path: 
         broker.accounts.add_user("keeper", passwords.unmatched(), ["administrator"])
         with pytest.raises(OptionError, match=LEFT):
             broker.accounts.set_tags("keeper", [])
+
+
+def test_an_import_hands_over_to_a_user_of_the_users_file(tmp_path: Path) -> None:
+    with Broker.open(tmp_path / "data", users={"keeper": PASSWORD}) as broker:
+        broker.accounts.add_user("keeper", passwords.unmatched(), [])
+        broker.accounts.add_user(ROOT, CHEAP, ["administrator"])
+        many = [row(f"user {number}") for number in range(250)]
+        keeper = row("keeper", "administrator", password_hash="")
+        broker.accounts.import_definitions({"users": [*many[:120], row(ROOT), *many[120:], keeper]})
+        tags = {user.name: user.tags for user in broker.accounts.users()}
+        assert tags["keeper"] == ("administrator",) and tags[ROOT] == ()
