@@ -44,6 +44,8 @@ from broker_core.store.port import BlockInfo
 # An open transaction above these limits is written to a segment in pieces, so the broker's memory stays flat.
 SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
+# So is, at its commit, one that reaches very many queues: a run of each takes less time than entries.
+MANY_ENTRIES, MANY_QUEUES = 10_000, 8  # of all messages, and of one on average
 _STEP = 256  # dead letters that are read under the lock at a time
 _BLOCK_ROWS = 16_384
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -102,7 +104,7 @@ class ChannelCommits:
         """Steps 1 to 3, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
         Raises what ``commit`` raises, StoreFailed, and Unroutable.
         """
-        if transaction.transactional and transaction.is_large:  # one publish or ack is no more than a row
+        if transaction.transactional:  # one publish or ack is no more than a row
             self.spill_large(transaction)
         if transaction.settles and transaction.rejects_many:
             self.write_ahead(transaction).apply(transaction)
@@ -139,17 +141,24 @@ class ChannelCommits:
 
     def spill_large(self, transaction: Transaction, *, prepare: bool = False) -> None:
         """Before its commit: writes what is too much for the catalog to a segment, but not messages that need
-        no catalog and fit into memory. Before it is prepared, all of it is written.
+        no catalog, fit into memory and reach few queues. Before it is prepared, all of it is written.
         """
-        if transaction.is_large:
+        many_queues = _reaches_many_queues(transaction)
+        if many_queues or transaction.is_large:
             small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
             if prepare:
                 self.spill(transaction)
             elif transaction.atomic:
-                if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
+                if (
+                    many_queues
+                    or not small
+                    or transaction.spilled
+                    or any(map(_is_written, transaction.publishes))
+                ):
                     self.spill(transaction)
-            elif not (transaction.incoming or self._state.virtual_hosts.limited) and all(
-                _is_written(publish) for publish in transaction.publishes if publish.queues
+            elif not (transaction.incoming or self._state.virtual_hosts.limited) and (
+                many_queues
+                or all(_is_written(publish) for publish in transaction.publishes if publish.queues)
             ):
                 # otherwise each message is checked for room, or some are never written
                 self.spill(transaction)
@@ -280,6 +289,14 @@ def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None
         state.topology.require_there()
     if rights is not None and channel.asked is not state.users.epoch and not rights.everything:
         publish_again(rights, state.topology, transaction, state.blocks)
+
+
+def _reaches_many_queues(transaction: Transaction) -> bool:
+    count = len(transaction.publishes)
+    if count < 2:
+        return False
+    entries = sum([len(queues) for _, queues, _ in transaction.publishes])
+    return entries > MANY_ENTRIES and entries >= MANY_QUEUES * count
 
 
 def _is_written(publish: Publish) -> bool:

@@ -6,7 +6,7 @@ Invariant: messages of a prepared transaction count from its preparation on, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker_core.broker.message.removals import Removals, discard
@@ -136,6 +136,8 @@ class Overflow:
             )
             if not head:
                 break
+            if len(head) > 1 and queue.room.sizes is not None:
+                head = self._needed(queue, head, spared_bytes)
             try:
                 discard(queue, head, "maxlen", removals)
                 dropped = True
@@ -154,10 +156,26 @@ class Overflow:
     def _excess(self, queue: Queue, spared: int, removals: Removals) -> int:
         """Returns how many of the oldest messages may be dropped in one step."""
         length = queue.arguments.max_length
+        if length is None and queue.room.sizes is not None and not queue.arguments.dead_letters:
+            return _STEP
         if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
             return 1
         excess: int = queue.droppable - spared - length
         return min(excess, removals.room, _STEP) if queue.arguments.dead_letters else excess
+
+    def _needed(self, queue: Queue, taken: Sequence[int], spared_bytes: int) -> Sequence[int]:
+        """Returns the first of the taken messages, until the queue has few enough bytes, and the others to
+        it.
+        """
+        left = self._ready_bytes(queue) - spared_bytes - (queue.arguments.max_bytes or 0)
+        count = 0
+        for offset in taken:
+            if left <= 0:
+                break
+            left -= queue.room.of((offset,))
+            count += 1
+        queue.ready.untake(taken[count:])
+        return taken[:count]
 
     def _too_much(self, queue: Queue, spared: int, spared_bytes: int) -> bool:
         length, total = queue.arguments.max_length, queue.arguments.max_bytes

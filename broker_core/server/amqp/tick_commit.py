@@ -89,8 +89,7 @@ class TickCommit:
         if self._in_flight == IN_FLIGHT:  # the commit of another thread is slow
             session.connection.pause(self)
         try:
-            if transaction.is_large:
-                session.broker.channel_commits.spill_large(transaction)
+            session.broker.channel_commits.spill_large(transaction)
         except Exception as error:
             self._answer(transaction, 0, 0, None, error)
             self._end()

@@ -255,7 +255,10 @@ CONSUMERS = [
         before=(MINE,),
         why=IGNORED,
         here=ChannelClosed(
-            406, "PRECONDITION_FAILED - unknown argument 'x-nonsense' of a consumer", (60, 20)
+            406,
+            "PRECONDITION_FAILED - unknown argument 'x-nonsense' of a consumer: txmq knows x-priority, "
+            "x-cancel-on-ha-failover",
+            (60, 20),
         ),
     ),
     Row("cancel of an unknown tag", (B.Cancel("unknown"),), Answered(("Basic.CancelOk",))),

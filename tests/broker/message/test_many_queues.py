@@ -1,0 +1,54 @@
+"""A few messages for very many queues: each queue gets one run, also of messages that need no catalog."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.transaction import Transaction
+from broker_core.message.message import Message
+from broker_core.message.properties import Properties
+from broker_core.node.channel_commit import MANY_ENTRIES, MANY_QUEUES
+from tests.broker.conftest import Node, declared
+
+TRANSIENT, PERSISTENT = Properties(delivery_mode=1).encode(), Properties(delivery_mode=2).encode()
+MESSAGES = 40
+NAMES = [f"q{number}" for number in range(MANY_ENTRIES // MESSAGES + 1)]
+
+
+def gathered(node: Node, count: int, names: list[str], atomic: bool, properties: bytes) -> Transaction:
+    transaction = Transaction(node.broker.limits, 0)
+    transaction.atomic = transaction.transactional = atomic
+    queues = tuple(node.broker.state.topology.queue(name) for name in names)
+    for number in range(count):
+        transaction.publish(Message(b"%d" % number, "key", "exchange", properties), queues, mandatory=True)
+    return transaction
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("properties", [TRANSIENT, PERSISTENT])
+def test_messages_for_very_many_queues_are_one_run_of_each(
+    node: Node, atomic: bool, properties: bytes
+) -> None:
+    declared(node, *NAMES)
+    transaction = gathered(node, MESSAGES, NAMES, atomic, properties)
+    node.broker.channel_commits.spill_large(transaction)
+    assert len(transaction.spilled) == 1 and not transaction.publishes
+
+    def commit(_state: object, change: Change, now: int) -> list[Message]:
+        return node.broker.state.transactions.commit(change, transaction, now).returned
+
+    assert node.broker.run(commit) == []
+    bodies = [b"%d" % number for number in range(MESSAGES)]
+    assert node.browse(NAMES[0]) == node.browse(NAMES[-1]) == bodies
+    assert len(node.broker.state.topology.queue(NAMES[-1]).log.runs) == 1
+    node.restart()
+    assert node.browse(NAMES[-1]) == (bodies if properties == PERSISTENT else [])
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_transient_messages_for_few_queues_are_not_written(node: Node, atomic: bool) -> None:
+    declared(node, *NAMES[:MANY_QUEUES])
+    transaction = gathered(node, MANY_ENTRIES // MANY_QUEUES * 2, NAMES[: MANY_QUEUES - 1], atomic, TRANSIENT)
+    node.broker.channel_commits.spill_large(transaction)
+    assert not transaction.spilled
