@@ -78,7 +78,9 @@ class Room:
         assert sizes is not None
         if self._saved != self._undo.work:
             self._save()
-        settled = {offset: sizes[offset] for offset in range(start, end) if offset in sizes}
+        within = range(start, end)
+        asked, there = (within, sizes) if len(within) <= len(sizes) else (sizes, within)  # the fewer
+        settled = {offset: sizes[offset] for offset in asked if offset in there}
         self._undo.append((sizes.update, settled))
         for first, last in claimed:
             self.claimed -= self.of(range(first, last))

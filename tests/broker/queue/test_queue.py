@@ -10,9 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker_core.broker.queue import Queue, Run, ready
 from broker_core.broker.queue.progress import IntervalSet
+from broker_core.broker.queue.room import Room
 from broker_core.broker.state.block import Blocks
 from broker_core.broker.state.change import Change, Drop, InboxRow
 from broker_core.broker.state.records import HoleRecord, ProgressRecord, RunRecord
+from broker_core.broker.state.undo import Undo
 from broker_core.engine import Limit
 from broker_core.micro_batch.extent import too_few
 from tests.reading import oldest, purgeable
@@ -310,3 +312,13 @@ def test_rows_of_one_open_block_stay_one_run_also_where_other_queues_rows_lie_be
     (run,) = queue.log.runs_between(0, 1000)
     assert list(map(int, run.rows())) == list(range(0, 1000 * gap, gap))
     assert list(map(int, run.clip(10, 13).rows())) == [10 * gap, 11 * gap, 12 * gap]
+
+
+def test_a_wide_range_is_settled_by_the_sizes_that_are_there() -> None:
+    """A purge settles what is between two parts with them, however much that is."""
+    room = Room(Undo())
+    room.begin()
+    room.add(3, 5)
+    room.add(10**12, 7)
+    room.settle(3, 10**12, ())
+    assert room.sizes == {10**12: 7} and room.total == 7
