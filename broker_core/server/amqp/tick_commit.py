@@ -89,7 +89,8 @@ class TickCommit:
         if self._in_flight == IN_FLIGHT:  # the commit of another thread is slow
             session.connection.pause(self)
         try:
-            session.broker.channel_commits.spill_large(transaction)
+            if transaction.is_large or len(transaction.publishes) > 1:
+                session.broker.channel_commits.spill_large(transaction)
         except Exception as error:
             self._answer(transaction, 0, 0, None, error)
             self._end()
