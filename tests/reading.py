@@ -156,4 +156,8 @@ def oldest(queue: Queue, most: int = 1 << 60, steps: int = 3) -> list[int]:
 
 
 def purgeable(queue: Queue) -> list[int]:
-    return [offset for start, end in queue.ready.purgeable() for offset in range(start, end)]
+    end, start, found = queue.log.visible_end, 0, list[int]()
+    while start < end:
+        parts, start = ready.purgeable(queue.ready, start, end, 3)
+        found += [offset for first, last in parts for offset in range(first, last)]
+    return found

@@ -63,7 +63,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.node.channel.LocalChannel": (432, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (481, ENTRY),
     "broker_core.server.amqp.connection.Connection": (293, ENTRY),
-    "broker_core.server.amqp.session.Session": (252, ENTRY),
     "broker_core.store.durable.DurableStore": (
         384,
         "the commit and its parts are one order of steps",

@@ -17,6 +17,7 @@ from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.content import check_properties
+from broker_core.broker.message.purge import Purge
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import has_copies
 from broker_core.broker.state.block import NotLoaded
@@ -26,7 +27,7 @@ from broker_core.checks import check_call, checked_calls
 from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
-from broker_core.node.channel_commit import Call
+from broker_core.node.channel_commit import PIECE_SETTLES, Call
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
@@ -150,10 +151,10 @@ class LocalChannel:
 
     def queue_purge(self, queue: str) -> int:
         """Drops messages that are not held, and returns how many. Raises QueueNotFound, ResourceLocked."""
-        state, connection = self._state, self._channel.connection
-        return self._do(
-            lambda change: state.messages.purge(change, self._topology.purgeable(queue, connection))
-        )
+        purge = Purge(self._topology, queue, self._channel.connection)
+        while not self._run(purge.step):
+            pass
+        return purge.count
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Deletes a queue and returns how many messages it had. Raises ResourceLocked, PreconditionFailed."""
@@ -309,7 +310,9 @@ class LocalChannel:
     @uninterrupted
     def recover(self) -> int:
         """Requeues and counts unacked deliveries, except those acked in the open transaction."""
-        count = self._run(lambda _state, change, now: self._channel.recover(change, now))
+        channel, count = self._channel, 0
+        for left in range(max(1, len(channel.unacked)), 0, -PIECE_SETTLES):  # consumers may get them again
+            count += self._run(partial(_recover, channel, min(left, PIECE_SETTLES)))
         self._committer.published.tell_consumers()
         return count
 
@@ -396,13 +399,13 @@ class LocalChannel:
 
     @uninterrupted
     def _end(self, why: str) -> None:
-        """Closes the channel in one commit, after all its earlier work, and then deletes its exclusive queues
-        in pieces: other work runs between two of them.
+        """Closes the channel in one commit, after all its earlier work. What it held beyond some is requeued,
+        and its exclusive queues are deleted, in pieces: other work runs between two of them.
         """
         channel, topology = self._channel, self._topology
 
         def work(_state: BrokerState, change: Change, _now: int) -> None:
-            change.forgets.extend(channel.close(why, change))
+            change.forgets.extend(channel.close(why, change, most=PIECE_SETTLES))
 
         def delete(queues: list[Queue], _state: BrokerState, change: Change, _now: int) -> None:
             for queue in queues:
@@ -410,6 +413,8 @@ class LocalChannel:
 
         try:
             self._broker.run(work)
+            while channel.unacked:
+                self._broker.run(lambda _state, change, _now: channel.give_back(change, 0, PIECE_SETTLES))
             queues = topology.exclusive_queues(channel)
             for start in range(0, len(queues), DELETED):
                 self._broker.run(partial(delete, queues[start : start + DELETED]))
@@ -421,18 +426,24 @@ class LocalChannel:
 
     @uninterrupted
     def _commit_single(self) -> None:
-        """Commits each publish or ack outside tx.select as a transaction of its own, and raises its error."""
+        """Commits each publish or ack outside tx.select as a transaction of its own, and raises its error. An
+        ack of very many deliveries is several.
+        """
         single = self._channel.take()
-        single.atomic = True
-        if single:
+        if not single:
+            return
+        pieces = [single] if single.rejects_many else self._commits.pieces(single)
+        for place, piece in enumerate(pieces):
+            piece.atomic = True
             try:
-                self._commit(single)
+                self._commit(piece)
             # what it acked has left this channel, so it must be requeued here
             except TxmqError:
                 if self._committer.failure is None:
-                    self._commits.discard(single.appended)
+                    self._commits.discard(piece.appended)
+                    settles = [settle for left in pieces[place:] for settle in left.settles]
                     with self._look as state:
-                        state.settlement.requeue((queue, offset) for queue, offset, _ in single.settles)
+                        state.settlement.requeue((queue, offset) for queue, offset, _ in settles)
                     self._committer.published.tell_consumers()
                 raise
 
@@ -461,6 +472,10 @@ class LocalChannel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _recover(channel: Channel, most: int, _state: BrokerState, change: Change, now: int) -> int:
+    return channel.recover(change, now, most)
 
 
 def _as_bytes(what: str, value: object) -> bytes:

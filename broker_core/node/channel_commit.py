@@ -15,8 +15,9 @@ forgotten if step 3 fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from broker_core.broker.message.removals import messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change, InboxRow
 from broker_core.broker.transaction.publish import Publish
-from broker_core.broker.transaction.spilled import spill
+from broker_core.broker.transaction.spilled import Spilled, spill
 from broker_core.broker.transaction.transaction import DeadLetterBlock, Settle, Transaction, to_rows
 from broker_core.errors import CorruptSegment, DataLoss, Unroutable
 from broker_core.ids import BlockId
@@ -46,6 +47,7 @@ SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
 # So is, at its commit, one that reaches very many queues: a run of each takes less time than entries.
 MANY_ENTRIES, MANY_QUEUES = 10_000, 8  # of all messages, and of one on average
+PIECE_SETTLES, PIECE_REJECTS = 2_048, 512  # in one commit, of what a channel gathered or holds
 _STEP = 256  # dead letters that are read under the lock at a time
 _BLOCK_ROWS = 16_384
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -118,14 +120,46 @@ class ChannelCommits:
         return self._committer.run(work)
 
     # -- 1. spill --------------------------------------------------------------------------------------------
+    def pieces(self, transaction: Transaction) -> list[Transaction]:
+        """Returns what a channel gathered outside a transaction, cut where it is too much for one commit:
+        others commit in between.
+        """
+        settles = PIECE_REJECTS if transaction.rejects_many else PIECE_SETTLES
+        ends = list(self._ends(transaction)) if reaches_many_queues(transaction) else []
+        if not ends and len(transaction.settles) <= settles:
+            return [transaction]
+        return _cut(transaction, ends, settles)
+
+    def _ends(self, transaction: Transaction) -> Iterator[int]:
+        """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted
+        once, if no message is checked for room.
+        """
+        each = bool(transaction.incoming or self._state.virtual_hosts.limited)
+        known: set[int] = set()
+        entries = 0
+        for place, (_, queues, _) in enumerate(transaction.publishes):
+            more = len(queues) if each or id(queues) not in known else 1
+            if entries and entries + more > MANY_ENTRIES:
+                yield place
+                entries, more = 0, len(queues)
+                known.clear()
+            entries += more
+            known.add(id(queues))
+
     @uninterrupted
     def spill(self, transaction: Transaction) -> None:
         """Writes the publishes so far to a segment."""
+        spilled = self.write(transaction)
+        if spilled is not None:
+            transaction.spill(spilled)
+
+    def write(self, transaction: Transaction) -> Spilled | None:
+        """The same, in any thread: the transaction, which must not change meanwhile, gets it later."""
         publishes = [publish for publish in transaction.publishes if publish.queues or publish.mandatory]
         if not publishes:
-            return
+            return None
         info = self._append(to_rows([publish.message for publish in publishes]))
-        transaction.spill(spill(info.block_id, info.size_bytes, publishes))
+        return spill(info.block_id, info.size_bytes, publishes)
 
     def spill_full(self, transaction: Transaction) -> None:
         """Spills a large transaction while it is open, so that memory stays flat."""
@@ -143,7 +177,7 @@ class ChannelCommits:
         """Before its commit: writes what is too much for the catalog to a segment, but not messages that need
         no catalog, fit into memory and reach few queues. Before it is prepared, all of it is written.
         """
-        many_queues = _reaches_many_queues(transaction)
+        many_queues = reaches_many_queues(transaction)
         if many_queues or transaction.is_large:
             small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
             if prepare:
@@ -291,7 +325,31 @@ def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None
         publish_again(rights, state.topology, transaction, state.blocks)
 
 
-def _reaches_many_queues(transaction: Transaction) -> bool:
+def _cut(transaction: Transaction, ends: Sequence[int], settles: int) -> list[Transaction]:
+    """Splits one that is not atomic and not spilled. Returns its publishes, cut at ``ends``, and then its
+    settles, so many in a piece.
+    """
+    publishes = transaction.publishes
+    bounds = pairwise([0, *ends, len(publishes)])
+    found = [_piece(transaction, publishes[start:end], []) for start, end in bounds]
+    found[-1].settles = transaction.settles[:settles]
+    for start in range(settles, len(transaction.settles), settles):
+        found.append(_piece(transaction, [], transaction.settles[start : start + settles]))
+    return found
+
+
+def _piece(whole: Transaction, publishes: list[Publish], settles: list[Settle]) -> Transaction:
+    piece = Transaction(whole.limits, whole.opened_us)
+    piece.atomic, piece.connection = False, whole.connection
+    piece.publishes, piece.settles = publishes, settles
+    piece.messages = len(publishes)
+    piece.size_bytes = piece.unspilled_bytes = sum(len(publish.message.body) for publish in publishes)
+    piece.incoming = whole.incoming  # only whether there are any
+    return piece
+
+
+def reaches_many_queues(transaction: Transaction) -> bool:
+    """Whether it takes long to say which queue gets which of its messages."""
     count = len(transaction.publishes)
     if count < 2:
         return False

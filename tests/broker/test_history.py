@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from broker_core import failpoint
 from broker_core.admin import TransactionInfo
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
+from broker_core.broker.message.purge import Purge
 from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, REJECTED, Change, Effects, Who
 from broker_core.broker.state.records import HistoryRecord
 from broker_core.errors import OptionError
@@ -471,9 +473,8 @@ def test_a_user_sees_its_queues_alone_and_others_only_as_its_own_commits(node: N
 def test_a_failed_work_leaves_nothing_in_the_history(node: Node) -> None:
     publish(node, 1)
 
-    def fails(state: object, change: object, now: int) -> None:
-        queue = state.topology.queues["in"]  # type: ignore[attr-defined]
-        state.messages.purge(change, queue)  # type: ignore[attr-defined]
+    def fails(state: BrokerState, change: Change, now: int) -> None:
+        assert Purge(state.topology, "in").step(state, change, now)
         raise OptionError("no")
 
     with pytest.raises(OptionError):

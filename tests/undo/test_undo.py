@@ -14,6 +14,7 @@ import pytest
 
 from broker_core.broker.access.users import transaction_key
 from broker_core.broker.channel import Channel
+from broker_core.broker.message.purge import Purge
 from broker_core.broker.transaction.transaction import Limits, Transaction
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.message import Message
@@ -56,6 +57,13 @@ class Life:
         """One that also asks for the time."""
         return self.faults.exhaust(
             lambda: self.broker.run(lambda state, change, now: attrgetter(method)(state)(change, *args, now))
+        )
+
+    def purge(self, name: str) -> None:
+        self.faults.exhaust(
+            lambda: self.broker.run(
+                lambda state, change, now: Purge(state.topology, name).step(state, change, now)
+            )
         )
 
     def transaction(self, *publishes: tuple[str, str, bytes], xid: str = "") -> Transaction:
@@ -127,7 +135,7 @@ def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     channel = Channel(life.state, connection="me")
     channel.consume(life.state.topology.queue("abandoned"), "tag", lambda *_: None, consumer.append)
     life.do("topology.delete_queue", "mine", connection="me")
-    life.do("messages.purge", life.state.topology.queue("orders"))
+    life.purge("orders")
     life.do("topology.delete_unused", [life.state.topology.queue("orders")])
     assert "topics" not in life.state.topology.exchanges
     life.do("topology.delete_exchange", "other")
@@ -164,10 +172,16 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
         for queue in everywhere:
             if (delivery := life.channel.get(queue)) is not None:
                 life.do_now("transactions.commit", life.settle(outcome, [delivery.tag]))
+    for outcome in ("ack", "requeue"):  # every second one, and then those between
+        for queue in everywhere:
+            life.commit(*[("", queue, b"")] * 5)
+            tags = life.hold(queue, 2 if queue in ("short", "small") else 5)
+            for some in (tags[::2], tags[1::2]):
+                life.do_now("transactions.commit", life.settle(outcome, some))
     life.do_now("transactions.commit", life.transaction(("all", "", b""), xid="named"))
     life.clock.advance(10)
     life.do("expiry.expire", life.clock.now_us)
-    life.do("messages.purge", life.state.topology.queue("dead"))
+    life.purge("dead")
     life.do("topology.delete_queue", "counted")
 
 

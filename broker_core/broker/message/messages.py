@@ -1,4 +1,4 @@
-"""Messages in queues: enqueueing, dead-lettering, purging; of small commits, and of blocks that
+"""Messages in queues: enqueueing and dead-lettering; of small commits, and of blocks that
 are stored before they become visible.
 
 Pure.
@@ -28,7 +28,7 @@ from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.routing.routing import route_rows
 from broker_core.broker.state.block import Blocks, RowSelection, selected_rows
-from broker_core.broker.state.change import PUBLISHED, PURGED, RANGES, ROUTE, Change, InboxRow, Numbers
+from broker_core.broker.state.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled
@@ -241,22 +241,6 @@ class Messages:
                 change.effects.source = queue
                 self.enqueue(change, publishes, now, removals=removals)
                 change.effects.source = None
-
-    def purge(self, change: Change, queue: Queue) -> int:
-        """Settles every visible message that is not held and returns how many. In a queue that an app owns it
-        settles only what that app skipped. ``queue``: of ``Topology.purgeable``.
-        """
-        parts = queue.progress.skipped() or queue.ready.purgeable()
-        for start, end in queue.progress.joined(parts):
-            queue.settle(start, end)
-        count = sum(end - start for start, end in parts)
-        if len(parts) <= RANGES:
-            for start, end in parts:
-                change.effects.note(PURGED, queue, start, end)
-        else:
-            change.effects.note(PURGED, queue, parts[0][0], parts[-1][1], count)
-        queue.record(change)
-        return count
 
 
 class StoredMessages:

@@ -14,12 +14,15 @@ from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, discard
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded, together
 from broker_core.broker.state.change import ACKNOWLEDGED, REJECTED, RETURNED, Change
 from broker_core.broker.transaction.transaction import Settle
 from broker_core.errors import StoreError
 from broker_core.ids import BlockId
+
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class Settlement:
@@ -55,33 +58,35 @@ class Settlement:
             raise together(missing)
 
     def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        """Settles all of them in order. Consecutive entries with the same outcome are one step."""
+        """Settles all of them in order. What follows in a queue with the same outcome is one step."""
         removals = Removals(change.effects)
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
-        at, count, note = 0, len(settles), change.effects.note
-        while at < count:
-            queue, offset, outcome = settles[at]
-            at += 1
+        at, note = 0, change.effects.note
+        while at < len(settles):
+            queue, _, outcome = settles[at]
+            parts, at = _parts(settles, at)
             if queue.deleted:
                 continue
             queues[queue] = None
-            end = offset + 1
-            while at < count and settles[at] == (queue, end, outcome):
-                end += 1
-                at += 1
             if outcome == "ack" or outcome == "copied":
-                queue.settle_range(offset, end)
-                note(ACKNOWLEDGED if outcome == "ack" else REJECTED, queue, offset, end)
+                if len(parts) == 1:
+                    queue.settle_range(*parts[0])
+                else:
+                    settle_parts(queue, parts)
+                for start, end in parts:
+                    note(ACKNOWLEDGED if outcome == "ack" else REJECTED, queue, start, end)
             elif outcome == "requeue":
-                queue.requeue_range(offset, end)
-                note(RETURNED, queue, offset, end)
-                self._give_up(queue, offset, end, removals)
+                requeue_parts(queue, parts)
+                for start, end in parts:
+                    note(RETURNED, queue, start, end)
+                    self._give_up(queue, start, end, removals)
                 self._pending_checks.wake(queue)
                 if queue.arguments.limited:
                     grown[queue] = None
             else:
-                discard(queue, range(offset, end), "rejected", removals)
+                for start, end in parts:
+                    discard(queue, range(start, end), "rejected", removals)
         for queue in grown:
             # as in RabbitMQ: a requeued message counts again, and is the oldest
             self._overflow.cut(change, queue, now, removals)
@@ -102,28 +107,46 @@ class Settlement:
                     discard(queue, (offset,), "delivery_limit", removals)
 
     def requeue(
-        self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0
+        self, deliveries: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0
     ) -> None:
         """Requeues deliveries that no channel holds. Only their delivery count is durable; without ``change``
         a later commit records it.
         """
+        settles = [_new(Settle, (queue, offset, "requeue")) for queue, offset in deliveries]
         queues: dict[Queue, None] = {}
         removals = Removals((change or Change()).effects)
-        last: Queue | None = None
-        start = end = 0
-        for queue, offset in (*settles, (None, 0)):
-            if queue is not None and queue is last and offset == end:
-                end += 1
+        at = 0
+        while at < len(settles):
+            queue = settles[at].queue
+            parts, at = _parts(settles, at)
+            if queue.deleted:
                 continue
-            if last is not None and not last.deleted:
-                last.requeue_range(start, end)
-                if change is not None:
-                    self._give_up(last, start, end, removals)
-                queues[last] = None
-            last, start, end = queue, offset, offset + 1
+            requeue_parts(queue, parts)
+            queues[queue] = None
+            if change is not None:
+                for start, end in parts:
+                    self._give_up(queue, start, end, removals)
         if change is not None and removals:
             self._messages.dead_letter_all(change, removals, now)
         for queue in queues:
             self._pending_checks.wake(queue)
             if change is not None and queue.ready.deliveries is not None:
                 queue.record(change)
+
+
+def _parts(settles: Sequence[Settle], at: int) -> tuple[list[tuple[int, int]], int]:
+    """Returns the entries that follow one another from ``at`` on in one queue with one outcome, as sorted
+    [start, end) pairs, and where others begin.
+    """
+    queue, start, outcome = settles[at]
+    end = start + 1
+    parts: list[tuple[int, int]] = []
+    for place in range(at + 1, len(settles)):
+        other, offset, its = settles[place]
+        if other is not queue or its != outcome or offset < end:
+            return [*parts, (start, end)], place
+        if offset > end:
+            parts.append((start, end))
+            start = offset
+        end = offset + 1
+    return [*parts, (start, end)], len(settles)

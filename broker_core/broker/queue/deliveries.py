@@ -7,7 +7,7 @@ are not in ``changes``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import DeliveryRecord
@@ -32,7 +32,7 @@ class Deliveries:
     def over_limit(self, offset: int) -> bool:
         return self.limit is not None and self.counts.get(offset, 0) > self.limit
 
-    def came_back(self, offsets: range) -> None:
+    def came_back(self, offsets: Sequence[int]) -> None:
         counts = self.counts
         before = {offset: counts[offset] for offset in offsets if offset in counts}
         fresh = set(offsets) - self.changes
@@ -40,7 +40,7 @@ class Deliveries:
         counts.update((offset, before.get(offset, 0) + 1) for offset in offsets)
         self.changes |= fresh
 
-    def _uncount(self, offsets: range, before: dict[int, int], fresh: set[int]) -> None:
+    def _uncount(self, offsets: Sequence[int], before: dict[int, int], fresh: set[int]) -> None:
         for offset in offsets:
             self.counts.pop(offset, None)
         self.counts.update(before)

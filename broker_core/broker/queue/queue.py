@@ -156,7 +156,7 @@ class Queue:
         if publishers:
             self.consumers.forget(start, end)
         progress.settle(start, end)
-        self._free(start, end)
+        self.free(start, end)
 
     def settle_range(self, start: int, end: int) -> None:
         """Like ``settle``, for entries that may be held."""
@@ -164,13 +164,7 @@ class Queue:
             self.ready.let_go(start, end)
         self.settle(start, end)
 
-    def requeue_range(self, start: int, end: int) -> None:
-        """Makes held entries ready again at their old place; later deliveries say redelivered."""
-        self.ready.let_go(start, end)
-        for low, high in self.progress.unsettled_within(start, end):
-            self.ready.put_back(low, high)
-
-    def _free(self, start: int, end: int) -> None:
+    def free(self, start: int, end: int) -> None:
         """Drops the runs that overlap [start, end) and have no needed entry."""
         progress = self.progress
         self.log.forget_below(progress.needed_from() if progress.owner else progress.floor)
@@ -214,7 +208,7 @@ class Queue:
             return
         self.settle_claimed(offset)
         self.progress.ack_to(offset)
-        self._free(before, offset)
+        self.free(before, offset)
 
     def _unclaim(self) -> None:
         """Makes claimed and unsettled entries ready again, as redelivered."""
@@ -225,7 +219,7 @@ class Queue:
         """Removes the owner."""
         self._unclaim()
         self.progress.release()
-        self._free(0, self.log.next_offset)
+        self.free(0, self.log.next_offset)
 
     def reclaim(self, ranges: Iterable[Sequence[int]]) -> None:
         """Keeps only these ranges claimed."""
@@ -233,7 +227,7 @@ class Queue:
         self.progress.reclaim(ranges)
         if self.room.sizes is not None:
             self.room.claim(self.progress.claimed)
-        self._free(0, self.log.next_offset)
+        self.free(0, self.log.next_offset)
 
     # -- loading ---------------------------------------------------------------------------------------------
     def restore_progress(self, progress: ProgressRecord, holes: list[HoleRecord]) -> None:
@@ -275,7 +269,7 @@ class Queue:
             self.settle(start, end)
         self.log.show()
         self.ready.loaded(clean=clean)
-        self._free(0, self.log.next_offset)
+        self.free(0, self.log.next_offset)
 
     # -- durable ---------------------------------------------------------------------------------------------
     def record(self, change: Change) -> None:

@@ -9,7 +9,7 @@ Invariant: a ready entry is at or above the cursor, or in ``_requeued``, or (in 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from broker_core.broker.queue.deliveries import Deliveries
@@ -18,6 +18,8 @@ from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.room import Room
 from broker_core.broker.state.undo import Undo
+
+_LOOKED_AT = 16_384  # entries at a time, in a queue that holds more
 
 
 class Ready:
@@ -70,14 +72,15 @@ class Ready:
             offset = self.ranks.best()
             return offset if offset is not None else self.first_ready(max(self._log.visible_end, start), end)
         requeued = self._requeued
-        while requeued.total:
-            low, high = requeued.first()
-            offset = self.first_ready(max(low, start), min(high, end))
-            if offset is not None:
-                return offset
-            if high > end:
-                return None
-            requeued.drop_below(high)
+        if requeued.total:
+            below = 0
+            for low, high in requeued:
+                offset = self.first_ready(max(low, start), min(high, end))
+                if offset is not None or high > end:
+                    requeued.drop_below(below)
+                    return offset
+                below = high
+            requeued.drop_below(below)
         return self.first_ready(max(self._cursor, start), end)
 
     def first_ready(self, start: int, end: int) -> int | None:
@@ -185,32 +188,41 @@ class Ready:
 
     def let_go(self, start: int, end: int) -> None:
         """Stops holding the held entries of [start, end)."""
-        held, undo = self.held, self._undo
-        if end == start + 1:
-            if start in held:
-                undo.append((held.add, start))
-                held.discard(start)
-                if self._room.sizes is not None:
-                    self._room.let_go((start,))
-        elif held:
-            gone = held.intersection(range(start, end))
-            undo.append((held.update, gone))
-            held -= gone
-            if self._room.sizes is not None:
-                self._room.let_go(gone)
+        if end > start + 1:
+            self.let_go_all(((start, end),))
+        elif start in self.held:
+            self._let_go((start,))
 
-    def put_back(self, start: int, end: int) -> None:
-        """Makes [start, end), which is not settled or held, ready again at its old place. Later deliveries
-        are marked redelivered.
-        """
-        self.sent.add(start, end)
+    def let_go_all(self, parts: Sequence[Sequence[int]]) -> None:
+        """Stops holding the held entries of the parts, which are sorted and do not overlap."""
+        held = self.held
+        if sum(end - start for start, end in parts) <= len(held):
+            gone = [offset for start, end in parts for offset in range(start, end) if offset in held]
+        else:
+            starts = [start for start, _ in parts]
+            gone = [at for at in held if starts[0] <= at < parts[bisect_right(starts, at) - 1][1]]
+        if gone:
+            self._let_go(gone)
+
+    def _let_go(self, gone: Sequence[int]) -> None:
+        self._undo.append((self.held.update, gone))
+        self.held.difference_update(gone)
+        if self._room.sizes is not None:
+            self._room.let_go(gone)
+
+    def put_back(self, parts: Sequence[Sequence[int]]) -> None:
+        """Makes sorted parts, not settled or held, ready again at their old places, as redelivered."""
+        self.sent.add_all(parts)
         if self.deliveries is not None:
-            self.deliveries.came_back(range(start, end))
+            self.deliveries.came_back([offset for start, end in parts for offset in range(start, end)])
+        end = self._cursor if self.ranks is None else self.ranks.below  # it reaches those above by itself
+        below = [(start, min(stop, end)) for start, stop in parts if start < end]
         if self.ranks is not None:
-            for offset in range(start, min(end, self.ranks.below)):
-                self.ranks.push(offset)
-        elif start < self._cursor:  # otherwise the cursor reaches it
-            self._requeued.add(start, min(end, self._cursor))
+            for start, stop in below:
+                for offset in range(start, stop):
+                    self.ranks.push(offset)
+        elif below:
+            self._requeued.add_all(below)
 
     def put_back_all(self, claimed: IntervalSet) -> None:
         """Makes all entries that were ``claimed`` ready again: the cursor moves back to the floor."""
@@ -227,14 +239,6 @@ class Ready:
             self.deliveries.forget(start, end)
         if self.ranks is not None:
             self.ranks.forget(start, end)
-
-    def purgeable(self) -> list[list[int]]:
-        """Returns the visible entries that a purge settles: not settled and not held."""
-        progress, end, start = self._progress, self._log.visible_end, self._progress.floor
-        if _in_order(self):
-            start = max(start, self._requeued.first()[0] if self._requeued.total else self._cursor)
-        held = sorted(at for at in self.held if at >= start)
-        return _without(progress.unsettled_within(start, end), held)
 
     # -- sent ------------------------------------------------------------------------------------------------
     def was_sent(self, offset: int) -> bool:
@@ -290,8 +294,31 @@ def _without(parts: Sequence[Sequence[int]], held: Sequence[int]) -> list[list[i
     return found
 
 
+def purged(ready: Ready, start: int, end: int) -> None:
+    """[start, end) was purged: nothing there is ready."""
+    ready._requeued.subtract(start, end)
+
+
+def purgeable(ready: Ready, start: int, end: int, most: int) -> tuple[list[list[int]], int]:
+    """Returns at most ``most`` parts from ``start`` on that a purge settles, neither settled nor held, and
+    where to go on: at ``end``, which is not above the visible end, there are no more.
+    """
+    progress, held, requeued = ready._progress, ready.held, ready._requeued
+    start = max(start, progress.floor)
+    if _in_order(ready):
+        start = max(start, requeued.first()[0] if requeued.total else ready._cursor)
+    if start >= end:
+        return [], end
+    if len(held) > _LOOKED_AT and start <= max(held):
+        end = min(end, start + _LOOKED_AT)
+        held = held.intersection(range(start, end))
+    parts, end = progress.holes.outside_some(start, end, most)
+    parts = _without(parts, sorted([at for at in held if at >= start]))
+    return (parts[:most], parts[most - 1][1]) if len(parts) > most else (parts, end)
+
+
 def oldest(ready: Ready, start: int, most: int, steps: int) -> tuple[list[list[int]], int | None]:
-    """Returns the first entries of ``purgeable`` from ``start`` on, at most ``most``, and where to go on
+    """Returns the first entries that a purge settles from ``start`` on, at most ``most``, and where to go on
     after so many ``steps``; None: there are no more. A gap of what is held or settled is one step in a
     queue without priorities.
     """

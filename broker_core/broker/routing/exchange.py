@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 from broker_core.broker.arguments import type_name
 from broker_core.broker.routing.carbon_copy import carbon_copies
 from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
-from broker_core.broker.routing.route_room import RouteRoom
+from broker_core.broker.routing.route_room import RouteCache, RouteRoom
 from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.routing.topic_patterns import TopicPatterns
 from broker_core.broker.state.undo import Undo
@@ -92,7 +92,7 @@ class Exchange(Generic[Q]):
         self.internal = internal
         self.arguments = arguments or {}
         self.deleted = False
-        self.cache: dict[str, tuple[Q, ...]] = {}
+        self.cache: RouteCache[Q] = RouteCache()
         self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
         self.stale_bindings = StaleBindings(self._undo)  # the same
         self.alternate: Exchange[Q] | None = None  # receives messages that no binding here matches
@@ -247,7 +247,7 @@ class Exchange(Generic[Q]):
         self._by_headers = None
         if self.cache:
             self.room.leave(self)
-            self.cache = {}
+            self.cache = RouteCache()
         for exchange in self._relied:
             exchange._relying.discard(self)
         self._relied.clear()
@@ -267,7 +267,7 @@ class Exchange(Generic[Q]):
             found, seen = self._reached((routing_key,), properties)
             if not (self.matches_headers or _by_headers(seen)):
                 self.room.enter(self, len(routing_key), len(found))
-                self.cache[routing_key] = found
+                found = self.cache.keep(routing_key, found)
                 self._rely_on(seen)
         return found
 
@@ -404,6 +404,16 @@ class DirectExchange(Exchange[Q]):
 class FanoutExchange(Exchange[Q]):
     type = "fanout"
     matches_keys = False
+
+    def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
+        return super().route(self._same(routing_key), properties)
+
+    def known(self, routing_key: str) -> tuple[Q, ...] | None:
+        return self.cache.get(self._same(routing_key))
+
+    def _same(self, routing_key: str) -> str:
+        """Returns one key for all, if no other exchange looks at it."""
+        return routing_key if self._downstream or self.alternate is not None else ""
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return list(self._by_destination)

@@ -1,4 +1,4 @@
-"""How much memory the cached routes of all exchanges may take together.
+"""The cached routes of an exchange, and how much memory those of all exchanges may take together.
 
 Not here: what is cached, and until when (``exchange.py``).
 Invariant: an exchange that caches much only makes others look at their bindings again.
@@ -6,10 +6,25 @@ Invariant: an exchange that caches much only makes others look at their bindings
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+Q = TypeVar("Q")
 
 ROUTE_BYTES = 16 * 1024 * 1024
 _ENTRY_BYTES = 200  # of the table, the text and the tuple, about
+
+
+class RouteCache(dict[str, tuple[Q, ...]]):
+    """By routing key. Equal routes are one object, so that a commit tells them apart at no cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._routes: dict[tuple[Q, ...], tuple[Q, ...]] = {}
+
+    def keep(self, routing_key: str, route: tuple[Q, ...]) -> tuple[Q, ...]:
+        """Returns the one object."""
+        self[routing_key] = one = self._routes.setdefault(route, route)
+        return one
 
 
 class Routes(Protocol):

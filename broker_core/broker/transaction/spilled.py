@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.state.block import EXPIRATION, RowSelection, row_numbers, select
 from broker_core.broker.transaction.publish import Publish
 from broker_core.ids import BlockId, QueueId
@@ -65,11 +65,16 @@ class Spilled(NamedTuple):
         restart and others meet.
         """
         transient = _unpacked(self.transient, self.rows) if self.transient else None
+        if transient is None or transient.all():
+            for queue, selection in self.selections:
+                if not queue.deleted:
+                    yield Share(queue, selection, transient is None and queue.written)
+            return
         for queue, selection in self.selections:
             if queue.deleted:
                 continue
-            if transient is None or not queue.written:
-                yield Share(queue, selection, queue.written)
+            if not queue.written:
+                yield Share(queue, selection, False)
                 continue
             rows = row_numbers(selection)
             flags = transient[rows]
@@ -89,16 +94,16 @@ class Spilled(NamedTuple):
 
 def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
     """Returns the piece for ``publishes``, which are rows of a block now."""
-    rows: dict[Queue, list[int]] = {}
+    same: dict[int, list[int]] = {}  # rows by the identity of their route, mostly that of a cache
+    by_route: dict[Queues, list[int]] = {}
     transient: list[int] = []
     mandatory: list[int] = []
     expiring = False
     for row, (message, queues, must_arrive) in enumerate(publishes):
-        for queue in queues:
-            if queue in rows:
-                rows[queue].append(row)
-            else:
-                rows[queue] = [row]
+        rows = same.get(id(queues))
+        if rows is None:
+            rows = same[id(queues)] = by_route.setdefault(queues, [])
+        rows.append(row)
         properties = message.properties
         if properties:
             expiring = expiring or bool(properties[0] & EXPIRATION)
@@ -107,10 +112,10 @@ def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> S
         if must_arrive:
             mandatory.append(row)
     sizes = None
-    if any(queue.arguments.max_bytes is not None for queue in rows):
+    selections = list(_selections(by_route))
+    if any(queue.arguments.max_bytes is not None for queue, _ in selections):
         sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
     count = len(publishes)
-    selections = [(queue, _selection(np.array(numbers, np.int64))) for queue, numbers in rows.items()]
     return Spilled(
         block_id,
         count,
@@ -121,6 +126,21 @@ def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> S
         _packed(mandatory, count),
         sizes,
     )
+
+
+def _selections(by_route: Mapping[Queues, list[int]]) -> Iterator[tuple[Queue, RowSelection]]:
+    """Yields the rows for each queue. Queues of the same routes share them."""
+    routes_of: dict[Queue, list[int]] = {}
+    for number, queues in enumerate(by_route):
+        for queue in queues:
+            routes_of.setdefault(queue, []).append(number)
+    rows = [np.array(numbers, np.int64) for numbers in by_route.values()]
+    known: dict[tuple[int, ...], RowSelection] = {}
+    for queue, numbers in routes_of.items():
+        routes = tuple(numbers)
+        if routes not in known:
+            known[routes] = _selection(np.sort(np.concatenate([rows[number] for number in routes])))
+        yield queue, known[routes]
 
 
 def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple[Spilled, int]:

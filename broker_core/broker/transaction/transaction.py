@@ -264,17 +264,6 @@ class Transaction:
             *(dead_letter_block.block_id for dead_letter_block in self.dead_letter_blocks),
         ]
 
-    def pieces(self, settles: int) -> list[Transaction]:
-        """Splits one that is not atomic: keeps its first settles, and returns all pieces in order."""
-        found = [self]
-        for start in range(settles, len(self.settles), settles):
-            piece = Transaction(self.limits, self.opened_us)
-            piece.atomic, piece.connection = False, self.connection
-            piece.settles = self.settles[start : start + settles]
-            found.append(piece)
-        del self.settles[settles:]
-        return found
-
     def check_open_time(self, now_us: int) -> None:
         """Raises TransactionTooLarge if it has been open for too long."""
         limit_s = self.limits.open_s

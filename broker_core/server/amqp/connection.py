@@ -7,6 +7,8 @@ Not here: the protocol (``amqp/v0_9_1/connection.py``), the login (``handshake.p
 Flow control: while a client does not read, ``writable`` is False and its consumers get no messages. If
 replies still pile up, the broker stops reading from it. ``pause`` stops reading for any other reason; events
 that were read and not carried out wait in the protocol.
+
+Turns: the commands of one packet may take long together. After ``TURN_S`` the others have theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.ports import FLUSH_BYTES, Server
+from broker_core.server.amqp.ports import FLUSH_BYTES, TURN_S, Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
@@ -134,12 +136,10 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def announces(self, capability: str) -> bool:
-        """Whether the client announced this capability."""
         return self.protocol.announces(capability)
 
     @property
     def closed_for_sending(self) -> bool:
-        """Nothing more can be sent on a channel."""
         return self._out.closed_for_sending
 
     # -- the transport ---------------------------------------------------------------------------------------
@@ -193,7 +193,8 @@ class Connection(asyncio.Protocol):
     # -- in --------------------------------------------------------------------------------------------------
     def _carry_out(self, events: Iterable[ConnectionEvent]) -> None:
         """The hot path: a command of an open channel goes straight to its session."""
-        sessions = self.sessions.by_number
+        sessions, clock = self.sessions.by_number, time.monotonic
+        turn_ends = clock() + TURN_S
         for event in events:
             if type(event) is not Command and type(event) is not Publishes:
                 self._on_event(event)
@@ -209,6 +210,9 @@ class Connection(asyncio.Protocol):
                     self._other(event)
             except Exception as error:
                 self.fail(event.channel, error, event.method)
+            if clock() > turn_ends and not self._paused:
+                self.pause("turn")
+                self.resume("turn")  # once the others have had theirs
         out = self._out
         if out.closed_for_sending or (out.frames and not self._unwritten):
             self.flush_later()
@@ -300,7 +304,6 @@ class Connection(asyncio.Protocol):
     def send(
         self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = ""
     ) -> None:
-        """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
         session = (
             self.sessions.by_number.get(number)
             if self._confirms is not None and not self.closed_for_sending
@@ -315,7 +318,6 @@ class Connection(asyncio.Protocol):
         self.flush_later()
 
     def write(self, data: bytes) -> None:
-        """Send encoded frames: whole commands of one open channel."""
         if self._confirms is not None:
             for event in self._confirms.feed(data):
                 assert isinstance(event, Command)

@@ -22,6 +22,7 @@ from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas
 
 FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
+TURN_S = 0.01  # of one connection's commands, before others have their turn
 
 
 class Server(Protocol):

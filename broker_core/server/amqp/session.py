@@ -13,6 +13,7 @@ durable.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
@@ -36,9 +37,10 @@ from broker_core.errors import (
     TxmqError,
 )
 from broker_core.message.message import Message
+from broker_core.node.channel_commit import PIECE_SETTLES
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.channel_holder import channel_holder
-from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
+from broker_core.server.amqp.ports import FLUSH_BYTES, TURN_S, ClientConnection, Server
 from broker_core.server.amqp.tick_commit import TickCommit
 
 BACKLOG = 1_000  # commands that wait; then the connection is not read
@@ -50,7 +52,7 @@ Work = Callable[[BrokerState, Change, int], T]
 
 
 class Phase(Enum):
-    """``waiting``: a command waits until what was gathered before it is durable.
+    """``waiting``: a command waits until what was gathered before it is durable, or for its turn.
 
     ``committing``: it waits for its own work.
     """
@@ -180,9 +182,11 @@ class Session:
         self._commands[type(method)](self, method, command)
 
     def go_on(self) -> None:
-        """The current command is answered: carry out the commands that came meanwhile."""
+        """The current command is answered: carry out the commands that came meanwhile, as many as take a
+        turn.
+        """
         self.move(Move.go_on)
-        backlog = self._backlog
+        backlog, turn_ends = self._backlog, time.monotonic() + TURN_S
         while backlog and self._phase is Phase.ready:
             command = backlog.pop()
             if self.connection.closed_for_sending and isinstance(command.method, _HANDS_OUT):
@@ -191,11 +195,14 @@ class Session:
                 self.handle(command)
             except Exception as error:
                 self.fail(error, command.method)
+            if backlog and self.ready and time.monotonic() > turn_ends:
+                self.move(Move.wait)  # once the others have had their turn
+                self._loop.call_soon(self.durable)
         if not backlog.full:
             self.connection.resume(self)
 
     def durable(self) -> None:
-        """All that was gathered is durable, so a command that waited for it goes on."""
+        """All that was gathered is durable, or it is its turn: a command that waited goes on."""
         if self._phase is Phase.waiting:
             self.go_on()
 
@@ -218,9 +225,9 @@ class Session:
         """Carry out ``work`` in this virtual host, and send ``reply(answer)`` if that is a method."""
         self.move(Move.submit)
         there = partial(_there, self.state, self.channel.who, work)
-        self.commits.submit(there, partial(self._submitted, method, reply), self)
+        self.commits.submit(there, partial(self.submitted, method, reply), self)
 
-    def _submitted(
+    def submitted(
         self, method: m.Method, reply: Callable[[T], m.Method | None], answer: T, error: BaseException | None
     ) -> None:
         if self.ended:
@@ -347,7 +354,7 @@ class Session:
             consumer.writable = False
 
     def end(self, why: str, then: Callable[[], None] | None = None) -> None:
-        """Commit what was gathered, roll back, requeue and cancel the consumers; then call ``then``.
+        """Commit what was gathered, roll back, cancel the consumers and requeue; then call ``then``.
 
         A second call only calls ``then``.
         """
@@ -360,17 +367,47 @@ class Session:
         self.stop_deliveries()
         self.tick_commit.hand_over()
         self.connection.resume(self)
-        channel = self.channel
+        _give_up(self, why, then)
 
-        def work(_state: BrokerState, change: Change, now: int) -> None:
-            change.forgets.extend(channel.close(why, change, now))
-            self.state.topology.delete_abandoned(change)
 
-        def ended(_answer: object, _error: BaseException | None) -> None:
-            if then is not None:
-                then()
+def submit_steps(
+    session: Session, method: m.Method, step: Work[bool], reply: Callable[[], m.Method | None]
+) -> None:
+    """Like ``Session.submit``, for a work of several steps; each returns whether it was the last one. Others
+    commit in between.
+    """
 
-        self.commits.insist(work, ended, self)
+    def submit() -> None:
+        session.commits.submit(partial(_there, session.state, session.channel.who, step), stepped, session)
+
+    def stepped(last: bool, error: BaseException | None) -> None:
+        if error is None and not last:
+            submit()
+        else:
+            session.submitted(method, lambda _: reply(), last, error)
+
+    session.move(Move.submit)
+    submit()
+
+
+def _give_up(session: Session, why: str, then: Callable[[], None] | None) -> None:
+    """Close its channel. What that held beyond some is requeued in pieces: others commit in between."""
+    channel = session.channel
+
+    def work(_state: BrokerState, change: Change, now: int) -> None:
+        change.forgets.extend(channel.close(why, change, now, PIECE_SETTLES))
+        session.state.topology.delete_abandoned(change)
+
+    def give_back(_state: BrokerState, change: Change, now: int) -> None:
+        channel.give_back(change, now, PIECE_SETTLES)
+
+    def ended(_answer: object, error: BaseException | None) -> None:
+        if channel.unacked and error is None:
+            session.commits.insist(give_back, ended, session)
+        elif then is not None:
+            then()
+
+    session.commits.insist(work, ended, session)
 
 
 def _there(seen: BrokerState, who: Who, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:

@@ -1,18 +1,19 @@
 """What a channel publishes and acks outside a transaction: gathered in a tick of the loop, then one commit.
 
 Not here: the commit (``commit_queue.py``), and transactions (``commands/tx.py``). The parts of such a commit
-succeed or fail separately.
+succeed or fail separately. What is too much for one commit is several pieces, and other commits come between.
 
 Invariant: a confirm is sent after its message is durable, and each publish of a channel that confirms gets
-one.
+one. Pieces are committed in the order of publishing: while one waits, so do those of later ticks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
 from broker_core.amqp.v0_9_1.encoder import encode_ack, encode_nack
 from broker_core.amqp.v0_9_1.methods import Method
@@ -27,10 +28,16 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.commit_queue import CommitQueue
 
-REJECTS = 512  # in one commit, if a client rejects very many
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable: then the client is not read
 
-Answer = Callable[[CommitResult | None, BaseException | None], None]
+
+class _Piece(NamedTuple):
+    """``publishes``: those that get a confirm, numbered from ``before`` + 1. ``last``: of its tick."""
+
+    transaction: Transaction
+    before: int
+    publishes: int
+    last: bool
 
 
 class TickCommitSession(Protocol):
@@ -59,12 +66,13 @@ class TickCommit:
     ``published``: the number of the last publish, for confirms.
     """
 
-    __slots__ = ("_in_flight", "_session", "published", "waits")
+    __slots__ = ("_in_flight", "_pieces", "_session", "published", "waits")
 
     def __init__(self, session: TickCommitSession) -> None:
         self._session = session
         self.waits = False
-        self._in_flight = 0  # commits that are not durable
+        self._in_flight = 0  # ticks that are not durable
+        self._pieces: deque[_Piece] = deque()  # of such that have several, and of those behind them
         self.published = 0
 
     @property
@@ -88,66 +96,74 @@ class TickCommit:
         self._in_flight += 1
         if self._in_flight == IN_FLIGHT:  # the commit of another thread is slow
             session.connection.pause(self)
+        found = [transaction]
+        if len(transaction.publishes) > 1 or len(transaction.settles) > 1:
+            found = session.broker.channel_commits.pieces(transaction)
+        confirms = session.channel.confirming
+        if len(found) == 1 and not self._pieces:
+            count = transaction.messages if confirms else 0
+            self._commit(_Piece(transaction, self.published - count, count, True))
+            return
+        first = not self._pieces
+        before = self.published - sum(piece.messages for piece in found) if confirms else 0
+        for piece in found:
+            count = piece.messages if confirms else 0
+            self._pieces.append(_Piece(piece, before, count, piece is found[-1]))
+            before += count
+        if first:
+            self._commit(self._pieces[0])
+
+    def _commit(self, piece: _Piece) -> None:
+        session, transaction = self._session, piece.transaction
         try:
             if transaction.is_large or len(transaction.publishes) > 1:
                 session.broker.channel_commits.spill_large(transaction)
         except Exception as error:
-            self._answer(transaction, 0, 0, None, error)
-            self._end()
+            self._committed(piece, None, error)
             return
-        publishes = transaction.messages if session.channel.confirming else 0
-        answer = partial(self._answer, transaction, self.published - publishes, publishes)
-        pieces = deque(transaction.pieces(REJECTS) if transaction.rejects_many else (transaction,))
-        self._commit(pieces, answer)
+        work = partial(commit, transaction, session.channel.who)
+        session.commits.submit(work, partial(self._committed, piece), session)
 
-    def _commit(self, pieces: deque[Transaction], answer: Answer) -> None:
-        """Commits the pieces, if very many rejects make several, one by one, so that other commits come
-        between. The first has all publishes.
-        """
+    def _committed(self, piece: _Piece, committed: CommitResult | None, error: BaseException | None) -> None:
+        pieces = self._pieces
+        in_line = bool(pieces) and pieces[0] is piece
+        over = [piece]
+        if error is not None:
+            if in_line:  # the rest of its tick fails with it
+                over = [*takewhile(lambda each: not each.last, pieces)]
+                over.append(pieces[len(over)])
+            self._fail(over, error)
+        elif committed is not None:
+            self._answer(piece, committed)
+        if over[-1].last:
+            self._end()
+        if in_line:  # now, because an answer may end the session, which hands over what is left
+            for _ in over:
+                pieces.popleft()
+            if pieces:
+                self._commit(pieces[0])
 
-        def committed(committed: CommitResult | None, error: BaseException | None) -> None:
-            answer(committed, error)
-            del pieces[0]
-            if committed is None:
-                self._requeue(pieces)
-            if committed is None or not pieces:
-                self._end()
-            else:
-                self._commit(pieces, partial(self._answer, pieces[0], 0, 0))
-
+    def _fail(self, failed: Sequence[_Piece], error: BaseException) -> None:
         session = self._session
-        session.commits.submit(partial(commit, pieces[0], session.channel.who), committed, session)
-
-    def _requeue(self, pieces: Iterable[Transaction]) -> None:
-        """The channel no longer holds what it acked."""
-        with self._session.look as state:
-            state.settlement.requeue(
-                (queue, offset) for piece in pieces for queue, offset, _ in piece.settles
-            )
-
-    def _answer(
-        self,
-        piece: Transaction,
-        before: int,
-        publishes: int,
-        committed: CommitResult | None,
-        error: BaseException | None,
-    ) -> None:
-        session = self._session
-        if committed is None:
-            self._requeue([piece])
+        settles = [settle for piece in failed for settle in piece.transaction.settles]
+        if settles:  # which the channel no longer holds
+            with session.look as state:
+                state.settlement.requeue((queue, offset) for queue, offset, _ in settles)
         if session.ended:
             return
-        if committed is None:
-            assert error is not None
+        for _, before, publishes, _ in failed:
             for number in range(before + 1, before + publishes + 1):
                 session.connection.write(encode_nack(session.number, number, multiple=False))
-            session.fail(error, None)
-        else:
-            for message in committed.returned:
-                session.give_back(message)
-            if publishes and not session.ended:
-                self._confirm(before, publishes, committed.rejected)
+        session.fail(error, None)
+
+    def _answer(self, piece: _Piece, committed: CommitResult) -> None:
+        session = self._session
+        if session.ended:
+            return
+        for message in committed.returned:
+            session.give_back(message)
+        if piece.publishes and not session.ended:
+            self._confirm(piece.before, piece.publishes, committed.rejected)
 
     def _end(self) -> None:
         session = self._session

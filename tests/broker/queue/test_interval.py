@@ -6,9 +6,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.broker.queue.progress import IntervalSet
+from broker_core.broker.state.undo import Undo
 
 SPAN = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "subtract", "drop_below"]), SPAN), max_size=30)
+
+
+PARTS = st.sets(st.integers(0, 60), min_size=1).map(
+    lambda members: [list(part) for part in IntervalSet((member, member + 1) for member in sorted(members))]
+)
+
+
+@given(st.sets(st.integers(0, 60)), PARTS, st.booleans())
+def test_parts_that_are_added_at_once_are_those_added_one_by_one(
+    before: set[int], parts: list[list[int]], merged: bool
+) -> None:
+    undo = Undo()
+    found = IntervalSet(((at, at + 1) for at in sorted(before)), undo)
+    known = dict(found)
+    undo.begin()
+    if merged:
+        gone, new = found.merge(parts)
+        assert {start: end for start, end in known.items() if start not in gone} | dict(new) == dict(found)
+        assert new == sorted(new) and not set(new) & set(known.items())
+    else:
+        found.add_all(parts)
+    after = before | {at for start, end in parts for at in range(start, end)}
+    assert {at for start, end in found for at in range(start, end)} == after
+    assert found.total == len(after)
+    assert all(left[1] < right[0] for left, right in pairwise(found))
+    undo.roll_back()
+    assert dict(found) == known and found.total == len(before)
+
+
+@given(st.sets(st.integers(0, 40)), SPAN, st.integers(1, 5))
+def test_the_first_gaps_are_those_before_the_place_where_they_end(
+    members: set[int], span: tuple[int, int], most: int
+) -> None:
+    found, (start, end) = IntervalSet((at, at + 1) for at in sorted(members)), span
+    parts, stop = found.outside_some(start, end, most)
+    assert parts == found.outside(start, stop) and len(parts) <= most + 1
+    assert stop <= end and (stop == end or len(parts) >= most)
 
 
 @given(STEPS, SPAN)

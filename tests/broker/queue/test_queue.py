@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker_core.broker.queue import Queue, Run, ready
+from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.queue.room import Room
 from broker_core.broker.state.block import Blocks
@@ -115,14 +116,14 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        ready = [
+        waiting = [
             offset
             for offset in range(len(self.entries))
             if offset not in self.settled and offset not in self.held
         ]
-        requeued = [offset for offset in ready if offset in self.sent]
+        requeued = [offset for offset in waiting if offset in self.sent]
         offset = take(self.queue)
-        assert offset == min(requeued or ready, default=None)
+        assert offset == min(requeued or waiting, default=None)
         if offset is not None:
             assert self.queue.ready.was_sent(offset) == (offset in self.sent)
             self.held.add(offset)
@@ -133,11 +134,36 @@ class QueueModel(RuleBasedStateMachine):
         offset = data.draw(st.sampled_from(sorted(self.held)))
         self.held.discard(offset)
         if requeue:
-            self.queue.requeue_range(offset, offset + 1)
+            requeue_parts(self.queue, [(offset, offset + 1)])
             self.sent.add(offset)
         else:
             self.queue.settle_range(offset, offset + 1)
             self.settled.add(offset)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), requeue=st.booleans())
+    def give_back_or_ack_many(self, data: st.DataObject, requeue: bool) -> None:
+        offsets = data.draw(st.sets(st.sampled_from(sorted(self.held)), min_size=1))
+        parts = list(IntervalSet((offset, offset + 1) for offset in sorted(offsets)))
+        self.held -= offsets
+        if requeue:
+            requeue_parts(self.queue, parts)
+            self.sent |= offsets
+        else:
+            settle_parts(self.queue, parts)
+            self.settled |= offsets
+
+    @rule(data=st.data(), most=st.integers(1, 3))
+    def purge_some(self, data: st.DataObject, most: int) -> None:
+        end = len(self.entries)
+        start = data.draw(st.integers(0, end))
+        parts, stop = ready.purgeable(self.queue.ready, start, end, most)
+        if parts:
+            settle_parts(self.queue, parts)
+            ready.purged(self.queue.ready, parts[0][0], parts[-1][1])
+        purged = {offset for low, high in parts for offset in range(low, high)}
+        assert purged == set(range(start, stop)) - self.settled - self.held
+        self.settled |= purged
 
     @rule()
     def record(self) -> None:
@@ -230,7 +256,7 @@ def test_the_oldest_messages_are_found_in_few_steps_whatever_is_held_or_settled(
             queue.ready.let_go(offset, offset + 1)
             queue.settle(offset, offset + 1)
     queue.ready.let_go(2_000, 2_001)
-    queue.ready.put_back(2_000, 2_001)
+    queue.ready.put_back([(2_000, 2_001)])
     assert ready.oldest(queue.ready, 0, 3, 12) == ([[2_000, 2_001], [2_050, 2_052]], None)
     assert oldest(queue) == purgeable(queue) == [2_000, *range(2_050, 2_100)]
 
@@ -256,18 +282,37 @@ def test_what_waits_is_counted_without_a_look_at_each_gap(monkeypatch: pytest.Mo
     assert (queue.droppable, queue.to_read, len(asked)) == (250, 1_000, 1)  # of what is claimed
 
 
-def test_a_purge_settles_parts_together_that_only_settled_entries_divide() -> None:
-    """To settle 100,000 parts one by one held up everybody for five seconds."""
+def test_a_purge_of_very_many_parts_takes_some_at_a_time() -> None:
     queue = filled(2_000)
     for offset in range(1, 2_000, 2):
         queue.settle(offset, offset + 1)
     assert take(queue) == 0 and take(queue) == 2
-    parts = queue.ready.purgeable()
-    assert len(parts) == 998 and queue.progress.joined(parts) == [[4, 1_999]]
-    for start, end in queue.progress.joined(parts):
-        queue.settle(start, end)
-    assert (queue.messages, queue.unacknowledged, queue.ready.purgeable()) == (2, 2, [])
-    assert queue.progress.joined([[0, 1], [2, 3]]) == [[0, 3]] and queue.progress.joined([[0, 1]]) == [[0, 1]]
+    parts, stop = ready.purgeable(queue.ready, 0, 2_000, 10)
+    assert parts == [[at, at + 1] for at in range(4, 24, 2)] and 23 <= stop <= 25
+    settle_parts(queue, parts)
+    assert queue.progress.floor == 0 and list(queue.progress.holes) == [
+        (1, 2),
+        (3, 24),
+        *((at, at + 1) for at in range(25, 2_000, 2)),
+    ]
+    assert ready.purgeable(queue.ready, stop, 2_000, 3)[0] == [[24, 25], [26, 27], [28, 29]]
+
+
+def test_a_purge_looks_at_some_of_what_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second one is held, of more than it looks at."""
+    monkeypatch.setattr(ready, "_LOOKED_AT", 100)
+    queue = filled(2_000)
+    for offset in range(1_000):
+        assert take(queue) == offset
+    for offset in range(0, 1_000, 2):
+        requeue_parts(queue, [(offset, offset + 1)])
+    start, found, looks = 0, list[int](), 0
+    while start < 2_000:
+        parts, start = ready.purgeable(queue.ready, start, 2_000, 30)
+        found += [at for first, last in parts for at in range(first, last)]
+        looks += 1
+        assert len(parts) <= 30
+    assert found == [*range(0, 1_000, 2), *range(1_000, 2_000)] and 17 <= looks <= 25
 
 
 def test_a_purge_looks_at_nothing_that_is_held_below_the_next_message(
@@ -279,7 +324,23 @@ def test_a_purge_looks_at_nothing_that_is_held_below_the_next_message(
     asked: list[Any] = []
     without = ready._without
     monkeypatch.setattr(ready, "_without", lambda *them: asked.append(them) or without(*them))
-    assert (queue.ready.purgeable(), asked) == ([[2_050, 2_100]], [([[2_050, 2_100]], [])])
+    assert ready.purgeable(queue.ready, 0, 2_100, 5) == ([[2_050, 2_100]], 2_100)
+    assert asked == [([[2_050, 2_100]], [])]
+
+
+def test_the_next_message_behind_very_many_that_were_purged_is_found_in_one_look() -> None:
+    """To drop 100,000 intervals one by one took a second."""
+    queue = filled(4_000)
+    for offset in range(2_000):
+        assert take(queue) == offset
+    parts = [(at, at + 1) for at in range(0, 2_000, 2)]
+    requeue_parts(queue, parts)
+    requeued = queue.ready._requeued
+    assert len(requeued) == 1_000
+    settle_parts(queue, parts[:-1])
+    undone = len(queue.ready._undo)
+    assert queue.ready.head(4_000) == 1_998
+    assert len(requeued) == 1 and len(queue.ready._undo) == undone + 1
 
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))

@@ -388,14 +388,18 @@ def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is
             "needs 4 GiB of free memory: the broker takes 1 GiB of transient messages before it "
             "stops a publisher"
         )
-    size, messages, block = 40_000, 32_000, 100  # more than it takes
+    # more than it takes: it looks twice a second, and a fast machine sends 0.5 GiB meanwhile
+    size, messages, block = 40_000, 48_000, 100
     with Peer(served.amqp_url) as flood, peer(served.amqp_url, 1) as reader:
         flood.opened(1)
         flood.call(1, Q.Declare(queue="flood"), Q.DeclareOk)
-        sent = []
+        sent: list[int] = []
+        blocked = threading.Event()
 
         def publish() -> None:
             for first in range(0, messages, block):
+                if blocked.is_set():
+                    break
                 numbers = range(first, first + block)
                 bodies = [b"%08d" % number + bytes(size - 8) for number in numbers]
                 flood.write(
@@ -404,17 +408,21 @@ def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is
                     )
                 )
                 sent.append(block)
+            flood.publish(1, "", "flood", b"the end", delivery_mode=1)
 
         flooding = threading.Thread(target=publish)
         flooding.start()
         try:
             assert "memory" in flood.expect(C.Blocked, 0).reason
             assert sum(sent) < messages
+            blocked.set()
             assert served.memory_bytes() < 2048 * MiB
             reader.call(1, B.Consume(queue="flood", no_ack=True), B.ConsumeOk)
-            for number in range(messages):
+            read: list[bytes] = []
+            while not read or read[-1] != b"the end":
                 reader.expect(B.Deliver)
-                assert reader.content(1)[1][:8] == b"%08d" % number
+                read.append(reader.content(1)[1][:8])
+            assert read[:-1] == [b"%08d" % number for number in range(sum(sent))]
             flood.expect(C.Unblocked, 0)
         finally:
             flooding.join()

@@ -5,7 +5,7 @@ what the channel remembers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -64,6 +64,14 @@ PUBLISHES = st.tuples(
 STEP = st.one_of(
     PUBLISHES, PUBLISHES, st.tuples(st.sampled_from([1, 2]), st.sampled_from(["commit", "undo"]))
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_turns() -> Iterator[None]:
+    """What is fed at once is one tick, however slow the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection_module, "TURN_S", 600.0)
+        yield
 
 
 class Loop:

@@ -19,10 +19,11 @@ from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Outcome, Settle
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message.message import Delivery
+from broker_core.node.channel_commit import PIECE_SETTLES
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import get_outcome
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import Session, submit_steps
 
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 
@@ -211,7 +212,11 @@ def _recover(
     if not method.requeue:
         raise NotImplementedFeature("requeue=false")
 
-    def work(_state: BrokerState, change: Change, now: int) -> None:
-        session.channel.recover(change, now)
+    left = iter(range(len(session.channel.unacked), 0, -PIECE_SETTLES))  # consumers may get them again
 
-    session.submit(method, work, lambda _: reply)
+    def step(_state: BrokerState, change: Change, now: int) -> bool:
+        most = next(left, 0)
+        session.channel.recover(change, now, min(most, PIECE_SETTLES))
+        return most <= PIECE_SETTLES
+
+    submit_steps(session, method, step, lambda: reply)

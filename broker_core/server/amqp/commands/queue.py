@@ -13,12 +13,13 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import command_permissions
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.message.purge import Purge
 from broker_core.broker.state.change import Change
 from broker_core.node.committer import changes
 from broker_core.server.amqp import direct_reply
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import Session, submit_steps
 
 
 @command
@@ -96,10 +97,8 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
     name = session.queue_name(method.queue)
     command_permissions.read_queue(session.rights, name)
 
-    def work(state: BrokerState, change: Change, _now: int) -> int:
-        return state.messages.purge(change, state.topology.purgeable(name, session.connection))
-
-    session.submit(method, work, lambda count: None if method.nowait else m.QueuePurgeOk(count))
+    purge = Purge(session.state.topology, name, session.connection)
+    submit_steps(session, method, purge.step, lambda: None if method.nowait else m.QueuePurgeOk(purge.count))
 
 
 @command

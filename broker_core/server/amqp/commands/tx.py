@@ -13,8 +13,10 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change
+from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.node.channel_commit import DeadLetterBatch
+from broker_core.ids import BlockId
+from broker_core.node.channel_commit import DeadLetterBatch, reaches_many_queues
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Move, Session
@@ -39,9 +41,40 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     if session.timed:
         transaction.check_open_time(session.clock())
     steps = session.broker.channel_commits
-    steps.spill_large(transaction, prepare=bool(named.prepare))  # 1. spill
+    if reaches_many_queues(transaction):  # 1. spill
+        session.move(Move.submit)
+        session.commits.aside(
+            partial(steps.write, transaction), partial(_spilled, session, method, transaction)
+        )
+        return
+    steps.spill_large(transaction, prepare=bool(named.prepare))
     session.move(Move.submit)
-    if not named.prepare and transaction.rejects_many:  # 2. write ahead
+    _write_ahead(session, method, transaction)
+
+
+def _spilled(
+    session: Session,
+    method: m.TxCommit,
+    transaction: Transaction,
+    spilled: Spilled | None,
+    error: BaseException | None,
+) -> None:
+    """What reaches very many queues is in a segment."""
+    if session.ended:
+        if spilled is not None:
+            _discard(session, [spilled.block_id])
+    elif error is not None:
+        session.fail(error, method)
+    else:
+        if spilled is not None:
+            transaction.spill(spilled)
+        _write_ahead(session, method, transaction)
+
+
+def _write_ahead(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
+    """2. write ahead"""
+    if not session.named.prepare and transaction.rejects_many:
+        steps = session.broker.channel_commits
         session.commits.aside(
             partial(steps.write_ahead, transaction), partial(_written_ahead, session, method, transaction)
         )
@@ -59,16 +92,19 @@ def _written_ahead(
     """Its many dead letters are in segments."""
     if session.ended:
         if dead_letters is not None:
-            session.commits.aside(
-                partial(session.broker.channel_commits.discard, dead_letters.appended),
-                lambda _answer, _error: None,
-            )
+            _discard(session, dead_letters.appended)
     elif dead_letters is None:
         assert error is not None
         session.fail(error, method)
     else:
         dead_letters.apply(transaction)
         _submit(session, method, transaction)
+
+
+def _discard(session: Session, block_ids: list[BlockId]) -> None:
+    """Its session ended meanwhile."""
+    discard = partial(session.broker.channel_commits.discard, block_ids)
+    session.commits.aside(discard, lambda _answer, _error: None)
 
 
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:

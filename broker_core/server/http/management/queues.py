@@ -9,6 +9,7 @@ from typing import Any
 from broker_core.broker import command_permissions
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.message.purge import Purge
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
@@ -97,13 +98,15 @@ def _delete(call: HttpCall) -> HttpAnswer:
 
 def _purge(call: HttpCall) -> HttpAnswer:
     name = there(call).name
+    purge = Purge(call.topology, name)
 
-    def work(state: BrokerState, change: Change, _now: int) -> None:
+    def step(state: BrokerState, change: Change, now: int) -> bool:
         command_permissions.read_queue(call.rights, name)
         call.topology.require_there()
-        state.messages.purge(change, call.topology.purgeable(name))
+        return purge.step(state, change, now)
 
-    call.served.broker.run(work)
+    while not call.served.broker.run(step):
+        pass
     call.record("queue.purge", vhost=call.vhost, queue=name)
     return DONE
 
