@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-GUARD_S = 60.0
+GUARD_S = 600.0
 STILL_S = 90.0  # so long without a move is the end
 LIVELOCK_S = 2_400.0  # moving, but getting nowhere
 _LOOK_S = 5.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from broker_core import failpoint
@@ -41,6 +41,7 @@ ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted
 OPEN_BYTES = 64 * 1024  # a smaller open segment is not compacted
 # an open segment that is mostly dead is closed at once with so many dead bytes, else when it is idle
 ROLL_BYTES = 16 * 1024 * 1024
+RUNS = 1_024  # that a look under the lock goes through
 
 
 class Compaction:
@@ -96,8 +97,10 @@ class Compaction:
             return None  # an open transaction, or a commit in progress
         ids = [block.block_id for block in segment.blocks]
 
-        def look(state: BrokerState, _change: Change, _now: int) -> dict[BlockId, tuple[bytes | None, int]]:
-            known = [block_id for block_id in ids if block_id in state.blocks.by_id]
+        def look(
+            state: BrokerState, _change: Change, _now: int, some: Sequence[BlockId]
+        ) -> dict[BlockId, tuple[bytes | None, int]]:
+            known = [block_id for block_id in some if block_id in state.blocks.by_id]
             needed: dict[BlockId, tuple[bytes | None, int]] = {
                 block_id: (None, state.blocks.rows(block_id)) for block_id in known
             }
@@ -105,9 +108,26 @@ class Compaction:
                 needed.update(state.living_rows(known))
             return needed
 
-        found = self._committer.run(look)
+        found: dict[BlockId, tuple[bytes | None, int]] = {}
+        for some in self._few_runs(ids):
+            found.update(self._committer.run(partial(look, some=some)))
         # otherwise a coming commit forgets one
         return found if all(block_id in found for block_id in ids) else None
+
+    def _few_runs(self, ids: list[BlockId]) -> Iterator[list[BlockId]]:
+        """Yields blocks that together are in some runs, each of which costs a look, or one block."""
+        with self._committer.look as state:
+            runs = [state.blocks.by_id[each].pins if each in state.blocks.by_id else 0 for each in ids]
+        some: list[BlockId] = []
+        looked_at = 0
+        for block_id, count in zip(ids, runs, strict=True):
+            if some and looked_at + count > RUNS:
+                yield some
+                some, looked_at = [], 0
+            some.append(block_id)
+            looked_at += count
+        if some:
+            yield some
 
     def _alive(self, block: BlockUsage, count: int) -> int:
         """Returns about how many bytes the rewritten block has: bodies are removed, other columns stay."""

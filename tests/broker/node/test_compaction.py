@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from broker_core.broker.broker import BrokerState
 from broker_core.engine import BranchHeader
+from broker_core.ids import BlockId
+from broker_core.node import upkeep
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
@@ -17,6 +20,12 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.verify import verify
 
 MIB = 1024 * 1024
+
+
+@pytest.fixture(params=[upkeep.RUNS, 1], autouse=True)
+def runs_of_a_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One: each block is looked at by itself."""
+    monkeypatch.setattr(upkeep, "RUNS", request.param)
 
 
 @pytest.fixture
@@ -203,4 +212,43 @@ def test_a_damaged_block_stays_where_it_is_and_the_other_segments_are_compacted(
     compact(broker)
     assert size_bytes(tmp_path) < large - 500_000
     assert segments <= set((tmp_path / "segments").glob("*"))
+    broker.close()
+
+
+def test_a_look_at_what_lives_goes_through_few_runs_at_a_time(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 8 blocks is in 20 queues."""
+    monkeypatch.setattr(upkeep, "RUNS", 50)
+    broker = opened(directory)
+    asked: list[int] = []
+    living_rows = BrokerState.living_rows
+
+    def counted(state: BrokerState, block_ids: Sequence[BlockId]) -> dict[BlockId, tuple[bytes, int]]:
+        asked.append(sum(state.blocks.by_id[block_id].pins for block_id in block_ids))
+        return living_rows(state, block_ids)
+
+    monkeypatch.setattr(BrokerState, "living_rows", counted)
+    with broker.channel() as channel:
+        channel.exchange_declare("all", "fanout")
+        for number in range(20):
+            channel.queue_declare(f"q{number}")
+            channel.queue_bind(f"q{number}", "all")
+        channel.tx_select()
+        for _ in range(8):
+            for _ in range(4):
+                channel.publish(os.urandom(MIB // 3), "all")
+            channel.tx_commit()
+        for number in range(20):
+            for place in range(32):
+                delivery = channel.get(f"q{number}")
+                assert delivery is not None
+                if place % 4:
+                    channel.ack(delivery.tag)
+        channel.tx_commit()
+    before = size_bytes(directory)
+    compact(broker)
+    assert size_bytes(directory) < before / 2
+    assert max(asked) <= 40 and len(asked) >= 3
+    assert [count(broker, f"q{number}") for number in range(20)] == [8] * 20
     broker.close()
