@@ -413,7 +413,7 @@ class LocalChannel:
 
         try:
             self._broker.run(work)
-            while channel.unacked:
+            for _ in range(0, len(channel.unacked), PIECE_SETTLES):
                 self._broker.run(lambda _state, change, _now: channel.give_back(change, 0, PIECE_SETTLES))
             queues = topology.exclusive_queues(channel)
             for start in range(0, len(queues), DELETED):
