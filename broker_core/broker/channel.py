@@ -15,7 +15,7 @@ returns it. Credit returns when it left both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 
 from broker_core.broker.broker import BrokerState
@@ -32,7 +32,6 @@ from broker_core.ids import BlockId
 from broker_core.message.message import Delivery, Message
 
 _consumer_of: Callable[[Unacked], Consumer | None] = attrgetter("consumer")
-_CLOSED = "it was closed"
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
@@ -285,28 +284,28 @@ class Channel:
         if self.consumers.get(consumer.tag) is consumer:
             self.consumers[consumer.tag] = self.consumers.pop(consumer.tag)
 
-    def recover(self, change: Change | None = None, now_us: int = 0, most: int | None = None) -> int:
-        """Does what ``give_back`` does, on an open channel."""
+    def recover(self, change: Change | None = None, now_us: int = 0) -> int:
+        """Requeues and counts unsettled deliveries, except those that the open transaction settles."""
         self.check_open()
-        return self.give_back(change, now_us, most)
+        count = len(self.unacked)
+        self._give_back(change, now_us)
+        return count
 
-    def give_back(self, change: Change | None, now_us: int, most: int | None = None) -> int:
-        """Requeues and counts what the open transaction does not settle: the first ``most``, or all."""
-        unacked = self.unacked
-        some = most is not None and most < len(unacked)
-        deliveries = dict(islice(unacked.items(), most)) if some else unacked
+    def _give_back(self, change: Change | None, now_us: int) -> None:
+        deliveries = self.unacked
         self.state.settlement.requeue(
             ((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us
         )
         undo = self.state.undo
         for name in ("unacked", "_lowest", "consuming"):
             undo.attribute(self, name)
-        for consumer in {delivery.consumer for delivery in deliveries.values()} - {None}:
+        for consumer in {
+            delivery.consumer for delivery in deliveries.values() if delivery.consumer is not None
+        }:
             undo.attribute(consumer, "unacked")
-        self.unacked = dict(islice(unacked.items(), most, None)) if some else {}
-        self._lowest = next(iter(self.unacked), self.last_tag + 1)
+        self.unacked = {}
+        self._lowest = self.last_tag + 1
         self._return_credits(deliveries.values())
-        return len(deliveries)
 
     # -- the transaction -------------------------------------------------------------------------------------
     def finish(self, now_us: int) -> None:
@@ -340,10 +339,10 @@ class Channel:
             self._lowest = next(iter(self.unacked))
 
     def close(
-        self, why: str = _CLOSED, change: Change | None = None, now_us: int = 0, most: int | None = None
+        self, why: str = "it was closed", change: Change | None = None, now_us: int = 0
     ) -> list[BlockId]:
         """Cancels its consumers, rolls back, and requeues all deliveries as redelivered, also those acked in
-        the transaction; or the first ``most``, and ``give_back`` has to be called for the others.
+        the transaction.
 
         Outside tx.select, call ``take`` first. Returns appended blocks like ``rollback``.
         """
@@ -360,7 +359,7 @@ class Channel:
         for tag in list(self.consumers):
             self.cancel(tag)
         dropped = self.rollback(0)
-        self.give_back(change, now_us, most)
+        self._give_back(change, now_us)
         self.closed = self.closed or why
         return dropped
 

@@ -27,7 +27,7 @@ from broker_core.checks import check_call, checked_calls
 from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
-from broker_core.node.channel_commit import PIECE_SETTLES, Call
+from broker_core.node.channel_commit import Call
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
@@ -310,9 +310,7 @@ class LocalChannel:
     @uninterrupted
     def recover(self) -> int:
         """Requeues and counts unacked deliveries, except those acked in the open transaction."""
-        channel, count = self._channel, 0
-        for left in range(max(1, len(channel.unacked)), 0, -PIECE_SETTLES):  # consumers may get them again
-            count += self._run(partial(_recover, channel, min(left, PIECE_SETTLES)))
+        count = self._run(lambda _state, change, now: self._channel.recover(change, now))
         self._committer.published.tell_consumers()
         return count
 
@@ -399,13 +397,13 @@ class LocalChannel:
 
     @uninterrupted
     def _end(self, why: str) -> None:
-        """Closes the channel in one commit, after all its earlier work. What it held beyond some is requeued,
-        and its exclusive queues are deleted, in pieces: other work runs between two of them.
+        """Closes the channel in one commit, after all its earlier work, and then deletes its exclusive queues
+        in pieces: other work runs between two of them.
         """
         channel, topology = self._channel, self._topology
 
         def work(_state: BrokerState, change: Change, _now: int) -> None:
-            change.forgets.extend(channel.close(why, change, most=PIECE_SETTLES))
+            change.forgets.extend(channel.close(why, change))
 
         def delete(queues: list[Queue], _state: BrokerState, change: Change, _now: int) -> None:
             for queue in queues:
@@ -413,8 +411,6 @@ class LocalChannel:
 
         try:
             self._broker.run(work)
-            for _ in range(0, len(channel.unacked), PIECE_SETTLES):
-                self._broker.run(lambda _state, change, _now: channel.give_back(change, 0, PIECE_SETTLES))
             queues = topology.exclusive_queues(channel)
             for start in range(0, len(queues), DELETED):
                 self._broker.run(partial(delete, queues[start : start + DELETED]))
@@ -472,10 +468,6 @@ class LocalChannel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _recover(channel: Channel, most: int, _state: BrokerState, change: Change, now: int) -> int:
-    return channel.recover(change, now, most)
 
 
 def _as_bytes(what: str, value: object) -> bytes:

@@ -47,7 +47,7 @@ SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
 # So is, at its commit, one that reaches very many queues: a run of each takes less time than entries.
 MANY_ENTRIES, MANY_QUEUES = 10_000, 8  # of all messages, and of one on average
-PIECE_SETTLES, PIECE_REJECTS = 2_048, 512  # in one commit, of what a channel gathered or holds
+PIECE_SETTLES, PIECE_REJECTS = 2_048, 512  # in one commit of what a channel gathered outside a transaction
 _STEP = 256  # dead letters that are read under the lock at a time
 _BLOCK_ROWS = 16_384
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -125,10 +125,12 @@ class ChannelCommits:
         others commit in between.
         """
         settles = PIECE_REJECTS if transaction.rejects_many else PIECE_SETTLES
+        if any(outcome == "requeue" for _, _, outcome in transaction.settles):
+            settles = len(transaction.settles)  # in one: what was published later must not come between
         ends = list(self._ends(transaction)) if reaches_many_queues(transaction) else []
         if not ends and len(transaction.settles) <= settles:
             return [transaction]
-        return _cut(transaction, ends, settles)
+        return _cut(transaction, ends, max(1, settles))
 
     def _ends(self, transaction: Transaction) -> Iterator[int]:
         """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted

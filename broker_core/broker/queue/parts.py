@@ -34,6 +34,8 @@ def settle_parts(queue: Queue, parts: Parts) -> None:
 def requeue_parts(queue: Queue, parts: Parts) -> None:
     """Makes held entries ready again at their old places; later deliveries say redelivered."""
     queue.ready.let_go_all(parts)
-    unsettled = [part for start, end in parts for part in queue.progress.unsettled_within(start, end)]
-    if unsettled:
-        queue.ready.put_back(unsettled)
+    progress = queue.progress
+    if progress.holes.total or parts[0][0] < progress.floor:
+        parts = [part for start, end in parts for part in progress.unsettled_within(start, end)]
+    if parts:
+        queue.ready.put_back(parts)

@@ -37,7 +37,6 @@ from broker_core.errors import (
     TxmqError,
 )
 from broker_core.message.message import Message
-from broker_core.node.channel_commit import PIECE_SETTLES
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.channel_holder import channel_holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, TURN_S, ClientConnection, Server
@@ -354,7 +353,7 @@ class Session:
             consumer.writable = False
 
     def end(self, why: str, then: Callable[[], None] | None = None) -> None:
-        """Commit what was gathered, roll back, cancel the consumers and requeue; then call ``then``.
+        """Commit what was gathered, roll back, requeue and cancel the consumers; then call ``then``.
 
         A second call only calls ``then``.
         """
@@ -367,7 +366,7 @@ class Session:
         self.stop_deliveries()
         self.tick_commit.hand_over()
         self.connection.resume(self)
-        _give_up(self, why, then)
+        _close(self, why, then)
 
 
 def submit_steps(
@@ -390,21 +389,16 @@ def submit_steps(
     submit()
 
 
-def _give_up(session: Session, why: str, then: Callable[[], None] | None) -> None:
-    """Close its channel. What that held beyond some is requeued in pieces: others commit in between."""
+def _close(session: Session, why: str, then: Callable[[], None] | None) -> None:
+    """Close its channel in the broker; it is tried again until that has succeeded."""
     channel = session.channel
 
     def work(_state: BrokerState, change: Change, now: int) -> None:
-        change.forgets.extend(channel.close(why, change, now, PIECE_SETTLES))
+        change.forgets.extend(channel.close(why, change, now))
         session.state.topology.delete_abandoned(change)
 
-    def give_back(_state: BrokerState, change: Change, now: int) -> None:
-        channel.give_back(change, now, PIECE_SETTLES)
-
-    def ended(_answer: object, error: BaseException | None) -> None:
-        if channel.unacked and error is None:
-            session.commits.insist(give_back, ended, session)
-        elif then is not None:
+    def ended(_answer: object, _error: BaseException | None) -> None:
+        if then is not None:
             then()
 
     session.commits.insist(work, ended, session)

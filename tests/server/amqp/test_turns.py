@@ -18,7 +18,6 @@ from broker_core.message.message import Message
 from broker_core.node import channel_commit
 from broker_core.node.channel_commit import ChannelCommits
 from broker_core.server.amqp import connection, session
-from broker_core.server.amqp.commands import delivery
 from broker_core.store.memory import MemoryStore
 from tests.amqp_in_process import Leader, Served, ended, serving
 from tests.amqp_peer import Peer, content, encoded, peer
@@ -44,8 +43,8 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purge, "PARTS", 10)
     monkeypatch.setattr(channel_commit, "MANY_ENTRIES", 100)
-    for module in (channel_commit, session, delivery):
-        monkeypatch.setattr(module, "PIECE_SETTLES", 10)
+    for name in ("PIECE_SETTLES", "PIECE_REJECTS"):
+        monkeypatch.setattr(channel_commit, name, 10)
 
 
 def fanned(client: Peer, queues: int, **last: object) -> list[str]:
@@ -263,7 +262,7 @@ def test_a_purge_does_not_go_on_in_a_queue_of_the_same_name(served: Served, smal
 
 
 @pytest.mark.parametrize("way", ["recover", "close", "lost", "ack"])
-def test_what_a_channel_holds_is_given_back_or_acked_in_several_commits(
+def test_what_a_channel_holds_is_given_back_or_acked_in_parts(
     served: Served, small_pieces: None, way: str
 ) -> None:
     """Two consumers hold every second message each."""
@@ -329,3 +328,36 @@ def test_a_client_that_is_lost_while_its_transaction_is_written_leaves_nothing(
             ended(served, other)
         assert served.counts()["q0"] == 0
         assert not store._staged and not store._kept.blocks
+
+
+@pytest.mark.parametrize("way", ["nack", "recover", "close", "lost"])
+def test_what_is_given_back_comes_before_what_was_published_later(
+    served: Served, small_pieces: None, way: str
+) -> None:
+    """A consumer waits behind the single active one, which has its prefetch limit."""
+    with peer(served.url, 1) as client, peer(served.url, 1) as other:
+        single = {"x-single-active-consumer": True}
+        client.call(1, Q.Declare(queue="q", arguments=single), Q.DeclareOk)
+        client.call(1, B.Qos(prefetch_count=COUNT), B.QosOk)
+        client.call(1, B.Consume(queue="q", consumer_tag="c"), B.ConsumeOk)
+        other.call(1, B.Consume(queue="q", consumer_tag="c"), B.ConsumeOk)
+        client.write(publishes(range(2 * COUNT), "", "q"))
+        for _ in range(COUNT):
+            client.expect(B.Deliver, 1)
+            client.content(1)
+        if way == "lost":
+            client.abort()
+        elif way == "close":
+            client.send(1, commands.Channel.Close(200, "bye", 0, 0))
+        elif way == "nack":
+            client.send(1, B.Cancel("c"), B.Nack(delivery_tag=0, multiple=True, requeue=True))
+        else:
+            client.send(1, B.Cancel("c"), B.Recover(requeue=True))
+        found = []
+        for _ in range(2 * COUNT):
+            other.expect(B.Deliver, 1)
+            found.append(other.content(1)[1])
+        first = found.index(b"0")
+        assert found[first : first + COUNT] == sent(range(COUNT))
+        assert found[:first] + found[first + COUNT :] == sent(range(COUNT, 2 * COUNT))
+        assert first == 0 or way in ("nack", "recover")

@@ -19,11 +19,10 @@ from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Outcome, Settle
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message.message import Delivery
-from broker_core.node.channel_commit import PIECE_SETTLES
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import get_outcome
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import Session, submit_steps
+from broker_core.server.amqp.session import Session
 
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 
@@ -212,11 +211,7 @@ def _recover(
     if not method.requeue:
         raise NotImplementedFeature("requeue=false")
 
-    left = iter(range(len(session.channel.unacked), 0, -PIECE_SETTLES))  # consumers may get them again
+    def work(_state: BrokerState, change: Change, now: int) -> None:
+        session.channel.recover(change, now)
 
-    def step(_state: BrokerState, change: Change, now: int) -> bool:
-        most = next(left, 0)
-        session.channel.recover(change, now, min(most, PIECE_SETTLES))
-        return most <= PIECE_SETTLES
-
-    submit_steps(session, method, step, lambda: reply)
+    session.submit(method, work, lambda _: reply)
