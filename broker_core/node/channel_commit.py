@@ -125,12 +125,10 @@ class ChannelCommits:
         others commit in between.
         """
         settles = PIECE_REJECTS if transaction.rejects_many else PIECE_SETTLES
-        if any(outcome == "requeue" for _, _, outcome in transaction.settles):
-            settles = len(transaction.settles)  # in one: what was published later must not come between
         ends = list(self._ends(transaction)) if reaches_many_queues(transaction) else []
         if not ends and len(transaction.settles) <= settles:
             return [transaction]
-        return _cut(transaction, ends, max(1, settles))
+        return _cut(transaction, ends, settles)
 
     def _ends(self, transaction: Transaction) -> Iterator[int]:
         """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted
@@ -327,17 +325,17 @@ def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None
         publish_again(rights, state.topology, transaction, state.blocks)
 
 
-def _cut(transaction: Transaction, ends: Sequence[int], settles: int) -> list[Transaction]:
+def _cut(transaction: Transaction, ends: Sequence[int], most: int) -> list[Transaction]:
     """Splits one that is not atomic and not spilled. Returns its publishes, cut at ``ends``, and then its
-    settles, so many in a piece.
+    settles, ``most`` in a piece. What is requeued is one: what was published later must not come between.
     """
-    publishes = transaction.publishes
-    bounds = pairwise([0, *ends, len(publishes)])
-    found = [_piece(transaction, publishes[start:end], []) for start, end in bounds]
-    found[-1].settles = transaction.settles[:settles]
-    for start in range(settles, len(transaction.settles), settles):
-        found.append(_piece(transaction, [], transaction.settles[start : start + settles]))
-    return found
+    publishes, settles = transaction.publishes, transaction.settles
+    bounds = pairwise([0, *ends, len(publishes)] if publishes else [])
+    pieces = [_piece(transaction, publishes[start:end], []) for start, end in bounds]
+    requeued = [settle for settle in settles if settle.outcome == "requeue"]
+    others = [settle for settle in settles if settle.outcome != "requeue"] if requeued else settles
+    some = [others[start : start + most] for start in range(0, len(others), most)]
+    return pieces + [_piece(transaction, [], each) for each in (*some, requeued) if each]
 
 
 def _piece(whole: Transaction, publishes: list[Publish], settles: list[Settle]) -> Transaction:
@@ -345,7 +343,8 @@ def _piece(whole: Transaction, publishes: list[Publish], settles: list[Settle]) 
     piece.atomic, piece.connection = False, whole.connection
     piece.publishes, piece.settles = publishes, settles
     piece.messages = len(publishes)
-    piece.size_bytes = piece.unspilled_bytes = sum(len(publish.message.body) for publish in publishes)
+    piece.size_bytes = sum(len(message.body) for message, _, _ in publishes)
+    piece.unspilled_bytes = piece.size_bytes + sum(len(message.properties) for message, _, _ in publishes)
     piece.incoming = whole.incoming  # only whether there are any
     return piece
 

@@ -34,17 +34,18 @@ class Purge:
         if self._queue is not None and self._queue.deleted:
             return True
         queue = self._topology.purgeable(self._name, self._connection)
-        if self._queue is None:
-            self._queue, self._end = queue, queue.log.visible_end
-        parts, self._start = _left(queue, self._start, self._end)
+        last = self._end if self._queue is not None else queue.log.visible_end
+        parts, stop = _left(queue, self._start, last)
         if parts:
             settle_parts(queue, parts)
             purged(queue.ready, parts[0][0], parts[-1][1])
             for start, end in parts:
                 change.effects.note(PURGED, queue, start, end)
             queue.record(change)
-            self.count += sum(end - start for start, end in parts)
-        return self._start == self._end
+        # at the end, because a step that raises may be carried out again
+        self._queue, self._start, self._end = queue, stop, last
+        self.count += sum(end - start for start, end in parts)
+        return stop == last
 
 
 def _left(queue: Queue, start: int, end: int) -> tuple[list[list[int]], int]:

@@ -210,7 +210,7 @@ class Connection(asyncio.Protocol):
                     self._other(event)
             except Exception as error:
                 self.fail(event.channel, error, event.method)
-            if clock() > turn_ends and not self._paused:
+            if clock() > turn_ends and not self.protocol.holds():
                 self.pause("turn")
                 self.resume("turn")  # once the others have had theirs
         out = self._out

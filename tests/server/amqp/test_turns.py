@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 from pamqp import commands
 
 from broker_core.broker.message import purge
 from broker_core.broker.message.purge import Purge
+from broker_core.broker.transaction import transaction
 from broker_core.errors import ResourceShortage
 from broker_core.message.message import Message
 from broker_core.node import channel_commit
@@ -119,6 +121,31 @@ def test_others_have_their_turn_between_the_commands_of_one_packet(served: Serve
         assert bodies(client, "q0") == sent(range(COUNT))
 
 
+def test_a_connection_has_one_turn_in_an_iteration_of_the_loop(
+    served: Served, short_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where publishes that came together have to be carried out one by one."""
+    going = []
+    go_on = connection.Connection._go_on
+
+    def counted(self: connection.Connection) -> None:
+        going.append(1)
+        served.server.loop.call_soon(going.append, 0)
+        go_on(self)
+
+    with peer(served.url, 1) as client:
+        fanned(client, 1)
+        client.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
+        publish = B.Publish(exchange="f")
+        alike = b"".join(content(1, publish, b"%d" % at, expiration="60000") for at in range(COUNT))
+        monkeypatch.setattr(connection.Connection, "_go_on", counted)
+        client.write(alike)
+        confirmed(client, COUNT)
+        assert going.count(1) >= COUNT - 10
+        assert not any(left == right == 1 for left, right in pairwise(going))
+        assert bodies(client, "q0") == sent(range(COUNT))
+
+
 def test_what_waits_behind_a_commit_has_turns_and_stays_in_order(served: Served, short_turns: None) -> None:
     with peer(served.url, 1) as client, peer(served.url, 1) as other:
         fanned(client, 1)
@@ -212,6 +239,36 @@ def test_a_piece_that_fails_takes_the_rest_of_its_tick_with_it(
         monkeypatch.undo()
         found = bodies(other, "q0")
         assert found[:acked] == sent(range(acked)) and found == sent(range(len(found)))
+
+
+def test_a_requeue_beside_very_many_rejects_is_one_commit_among_theirs(
+    served: Served, small_pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "MANY_REJECTS", 20)
+    with peer(served.url, 1) as client:
+        client.call(1, Q.Declare(queue="dead"), Q.DeclareOk)
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        client.call(1, Q.Declare(queue="q", arguments=dead), Q.DeclareOk)
+        client.write(publishes(range(COUNT), "", "q"))
+        client.call(1, B.Consume(queue="q", consumer_tag="c"), B.ConsumeOk)
+        for _ in range(COUNT):
+            client.expect(B.Deliver, 1)
+            client.content(1)
+        client.call(1, B.Cancel("c"), B.CancelOk)
+        taken: list[list[str]] = []
+        pieces = ChannelCommits.pieces
+
+        def noted(self: ChannelCommits, whole: transaction.Transaction) -> list[transaction.Transaction]:
+            found = pieces(self, whole)
+            taken.extend([settle.outcome for settle in piece.settles] for piece in found)
+            return found
+
+        monkeypatch.setattr(ChannelCommits, "pieces", noted)
+        requeues = [B.Reject(delivery_tag=tag, requeue=True) for tag in range(1, 31)]
+        client.send(1, *requeues, B.Nack(delivery_tag=0, multiple=True, requeue=False))
+        assert client.count(1, "q") == 30 and client.count(1, "dead") == COUNT - 30
+        assert taken == [*[["reject"] * 10] * 9, ["requeue"] * 30]
+        assert bodies(client, "q") == sent(range(30)) and bodies(client, "dead") == sent(range(30, COUNT))
 
 
 def test_a_purge_is_several_commits_and_counts_all(
