@@ -145,7 +145,7 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
     ),
     "a closed channel gives back what it held": (
         a_delivery_comes_back,
-        lambda p: p.setattr(Channel, "give_back", nothing),
+        lambda p: p.setattr(Channel, "_give_back", nothing),
     ),
     "what is too old expires": (a_time_to_live_passes, lambda p: p.setattr(Expiry, "head_expired", no)),
     "a sealed block is named by its runs": (
