@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 from broker_core import failpoint
 from broker_core.node.local import LocalBroker
@@ -69,6 +70,17 @@ class Leader:
 
 
 def ended(served: Served, *but: Peer) -> None:
-    """Wait until the broker has nothing left of connections that are gone."""
-    while len(served.server.connections) > len(but) or not served.server.commits.idle:
+    """Wait until the broker has nothing left of connections that are gone. It is asked in its loop: between
+    two steps of a commit nothing seems to wait.
+    """
+    server = served.server
+
+    def look(found: Future[bool]) -> None:
+        found.set_result(len(server.connections) <= len(but) and server.commits.idle)
+
+    while True:
+        found: Future[bool] = Future()
+        server.loop.call_soon_threadsafe(look, found)
+        if found.result(600):
+            return
         threading.Event().wait(0.005)
