@@ -102,16 +102,7 @@ class IntervalSet:
             elif end > ends[-1]:
                 ends[-1] = end
         if self._undo is not None:
-            self._undo.append(
-                (
-                    self._restore,
-                    low,
-                    low + len(starts),
-                    self._starts[low:high],
-                    self._ends[low:high],
-                    self.total,
-                )
-            )
+            self._undo.append((self._restore, low, low + len(starts), *before))
         self.total += sum(ends) - sum(starts) - sum(known.values()) + sum(known)
         self._starts[low:high] = starts
         self._ends[low:high] = ends

@@ -65,16 +65,12 @@ class Spilled(NamedTuple):
         restart and others meet.
         """
         transient = _unpacked(self.transient, self.rows) if self.transient else None
-        if transient is None or transient.all():
-            for queue, selection in self.selections:
-                if not queue.deleted:
-                    yield Share(queue, selection, transient is None and queue.written)
-            return
+        alike = transient is None or bool(transient.all())
         for queue, selection in self.selections:
             if queue.deleted:
                 continue
-            if not queue.written:
-                yield Share(queue, selection, False)
+            if transient is None or alike or not queue.written:
+                yield Share(queue, selection, transient is None and queue.written)
                 continue
             rows = row_numbers(selection)
             flags = transient[rows]

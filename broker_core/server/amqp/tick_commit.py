@@ -100,18 +100,16 @@ class TickCommit:
         if len(transaction.publishes) > 1 or len(transaction.settles) > 1:
             found = session.broker.channel_commits.pieces(transaction)
         confirms = session.channel.confirming
-        if len(found) == 1 and not self._pieces:
-            count = transaction.messages if confirms else 0
-            self._commit(_Piece(transaction, self.published - count, count, True))
-            return
-        first = not self._pieces
-        before = self.published - sum(piece.messages for piece in found) if confirms else 0
-        for piece in found:
-            count = piece.messages if confirms else 0
-            self._pieces.append(_Piece(piece, before, count, piece is found[-1]))
-            before += count
-        if first:
-            self._commit(self._pieces[0])
+        before = self.published - sum(each.messages for each in found)
+        pieces: list[_Piece] = []
+        for each in found:
+            pieces.append(_Piece(each, before, each.messages if confirms else 0, each is found[-1]))
+            before += each.messages
+        in_line = bool(self._pieces)
+        if in_line or len(pieces) > 1:
+            self._pieces += pieces
+        if not in_line:
+            self._commit(pieces[0])
 
     def _commit(self, piece: _Piece) -> None:
         session, transaction = self._session, piece.transaction

@@ -78,6 +78,16 @@ def sent(numbers: Sequence[int]) -> list[bytes]:
     return [b"%d" % number for number in numbers]
 
 
+def hold_all(client: Peer) -> None:
+    """Publishes ``COUNT`` messages to ``q``, which the channel holds then."""
+    client.write(publishes(range(COUNT), "", "q"))
+    client.call(1, B.Consume(queue="q", consumer_tag="c"), B.ConsumeOk)
+    for _ in range(COUNT):
+        client.expect(B.Deliver, 1)
+        client.content(1)
+    client.call(1, B.Cancel("c"), B.CancelOk)
+
+
 def confirmed(client: Peer, count: int) -> list[int]:
     """The numbers of acks, which are in order, until ``count`` is confirmed."""
     found: list[int] = []
@@ -249,12 +259,7 @@ def test_a_requeue_beside_very_many_rejects_is_one_commit_among_theirs(
         client.call(1, Q.Declare(queue="dead"), Q.DeclareOk)
         dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
         client.call(1, Q.Declare(queue="q", arguments=dead), Q.DeclareOk)
-        client.write(publishes(range(COUNT), "", "q"))
-        client.call(1, B.Consume(queue="q", consumer_tag="c"), B.ConsumeOk)
-        for _ in range(COUNT):
-            client.expect(B.Deliver, 1)
-            client.content(1)
-        client.call(1, B.Cancel("c"), B.CancelOk)
+        hold_all(client)
         taken: list[list[str]] = []
         pieces = ChannelCommits.pieces
 
@@ -276,12 +281,7 @@ def test_a_purge_is_several_commits_and_counts_all(
 ) -> None:
     with peer(served.url, 1) as client, peer(served.url, 1) as other:
         client.call(1, Q.Declare(queue="q"), Q.DeclareOk)
-        client.write(publishes(range(COUNT), "", "q"))
-        client.call(1, B.Consume(queue="q", consumer_tag="c"), B.ConsumeOk)
-        for _ in range(COUNT):
-            client.expect(B.Deliver, 1)
-            client.content(1)
-        client.call(1, B.Cancel("c"), B.CancelOk)
+        hold_all(client)
         for tag in range(1, COUNT, 4):
             client.send(1, B.Ack(delivery_tag=tag))
         for tag in range(3, COUNT + 1, 4):

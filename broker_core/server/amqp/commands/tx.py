@@ -6,7 +6,9 @@ Not here: the steps of a commit (``node/channel_commit.py``), what it means (``b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
@@ -20,6 +22,8 @@ from broker_core.node.channel_commit import DeadLetterBatch, reaches_many_queues
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Move, Session
+
+T = TypeVar("T")
 
 
 @command
@@ -43,68 +47,60 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     steps = session.broker.channel_commits
     if reaches_many_queues(transaction):  # 1. spill
         session.move(Move.submit)
-        session.commits.aside(
-            partial(steps.write, transaction), partial(_spilled, session, method, transaction)
-        )
+        write = partial(steps.write, transaction)
+        _aside(session, method, write, lambda spilled: [spilled.block_id], partial(_spilled, session, method))
         return
-    steps.spill_large(transaction, prepare=bool(named.prepare))
+    if transaction.is_large:
+        steps.spill_large(transaction, prepare=bool(named.prepare))
     session.move(Move.submit)
     _write_ahead(session, method, transaction)
 
 
-def _spilled(
-    session: Session,
-    method: m.TxCommit,
-    transaction: Transaction,
-    spilled: Spilled | None,
-    error: BaseException | None,
-) -> None:
+def _spilled(session: Session, method: m.TxCommit, spilled: Spilled | None) -> None:
     """What reaches very many queues is in a segment."""
-    if session.ended:
-        if spilled is not None:
-            _discard(session, [spilled.block_id])
-    elif error is not None:
-        session.fail(error, method)
-    else:
-        if spilled is not None:
-            transaction.spill(spilled)
-        _write_ahead(session, method, transaction)
+    transaction = session.channel.transaction
+    if spilled is not None:
+        transaction.spill(spilled)
+    _write_ahead(session, method, transaction)
 
 
 def _write_ahead(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
     """2. write ahead"""
-    if not session.named.prepare and transaction.rejects_many:
-        steps = session.broker.channel_commits
-        session.commits.aside(
-            partial(steps.write_ahead, transaction), partial(_written_ahead, session, method, transaction)
-        )
-    else:
+    if session.named.prepare or not transaction.rejects_many:
         _submit(session, method, transaction)
+        return
 
-
-def _written_ahead(
-    session: Session,
-    method: m.TxCommit,
-    transaction: Transaction,
-    dead_letters: DeadLetterBatch | None,
-    error: BaseException | None,
-) -> None:
-    """Its many dead letters are in segments."""
-    if session.ended:
-        if dead_letters is not None:
-            _discard(session, dead_letters.appended)
-    elif dead_letters is None:
-        assert error is not None
-        session.fail(error, method)
-    else:
+    def go_on(dead_letters: DeadLetterBatch | None) -> None:
+        assert dead_letters is not None
         dead_letters.apply(transaction)
         _submit(session, method, transaction)
 
+    write = partial(session.broker.channel_commits.write_ahead, transaction)
+    _aside(session, method, write, lambda dead_letters: dead_letters.appended, go_on)
 
-def _discard(session: Session, block_ids: list[BlockId]) -> None:
-    """Its session ended meanwhile."""
-    discard = partial(session.broker.channel_commits.discard, block_ids)
-    session.commits.aside(discard, lambda _answer, _error: None)
+
+def _aside(
+    session: Session,
+    method: m.TxCommit,
+    write: Callable[[], T | None],
+    appended: Callable[[T], list[BlockId]],
+    go_on: Callable[[T | None], None],
+) -> None:
+    """Writes to segments in another thread, then goes on here. If the session ended meanwhile, what was
+    ``appended`` is forgotten.
+    """
+
+    def written(found: T | None, error: BaseException | None) -> None:
+        if session.ended:
+            if found is not None:
+                discard = partial(session.broker.channel_commits.discard, appended(found))
+                session.commits.aside(discard, lambda _answer, _error: None)
+        elif error is not None:
+            session.fail(error, method)
+        else:
+            go_on(found)
+
+    session.commits.aside(write, written)
 
 
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
