@@ -252,7 +252,7 @@ class Channel:
         if self.transactional:
             taken = [unacked.pop(held) for held in tags]
             self.marked.update(zip(tags, [(found, outcome) for found in taken], strict=True))
-            settles += [_new(Settle, (queue, offset, outcome)) for queue, offset, _ in taken]
+            transaction.settle([_new(Settle, (queue, offset, outcome)) for queue, offset, _ in taken])
             return
         for held in tags:  # mostly one
             queue, offset, consumer = unacked.pop(held)

@@ -7,7 +7,7 @@ become visible and durable together, or not at all. The committer (``node/commit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from broker_core.broker.state.change import BROKER, CONSUMED, Change, Numbers, W
 from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.spilled import Spilled
-from broker_core.broker.transaction.transaction import State, Transaction, TransactionNames
+from broker_core.broker.transaction.transaction import Settle, State, Transaction, TransactionNames
 from broker_core.errors import PreconditionFailed, TransactionState
 from broker_core.ids import NO_SEQUENCE, CommitSequence, QueueId
 from broker_core.message.message import Message
@@ -40,7 +40,8 @@ class CommitResult(NamedTuple):
     """The result of a commit: its sequence number (NO_SEQUENCE: nothing was published, outside a
     transaction), and mandatory messages whose queues have been deleted.
 
-    ``rejected``: indexes in ``publishes`` that a full queue refused, in a transaction that is not atomic.
+    ``rejected``: indexes in ``publishes`` that a full queue refused, in a transaction that is not atomic;
+    ``left``: its rejects whose dead letters are too many for one commit, for another one.
     ``dropped``: messages and settlements of a prepared transaction that have no effect because their queue
     was deleted.
     """
@@ -48,6 +49,7 @@ class CommitResult(NamedTuple):
     sequence: CommitSequence
     returned: list[Message]
     rejected: list[int] = []
+    left: Sequence[Settle] = ()
     dropped: int = 0
 
 
@@ -101,6 +103,8 @@ class Commits:
                 self._names.check_new(xid)
         if settles:
             self._settlement.check_readable(settles)
+            if transaction.atomic and transaction.letters is not None:
+                self._settlement.check_letters(transaction, transaction.letters, now)
         returned: list[Message] = []
         for spilled in transaction.spilled:
             returned += self._unreached(spilled)
@@ -122,17 +126,18 @@ class Commits:
             )
         for staged in transaction.staged:
             self._stored.enqueue_staged(change, staged, now)
+        left: Sequence[Settle] = ()
         if settles:
-            self._settlement.settle(change, settles, now)
+            left = self._settlement.settle(change, settles, now, whole=transaction.atomic)
         for queue, start, end in transaction.consumed:
             queue.settle(start, end)
             change.effects.note(CONSUMED, queue, start, end)
             queue.record(change)
-        for dead_letter_block in transaction.dead_letter_blocks:
-            self._stored.enqueue_dead_letters(change, dead_letter_block, now)
+        for letters in transaction.letters_ahead:
+            self._stored.enqueue_letters(change, letters, now)
         if xid and not transaction.decided:
             self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
-        return _new(CommitResult, (change.sequence, returned, rejected, 0))
+        return _new(CommitResult, (change.sequence, returned, rejected, left, 0))
 
     def publish(self) -> None:
         """Makes the durable commits in progress visible. The committer calls it under the state lock."""
@@ -243,6 +248,7 @@ class Prepared:
         self._transactions.become(transaction, State.ROLLED_BACK)
         self._overflow.give_room_back(transaction.incoming)
         self._settlement.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change, now)
+        change.forgets += [spilled.block_id for _, spilled in transaction.letters_ahead]
         self._names.outcomes.remember(change, OutcomeRecord(key, "rolled_back", now))
         self._forget(change, key)
 

@@ -428,9 +428,10 @@ class LocalChannel:
         single = self._channel.take()
         if not single:
             return
-        pieces = [single] if single.rejects_many else self._commits.pieces(single)
+        pieces = self._commits.pieces(single)
         for place, piece in enumerate(pieces):
             piece.atomic = True
+            piece.expect_letters(piece.settles)
             try:
                 self._commit(piece)
             # what it acked has left this channel, so it must be requeued here

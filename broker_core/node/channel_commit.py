@@ -1,22 +1,22 @@
 """The commit of a channel, the same behind every door: AMQP, Flight, and this process.
 
     1. spill         what is too much for the catalog is written to a segment
-    2. write ahead   very many dead letters are written to segments, in a thread that may wait
-    3. commit        one work: the rights are asked again, and all of the transaction becomes one change
-    4. finish        the channel begins its next transaction (``Channel.finish``)
+    2. commit        one work: the rights are asked again, and all of the transaction becomes one change
+       write ahead   if it has too many dead letters for that, or they reach too many queues: they are written
+                     to segments (``letters_ahead.py``), and it is tried again
+    3. finish        the channel begins its next transaction (``Channel.finish``)
 
 A caller that may wait calls :meth:`ChannelCommits.run`. The loop of AMQP calls the steps, and waits between
 them in its own way (``server/amqp/commands/tx.py``).
 
 Not here: what a commit means (``broker/commit.py``), groups of commits (``committer.py``).
-Invariant: until step 3 nothing that the transaction holds is visible, and what steps 1 and 2 have written is
-forgotten if step 3 fails.
+Invariant: until step 2 nothing that the transaction holds is visible, and what was written before is
+forgotten if step 2 fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -27,14 +27,16 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.commit import CommitResult
-from broker_core.broker.message.dead_letter import DeadLetters
-from broker_core.broker.message.removals import messages_of
-from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import Change, InboxRow
+from broker_core.broker.message.settlement import MANY_REJECTS
+from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, spill
-from broker_core.broker.transaction.transaction import DeadLetterBlock, Settle, Transaction, to_rows
-from broker_core.errors import CorruptSegment, DataLoss, Unroutable
+from broker_core.broker.transaction.transaction import (
+    Settle,
+    Transaction,
+    to_rows,
+)
+from broker_core.errors import Unroutable
 from broker_core.ids import BlockId
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
@@ -48,33 +50,8 @@ SPILL_BYTES = 4 * 1024 * 1024
 # So is, at its commit, one that reaches very many queues: a run of each takes less time than entries.
 MANY_ENTRIES, MANY_QUEUES = 10_000, 8  # of all messages, and of one on average
 PIECE_SETTLES, PIECE_REJECTS = 2_048, 512  # in one commit of what a channel gathered outside a transaction
-_STEP = 256  # dead letters that are read under the lock at a time
-_BLOCK_ROWS = 16_384
-_BLOCK_BYTES = 4 * 1024 * 1024
 
 Call = tuple[str, int]  # of a channel that another process holds: its id, and the number of the call
-
-
-@dataclass
-class DeadLetterBatch:
-    """Copies in segments; ``places`` are the indexes of their rejects in ``settles``. They are routed at the
-    commit. A reject that was not copied (additional routing keys, a message that cannot be read) stays a
-    reject, which the commit handles as usual.
-    """
-
-    dead_letter_blocks: list[DeadLetterBlock] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-
-    def apply(self, transaction: Transaction) -> None:
-        settles = transaction.settles
-        for place in self.places:
-            queue, offset, _ = settles[place]
-            settles[place] = Settle(queue, offset, "copied")
-        transaction.dead_letter_blocks += self.dead_letter_blocks
-
-    @property
-    def appended(self) -> list[BlockId]:
-        return [dead_letter_block.block_id for dead_letter_block in self.dead_letter_blocks]
 
 
 class ChannelCommits:
@@ -103,13 +80,11 @@ class ChannelCommits:
         call: Call | None = None,
         routed: bool = False,
     ) -> CommitResult:
-        """Steps 1 to 3, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
+        """Steps 1 and 2, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
         Raises what ``commit`` raises, StoreFailed, and Unroutable.
         """
         if transaction.transactional:  # one publish or ack is no more than a row
             self.spill_large(transaction)
-        if transaction.settles and transaction.rejects_many:
-            self.write_ahead(transaction).apply(transaction)
 
         def work(_state: BrokerState, change: Change, now: int) -> CommitResult:
             committed = self.commit(channel, transaction, rights, call, change, now)
@@ -124,7 +99,8 @@ class ChannelCommits:
         """Returns what a channel gathered outside a transaction, cut where it is too much for one commit:
         others commit in between.
         """
-        settles = PIECE_REJECTS if transaction.rejects_many else PIECE_SETTLES
+        rejects = sum(outcome == "reject" for _, _, outcome in transaction.settles)
+        settles = PIECE_REJECTS if rejects >= MANY_REJECTS else PIECE_SETTLES
         ends = list(self._ends(transaction)) if reaches_many_queues(transaction) else []
         if not ends and len(transaction.settles) <= settles:
             return [transaction]
@@ -197,78 +173,12 @@ class ChannelCommits:
                 # otherwise each message is checked for room, or some are never written
                 self.spill(transaction)
 
-    # -- 2. write ahead --------------------------------------------------------------------------------------
-    def write_ahead(self, transaction: Transaction) -> DeadLetterBatch:
-        """If ``Transaction.rejects_many``, in a thread that may wait: writes the dead letters. ``apply`` the
-        result, or ``discard`` what it has appended.
-
-        A commit blocks all others, so it must not make fifty thousand copies. They are made before, a few at
-        a time under the lock; the transaction must not change meanwhile.
-        """
-        dead_letters = DeadLetterBatch()
-        places: dict[Queue, list[int]] = {}
-        for place, (queue, _, outcome) in enumerate(transaction.settles):
-            if outcome == "reject" and queue.arguments.dead_letters:
-                places.setdefault(queue, []).append(place)
-        try:
-            for queue, found in places.items():
-                rejects = [(place, transaction.settles[place].offset) for place in found]
-                self._write_queue_ahead(queue, rejects, dead_letters)
-        except BaseException:
-            if self._committer.failure is None:
-                self.discard(dead_letters.appended)
-            raise
-        return dead_letters
-
-    def _write_queue_ahead(
-        self, queue: Queue, rejects: list[tuple[int, int]], dead_letters: DeadLetterBatch
-    ) -> None:
-        """Writes the copies of the rejects of one queue; ``rejects`` are indexes and offsets."""
-        exchange, key = queue.arguments.dead_letter_exchange, queue.arguments.dead_letter_routing_key
-        letters = DeadLetters(queue.name, "rejected", exchange, key, self._clock(), self._state.names.of)
-        messages: list[Message] = []
-        copied: list[int] = []
-        size_bytes = 0
-
-        def write() -> None:
-            nonlocal messages, copied, size_bytes
-            if messages:
-                rows = to_rows(messages)
-                info = self._append(rows)
-                keys = rows.select(["routing_key", "properties"])
-                dead_letters.dead_letter_blocks.append(
-                    DeadLetterBlock(queue, exchange, info.block_id, info.rows, info.size_bytes, keys)
-                )
-                dead_letters.places += copied
-            messages, copied, size_bytes = [], [], 0
-
-        for start in range(0, len(rejects), _STEP):
-            step = rejects[start : start + _STEP]
-            try:
-                rows = self._rows(queue, [offset for _, offset in step])
-            except (CorruptSegment, DataLoss):
-                continue  # the commit raises it
-            if len(rows) != len(step):
-                continue  # some are settled
-            for (place, _), row in zip(step, rows, strict=True):
-                message, keys, _ = letters.copy(row)
-                if not keys:
-                    messages.append(message)
-                    copied.append(place)
-                    size_bytes += len(message.body)
-            if len(messages) >= _BLOCK_ROWS or size_bytes >= _BLOCK_BYTES:
-                write()
-        write()
-
-    def _rows(self, queue: Queue, offsets: list[int]) -> list[InboxRow]:
-        return self._committer.read(lambda _state: [] if queue.deleted else messages_of(queue, offsets))
-
     def discard(self, block_ids: list[BlockId]) -> None:
         """Forgets the bytes of a transaction that ended without them."""
         if block_ids:
             self._committer.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
-    # -- 3. commit -------------------------------------------------------------------------------------------
+    # -- 2. commit -------------------------------------------------------------------------------------------
     def commit(
         self,
         channel: Channel,
@@ -331,17 +241,18 @@ def _cut(transaction: Transaction, ends: Sequence[int], most: int) -> list[Trans
     """
     publishes, settles = transaction.publishes, transaction.settles
     bounds = pairwise([0, *ends, len(publishes)] if publishes else [])
-    pieces = [_piece(transaction, publishes[start:end], []) for start, end in bounds]
+    pieces = [cut_piece(transaction, publishes[start:end], []) for start, end in bounds]
     requeued = [settle for settle in settles if settle.outcome == "requeue"]
     others = [settle for settle in settles if settle.outcome != "requeue"] if requeued else settles
     some = [others[start : start + most] for start in range(0, len(others), most)]
-    return pieces + [_piece(transaction, [], each) for each in (*some, requeued) if each]
+    return pieces + [cut_piece(transaction, [], each) for each in (*some, requeued) if each]
 
 
-def _piece(whole: Transaction, publishes: list[Publish], settles: list[Settle]) -> Transaction:
+def cut_piece(whole: Transaction, publishes: list[Publish], settles: Sequence[Settle]) -> Transaction:
+    """Returns a part of what a channel gathered outside a transaction."""
     piece = Transaction(whole.limits, whole.opened_us)
     piece.atomic, piece.connection = False, whole.connection
-    piece.publishes, piece.settles = publishes, settles
+    piece.publishes, piece.settles = publishes, list(settles)
     piece.messages = len(publishes)
     piece.size_bytes = sum(len(message.body) for message, _, _ in publishes)
     piece.unspilled_bytes = piece.size_bytes + sum(len(message.properties) for message, _, _ in publishes)

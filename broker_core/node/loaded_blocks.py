@@ -24,6 +24,7 @@ from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.block import Blocks, NotLoaded
 from broker_core.broker.state.change import InboxRow
+from broker_core.broker.transaction.transaction import LettersNotAhead, Transaction
 from broker_core.ids import BlockId
 from broker_core.store.port import Store
 
@@ -54,13 +55,16 @@ class Look:
 
 
 class LoadedBlocks:
-    """``loaded``: what was loaded for the caller that has the lock."""
+    """``loaded``: what was loaded for the caller that has the lock. ``write_ahead``: what the node does for
+    ``LettersNotAhead`` (``letters_ahead.py``).
+    """
 
-    __slots__ = ("_store", "loaded")
+    __slots__ = ("_store", "loaded", "write_ahead")
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.loaded = NOTHING
+        self.write_ahead: Callable[[Transaction], None]
 
     def get(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
         """Returns a block, or the ``part`` of it that is needed, under the lock. Raises NotLoaded, and what
@@ -79,6 +83,9 @@ class LoadedBlocks:
 
     def load(self, missing: NotLoaded, loaded: Loaded, look: Look) -> None:
         """Loads blocks into ``loaded``, without the lock. Raises nothing that reading a block raises."""
+        if isinstance(missing, LettersNotAhead):
+            self.write_ahead(missing.transaction)
+            return
         prepare = missing.prepare
         while True:
             found = loaded if prepare is None else {}

@@ -33,6 +33,7 @@ from broker_core.node.channel_commit import ChannelCommits
 from broker_core.node.committer import Committer, SteadyClock, Work, changes, now_us
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import HeldChannels
+from broker_core.node.letters_ahead import LettersAhead
 from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Look, Part, open_rows
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
@@ -79,6 +80,9 @@ class Node:
         self.held = HeldChannels()
         self.committer = Committer(self.state, store, loaded_blocks, clock)
         self.channel_commits = ChannelCommits(self.state, self.committer, self.append, clock)
+        loaded_blocks.write_ahead = LettersAhead(
+            self.committer, self.append, self.channel_commits.discard, clock
+        ).write
         self.upkeep = Upkeep(self.committer, self.state, store, clock)
         if upkeep:
             self.upkeep.start()

@@ -1,4 +1,5 @@
-"""Dead letters: the new headers of a message, and the queues where it would start a cycle.
+"""Dead letters: the new headers of a message, and where it goes, without the queues where it would start a
+cycle.
 
 Not here: when messages are dead-lettered (``messages.py``). ``x-death`` and ``x-first-death-*`` are
 RabbitMQ's. ``x-original-transaction`` is the id of the transaction that first published the message, as in
@@ -14,7 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from broker_core.broker.queue import Queues
+from broker_core.broker.routing.exchange import Exchange, widest
 from broker_core.broker.state.change import InboxRow
+from broker_core.broker.transaction.publish import Publish
 from broker_core.errors import RemoteProtocolError
 from broker_core.message.field_table import Timestamp
 from broker_core.message.message import Message
@@ -61,7 +64,7 @@ class DeadLetters:
         self,
         queue: str,
         reason: Reason,
-        exchange: str,
+        exchange: Exchange,
         routing_key: str | None,
         now_us: int,
         transaction_of: Callable[[InboxRow], str],
@@ -93,7 +96,7 @@ class DeadLetters:
                 keys, deaths = found
             except Exception:  # whatever they contain
                 properties = self._wrapped(row)
-        return _new(Copy, (_new(Message, (row.body, key, self._exchange, properties)), keys, deaths))
+        return _new(Copy, (_new(Message, (row.body, key, self._exchange.name, properties)), keys, deaths))
 
     def _first_death(self, row: InboxRow) -> bytes:
         """Returns the properties in the usual case: no header that a death writes exists yet."""
@@ -141,7 +144,24 @@ class DeadLetters:
         found += (copies, deaths)
         return changed
 
-    def allowed(self, queues: Queues, deaths: Deaths) -> Queues:
+    @property
+    def widest(self) -> int:
+        """Returns how many queues a copy may reach at most."""
+        if self._routing_key is None or self._exchange.by_headers:
+            return widest(self._exchange)
+        return len(self._exchange.route(self._routing_key))
+
+    def publish(self, row: InboxRow) -> Publish | None:
+        """Returns the copy and its queues; None: no queue gets it."""
+        message, keys, deaths = self.copy(row)
+        if keys:
+            queues = self._exchange.route_all((message.routing_key, *keys), message.properties)
+        else:
+            queues = self._exchange.route(message.routing_key, message.properties)
+        queues = self._allowed(queues, deaths)
+        return _new(Publish, (message, queues, False)) if queues else None
+
+    def _allowed(self, queues: Queues, deaths: Deaths) -> Queues:
         """Returns the ``queues`` that the copy may go to: not one where it died before, unless it was
         rejected since then (or just now).
         """

@@ -152,14 +152,14 @@ class Expiry:
         left: list[Queue] = []
         cut: list[Queue] = []
         missing: list[NotLoaded] = []
-        removals = Removals(change.effects)
+        removals = self._messages.removals(change, now)
         room, room_bytes = limit, SLICE_BYTES
         for queue in looked:
-            if room <= 0 or room_bytes <= 0 or len(missing) == TOGETHER:
+            if room <= 0 or room_bytes <= 0 or removals.full or len(missing) == TOGETHER:
                 left.append(queue)
                 continue
             changed, done = queue.has_news, False
-            while not done and room > 0 and room_bytes > 0:
+            while not (done or removals.full) and room > 0 and room_bytes > 0:
                 try:
                     cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, removals)
                 except NotLoaded as wanted:
@@ -197,7 +197,7 @@ class Expiry:
             if not entries or queue.progress.is_settled(entries[0]):
                 return 0, 0, True
             if unread:
-                leave(queue, entries, [], "expired", removals)
+                leave(queue, entries, "expired", removals.effects)
                 return 1, 0, False
             rows, reason, whole = self._late(queue, entries, now, room_bytes)
         except NotLoaded:
@@ -206,12 +206,13 @@ class Expiry:
         except (StoreError, ResourceShortage):  # it stays until it can be read
             queue.ready.untake(entries)
             return 0, 0, True
-        late = len(rows)
+        late = removals.add(queue, rows, reason)
         queue.ready.untake(entries[late:])
         if not late:
             return 0, 0, True
-        leave(queue, entries[:late], rows, reason, removals)
-        return late, sum(len(row.body) for row in rows) if queue.arguments.dead_letters else 0, not whole
+        leave(queue, entries[:late], reason, removals.effects)
+        size_bytes = sum(len(row.body) for row in rows[:late]) if queue.arguments.dead_letters else 0
+        return late, size_bytes, not whole and late == len(rows)
 
     def _unread(self, queue: Queue, now: int) -> int:
         """Returns how many entries at the head expire without being read: they are of one stored commit, and

@@ -13,6 +13,7 @@ much for one commit leaves its queue in a later one (``PendingChecks.overfull``)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,18 @@ import pyarrow as pa
 
 from broker_core.broker.message.append_many import append_many
 from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
-from broker_core.broker.message.dead_letter import DeadLetters
+from broker_core.broker.message.dead_letter import DeadLetters, Reason
 from broker_core.broker.message.overflow import Overflow
-from broker_core.broker.message.removals import Removals, Removed
+from broker_core.broker.message.removals import Removals
 from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.routing.routing import route_rows
 from broker_core.broker.state.block import Blocks, RowSelection, selected_rows
 from broker_core.broker.state.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
+from broker_core.broker.transaction.letters import SpilledLetters
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled
-from broker_core.broker.transaction.transaction import DeadLetterBlock, StagedMessages, TransactionNames
+from broker_core.broker.transaction.transaction import StagedMessages, TransactionNames
 from broker_core.errors import RemoteProtocolError
 from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, QueueId
 from broker_core.message.message import Message
@@ -99,7 +100,7 @@ class Messages:
             if not atomic:
                 for queue in queues:
                     if queue.arguments.refuses:
-                        removals = Removals(change.effects) if removals is None else removals
+                        removals = self.removals(change, now) if removals is None else removals
                         queues = self._accepting(change, message, queues, now, index, rejected, removals)
                         break
                 if not queues:
@@ -141,7 +142,7 @@ class Messages:
                 change.rows.append(entry)
             for queue in queues:
                 if queue.arguments.limited:
-                    removals = Removals(change.effects) if removals is None else removals
+                    removals = self.removals(change, now) if removals is None else removals
                     self._overflow.cut(change, queue, now, removals)
         if given is None and removals:
             self.dead_letter_all(change, removals, now)
@@ -178,7 +179,7 @@ class Messages:
                     message.body,
                     b"",
                 )
-                removals.append(Removed(queue, [row], "maxlen"))
+                removals.add(queue, [row], "maxlen", whole=True)
         return tuple(queue for queue in queues if queue not in full)
 
     # -- others ----------------------------------------------------------------------------------------------
@@ -212,35 +213,36 @@ class Messages:
         row = self._blocks.row(run.block.block_id, number)
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
-    def dead_letter_all(self, change: Change, removals: Removals, now: int) -> None:
-        """Dead-letters the messages in ``removals``, and those dropped from full queues by that, in order. It
-        never raises, whatever the messages contain.
+    def removals(self, change: Change, now: int) -> Removals:
+        """Returns an empty one; ``dead_letter_all`` must follow in the same change."""
+        return Removals(change.effects, partial(self.letters, now))
+
+    def letters(self, now: int, queue: Queue, reason: Reason) -> DeadLetters | None:
+        """Returns what makes the dead letters of a queue; None, as in RabbitMQ: its exchange does not exist
+        and gets nothing.
         """
+        topology, arguments = self._virtual_hosts.by_name.get(queue.vhost), queue.arguments
+        source = topology.exchanges.get(arguments.dead_letter_exchange) if topology is not None else None
+        if source is None:
+            return None
+        key = arguments.dead_letter_routing_key
+        return DeadLetters(queue.name, reason, source, key, now, self._names.of)
+
+    def widest(self, queue: Queue) -> int:
+        """Returns how many queues a dead letter of ``queue`` may reach at most."""
+        letters = self.letters(0, queue, "rejected")
+        return 0 if letters is None else letters.widest
+
+    def dead_letter_all(self, change: Change, removals: Removals, now: int) -> None:
+        """Enqueues the dead letters in ``removals``, and those of what is dropped from full queues by that,
+        in order. It never raises, whatever the messages contain.
+        """
+        effects = change.effects
         while removals:
-            queue, rows, reason = removals.popleft()
-            source = (
-                self._virtual_hosts.by_name[queue.vhost].exchanges.get(queue.arguments.dead_letter_exchange)
-                if queue.arguments.dead_letters and queue.vhost in self._virtual_hosts.by_name
-                else None
-            )
-            if source is None:
-                continue  # as in RabbitMQ: an exchange that does not exist gets nothing
-            letters = DeadLetters(
-                queue.name, reason, source.name, queue.arguments.dead_letter_routing_key, now, self._names.of
-            )
-            publishes: list[Publish] = []
-            for row in rows:
-                message, keys, deaths = letters.copy(row)
-                queues = source.route(message.routing_key, message.properties)
-                for key in keys:
-                    queues = tuple(dict.fromkeys((*queues, *source.route(key, message.properties))))
-                queues = letters.allowed(queues, deaths)
-                if queues:
-                    publishes.append(_new(Publish, (message, queues, False)))
-            if publishes:
-                change.effects.source = queue
-                self.enqueue(change, publishes, now, removals=removals)
-                change.effects.source = None
+            effects.source, publishes = removals.popleft()
+            effects.letters = True
+            self.enqueue(change, publishes, now, removals=removals)
+            effects.letters, effects.source = False, None
 
 
 class StoredMessages:
@@ -266,16 +268,12 @@ class StoredMessages:
         size_bytes: int,
         routes: Mapping[QueueId, RowSelection],
         now: int,
-        *,
-        expiring: bool | None = None,
-        readable: bool = True,
     ) -> dict[QueueId, int]:
         """Makes a stored block visible: one run per queue id of ``routes``. Deleted
         queues are left out. Returns the first offset per queue id.
 
-        A block that is not known yet is named by ``change``. ``expiring``: whether a message has its own
-        expiration; None: not known. Not ``readable``: it is not named yet, so a queue that becomes too long
-        is cut in a later commit. A transient message among the rows counts as written.
+        A block that is not known yet is named by ``change``. A transient message among the rows counts as
+        written.
         """
         selections = {
             queue_id: selection for queue_id, selection in routes.items() if queue_id in self._queues
@@ -285,11 +283,9 @@ class StoredMessages:
                 change.forgets.append(block_id)
                 return {}
             change.names.append(block_id)
-        block = self._blocks.name(block_id, rows, size_bytes)
-        if block.expiring is None:
-            block.expiring = expiring
+        self._blocks.name(block_id, rows, size_bytes)
         firsts: dict[QueueId, int] = {}
-        removals = Removals(change.effects)
+        removals = self._messages.removals(change, now)
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self._queues[queue_id]
             first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
@@ -297,14 +293,10 @@ class StoredMessages:
             if queue.written:
                 change.put(queue.log.record_last_run())
             self._touched.add(queue)
-            if expiring is not False:
-                queue.marks.timed = True
-            if queue.arguments.limited and readable:
+            queue.marks.timed = True
+            if queue.arguments.limited:
                 self._overflow.measure(queue, first)
                 self._overflow.cut(change, queue, now, removals)
-            elif queue.arguments.limited:
-                queue.room.forget()
-                self._pending_checks.cut_later(queue, now)
         if removals:
             self._messages.dead_letter_all(change, removals, now)
         return firsts
@@ -353,11 +345,18 @@ class StoredMessages:
             self._enqueue_share(change, spilled, share, now, connection)
             if share.queue.arguments.limited:
                 limited[share.queue] = None
-        removals = Removals(change.effects)
+        removals = self._messages.removals(change, now)
         for queue in limited:
             self._overflow.cut(change, queue, now, removals)
         if removals:
             self._messages.dead_letter_all(change, removals, now)
+
+    def enqueue_letters(self, change: Change, letters: SpilledLetters, now: int) -> None:
+        """Makes dead letters visible that were written ahead. Raises nothing."""
+        effects = change.effects
+        effects.letters, effects.source = True, letters.source
+        self.enqueue_spilled(change, letters.spilled, now, None)
+        effects.letters, effects.source = False, None
 
     def _enqueue_share(
         self, change: Change, spilled: Spilled, share: Share, now: int, connection: object
@@ -382,28 +381,3 @@ class StoredMessages:
             rows = selected_rows(share.selection)
             for offset, size in enumerate(sizes[np.asarray(rows)].tolist(), first):
                 queue.room.add(offset, size)
-
-    def enqueue_dead_letters(self, change: Change, dead_letter_block: DeadLetterBlock, now: int) -> None:
-        """Enqueues dead letters whose bytes are in a segment. Raises nothing."""
-        topology = self._virtual_hosts.by_name.get(dead_letter_block.queue.vhost)
-        source = topology.exchanges.get(dead_letter_block.exchange) if topology is not None else None
-        routes: dict[QueueId, RowSelection] = {}
-        if source is not None and not dead_letter_block.queue.deleted:
-            routes = route_rows(
-                source,
-                dead_letter_block.keys.column("routing_key"),
-                dead_letter_block.keys.column("properties"),
-            )
-        change.sequence = change.sequence or self._numbers.next_sequence()
-        change.effects.source = dead_letter_block.queue
-        self.enqueue_block(
-            change,
-            dead_letter_block.block_id,
-            dead_letter_block.rows,
-            dead_letter_block.size_bytes,
-            routes,
-            now,
-            expiring=False,
-            readable=False,
-        )
-        change.effects.source = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from broker_core.broker.message.removals import Removals, discard
+from broker_core.broker.message.removals import Removals, leave, messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded
@@ -128,18 +128,22 @@ class Overflow:
         unreadable: list[int] = []
         dropped = one_by_one = False
         while self._too_much(queue, len(spared) + len(unreadable), spared_bytes):
-            if queue.arguments.dead_letters and (removals.room <= 0 or removals.room_bytes <= 0):
+            if queue.arguments.dead_letters and removals.full:
                 self._pending_checks.cut_later(queue, now)
                 break
             head = queue.ready.take_next(
-                1 if one_by_one else self._excess(queue, len(spared), removals), queue.log.next_offset
+                1 if one_by_one else self._excess(queue, len(spared)), queue.log.next_offset
             )
             if not head:
                 break
             if len(head) > 1 and queue.room.sizes is not None:
                 head = self._needed(queue, head, spared_bytes)
             try:
-                discard(queue, head, "maxlen", removals)
+                fit = len(head)
+                if queue.arguments.dead_letters:
+                    fit = removals.add(queue, messages_of(queue, head), "maxlen")
+                queue.ready.untake(head[fit:])
+                leave(queue, head[:fit], "maxlen", removals.effects)
                 dropped = True
             except StoreError:
                 if len(head) > 1:
@@ -153,7 +157,7 @@ class Overflow:
         if dropped:
             queue.record(change)
 
-    def _excess(self, queue: Queue, spared: int, removals: Removals) -> int:
+    def _excess(self, queue: Queue, spared: int) -> int:
         """Returns how many of the oldest messages may be dropped in one step."""
         length = queue.arguments.max_length
         if length is None and queue.room.sizes is not None and not queue.arguments.dead_letters:
@@ -161,7 +165,7 @@ class Overflow:
         if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
             return 1
         excess: int = queue.droppable - spared - length
-        return min(excess, removals.room, _STEP) if queue.arguments.dead_letters else excess
+        return min(excess, _STEP) if queue.arguments.dead_letters else excess
 
     def _needed(self, queue: Queue, taken: Sequence[int], spared_bytes: int) -> Sequence[int]:
         """Returns the first of the taken messages, until the queue has few enough bytes, and the others to

@@ -1,70 +1,95 @@
 """Messages that leave their queue in a change, and are dead-lettered in the same change.
 
-Not here: when messages must leave (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies
-go (``messages.py``).
-Invariant: messages settled here are added to a :class:`Removals` if their queue dead-letters; a
-:class:`Removals` is empty when its change ends.
+Not here: when messages must leave (``overflow.py``, ``expiry.py``, ``settlement.py``), and how the copies are
+enqueued (``messages.py``).
+Invariant: messages settled here are added to a :class:`Removals` before, if their queue dead-letters; a
+:class:`Removals` is empty when its change ends. A change has a bounded room for dead letters: who can leave
+some for a later change asks :meth:`Removals.add` how many fit.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from broker_core.broker.message.dead_letter import Reason
+from broker_core.broker.message.dead_letter import DeadLetters, Reason
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.block import NotLoaded, together
 from broker_core.broker.state.change import REASONS, Effects, InboxRow
+from broker_core.broker.transaction.publish import Publish
 
-_DRIVEN_OUT = 4096  # messages that overflow dead-letters in one commit; the rest waits for the next
-_DRIVEN_OUT_BYTES = 16 * 1024 * 1024
+# Dead letters of one commit; the rest waits for the next. A copy takes as long as some twenty entries.
+ROWS = 4096
+ENTRIES = 10_000
+SIZE_BYTES = 16 * 1024 * 1024
 
 
 class Removed(NamedTuple):
-    """Messages that left ``queue`` in this change, in order, and must be dead-lettered in it."""
+    """Copies of messages that left ``queue`` in this change, in order, and where they must go in it."""
 
     queue: Queue
-    rows: Sequence[InboxRow]
-    reason: Reason
+    publishes: list[Publish]
 
 
 class Removals(deque[Removed]):
-    """Messages that left queues in a change and are not dead-lettered yet. ``room`` and ``room_bytes`` are
-    what overflow may still add.
+    """Messages that left queues in a change and are not dead-lettered yet.
+
+    ``letters`` makes the copies of one queue and reason; None: nothing gets them. ``entries``: how many more
+    there is room for.
     """
 
-    room = _DRIVEN_OUT
-    room_bytes = _DRIVEN_OUT_BYTES
-
-    def __init__(self, effects: Effects) -> None:
+    def __init__(self, effects: Effects, letters: Callable[[Queue, Reason], DeadLetters | None]) -> None:
         super().__init__()
         self.effects = effects
+        self._letters = letters
+        self._rows, self.entries, self._bytes = ROWS, ENTRIES, SIZE_BYTES
+
+    @property
+    def full(self) -> bool:
+        """Returns whether there is no room left."""
+        return self._rows <= 0 or self.entries <= 0 or self._bytes <= 0
+
+    def add(self, queue: Queue, rows: Sequence[InboxRow], reason: Reason, *, whole: bool = False) -> int:
+        """Adds the dead letters of the first of ``rows``, for which there is room, and returns how many may
+        leave. ``whole``: of all, whatever they reach.
+        """
+        letters = self._letters(queue, reason) if queue.arguments.dead_letters else None
+        if letters is None:
+            return len(rows)
+        publishes: list[Publish] = []
+        left = 0
+        for row in rows:
+            if self.full and not whole:
+                break
+            left += 1
+            publish = letters.publish(row)
+            if publish is not None:
+                publishes.append(publish)
+                self.entries -= len(publish.queues)
+            self._rows -= 1
+            self._bytes -= len(row.body)
+        if publishes:
+            self.append(Removed(queue, publishes))
+        return left
 
 
 def discard(queue: Queue, offsets: Sequence[int], reason: Reason, removals: Removals) -> None:
-    """Settles entries of ``queue``, to be dead-lettered in the same change if it dead-letters. Entries that
-    are already settled only stop being held.
+    """Settles entries of ``queue``, to be dead-lettered in the same change if it dead-letters, whatever they
+    reach. Entries that are already settled only stop being held.
 
     Raises StoreError, with nothing changed.
     """
-    leave(
-        queue, offsets, messages_of(queue, offsets) if queue.arguments.dead_letters else [], reason, removals
-    )
+    if queue.arguments.dead_letters:
+        removals.add(queue, messages_of(queue, offsets), reason, whole=True)
+    leave(queue, offsets, reason, removals.effects)
 
 
-def leave(
-    queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, removals: Removals
-) -> None:
-    """Like ``discard``, for entries that were read already."""
+def leave(queue: Queue, offsets: Sequence[int], reason: Reason, effects: Effects) -> None:
+    """Settles entries whose dead letters were added."""
     for start, end in ranges(offsets):
         queue.settle_range(start, end)
-        removals.effects.note(REASONS[reason], queue, start, end)
-    if rows and queue.arguments.dead_letters:
-        removals.append(Removed(queue, rows, reason))
-        if reason == "maxlen":
-            removals.room -= len(rows)
-            removals.room_bytes -= sum(len(row.body) for row in rows)
+        effects.note(REASONS[reason], queue, start, end)
 
 
 def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:

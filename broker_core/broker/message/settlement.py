@@ -2,7 +2,8 @@
 
 Pure.
 Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's.
-Invariant: a message that was returned more often than x-delivery-limit leaves in the commit that returned it.
+Invariant: a message that was returned more often than x-delivery-limit leaves in the commit that returned it,
+or, where those are too many for one commit, before it is delivered again (``expiry.py``).
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from collections.abc import Iterable, Sequence
 
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
-from broker_core.broker.message.removals import Removals, discard
+from broker_core.broker.message.removals import Removals, discard, leave, messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded, together
 from broker_core.broker.state.change import ACKNOWLEDGED, REJECTED, RETURNED, Change
-from broker_core.broker.transaction.transaction import Settle
+from broker_core.broker.transaction.letters import Letters
+from broker_core.broker.transaction.transaction import LettersNotAhead, Settle, Transaction
 from broker_core.errors import StoreError
 from broker_core.ids import BlockId
+
+MANY_REJECTS = 1_024  # dead letters that are too many for one commit, whatever they reach
 
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
@@ -57,9 +61,38 @@ class Settlement:
         if missing:
             raise together(missing)
 
-    def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        """Settles all of them in order. What follows in a queue with the same outcome is one step."""
-        removals = Removals(change.effects)
+    def check_letters(self, transaction: Transaction, letters: Letters, now: int) -> None:
+        """Checks, before anything is changed, that one commit has room for the dead letters of a transaction
+        that must not be cut. Raises LettersNotAhead, and why they could not be written.
+        """
+        if letters.failure is not None:
+            failure, letters.failure = letters.failure, None  # whoever tries again may succeed
+            raise failure
+        if letters.ahead is None and (
+            letters.count >= MANY_REJECTS or not self._fit(transaction.settles, now)
+        ):
+            raise LettersNotAhead(transaction)
+
+    def _fit(self, settles: Sequence[Settle], now: int) -> bool:
+        removals = self._messages.removals(Change(), now)
+        rejected = rejects_of(settles)
+        widest = self._messages.widest
+        if sum(len(places) * widest(queue) for queue, places in rejected.items()) < removals.entries:
+            return True
+        for queue, places in rejected.items():
+            rows = messages_of(queue, [settles[place].offset for place in places])
+            if removals.add(queue, rows, "rejected") < len(rows):
+                return False
+        return not removals.full
+
+    def settle(
+        self, change: Change, settles: Sequence[Settle], now: int, *, whole: bool = True
+    ) -> list[Settle]:
+        """Settles them in order. What follows in a queue with the same outcome is one step. Returns the
+        rejects for whose dead letters there is no room, for another commit; none if ``whole``.
+        """
+        removals = self._messages.removals(change, now)
+        left: list[Settle] = []
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
         at, note = 0, change.effects.note
@@ -80,13 +113,17 @@ class Settlement:
                 requeue_parts(queue, parts)
                 for start, end in parts:
                     note(RETURNED, queue, start, end)
-                    self._give_up(queue, start, end, removals)
+                    self._give_up(queue, start, end, now, removals)
                 self._pending_checks.wake(queue)
                 if queue.arguments.limited:
                     grown[queue] = None
             else:
                 for start, end in parts:
-                    discard(queue, range(start, end), "rejected", removals)
+                    if whole:
+                        discard(queue, range(start, end), "rejected", removals)
+                    else:
+                        done = _reject_some(queue, start, end, removals)
+                        left += [_new(Settle, (queue, offset, "reject")) for offset in range(done, end)]
         for queue in grown:
             # as in RabbitMQ: a requeued message counts again, and is the oldest
             self._overflow.cut(change, queue, now, removals)
@@ -94,8 +131,9 @@ class Settlement:
             self._messages.dead_letter_all(change, removals, now)
         for queue in queues:
             queue.record(change)
+        return left
 
-    def _give_up(self, queue: Queue, start: int, end: int, removals: Removals) -> None:
+    def _give_up(self, queue: Queue, start: int, end: int, now: int, removals: Removals) -> None:
         """Discards entries that were returned more often than x-delivery-limit. One that cannot be read
         stays.
         """
@@ -103,6 +141,9 @@ class Settlement:
             return
         for offset in range(start, end):
             if queue.ready.over_limit(offset):
+                if removals.full:
+                    self._pending_checks.plan(queue, now)
+                    return
                 with contextlib.suppress(StoreError):
                     discard(queue, (offset,), "delivery_limit", removals)
 
@@ -114,7 +155,7 @@ class Settlement:
         """
         settles = [_new(Settle, (queue, offset, "requeue")) for queue, offset in deliveries]
         queues: dict[Queue, None] = {}
-        removals = Removals((change or Change()).effects)
+        removals = self._messages.removals(change or Change(), now)
         at = 0
         while at < len(settles):
             queue = settles[at].queue
@@ -125,13 +166,39 @@ class Settlement:
             queues[queue] = None
             if change is not None:
                 for start, end in parts:
-                    self._give_up(queue, start, end, removals)
+                    self._give_up(queue, start, end, now, removals)
         if change is not None and removals:
             self._messages.dead_letter_all(change, removals, now)
         for queue in queues:
             self._pending_checks.wake(queue)
             if change is not None and queue.ready.deliveries is not None:
                 queue.record(change)
+
+
+def rejects_of(settles: Sequence[Settle]) -> dict[Queue, list[int]]:
+    """Returns where in ``settles`` the rejects of each queue with a dead-letter exchange are."""
+    places: dict[Queue, list[int]] = {}
+    for place, (queue, _, outcome) in enumerate(settles):
+        if outcome == "reject" and queue.arguments.dead_letters and not queue.deleted:
+            places.setdefault(queue, []).append(place)
+    return places
+
+
+def _reject_some(queue: Queue, start: int, end: int, removals: Removals) -> int:
+    """Rejects the first of the entries [start, end), and returns where the dead letters found no more
+    room.
+    """
+    if not queue.arguments.dead_letters:
+        discard(queue, range(start, end), "rejected", removals)
+        return end
+    for first, last in queue.progress.unsettled_within(start, end):
+        done = first + removals.add(queue, messages_of(queue, range(first, last)), "rejected")
+        leave(queue, range(start, done), "rejected", removals.effects)
+        start = done
+        if done < last:
+            return done
+    leave(queue, range(start, end), "rejected", removals.effects)
+    return end
 
 
 def _parts(settles: Sequence[Settle], at: int) -> tuple[list[tuple[int, int]], int]:

@@ -279,12 +279,7 @@ class Exchange(Generic[Q]):
     def by_headers(self) -> bool:
         """Returns whether a message's headers affect its route from here."""
         if self._by_headers is None:
-            seen: set[Exchange[Q]] = {self}
-            pending = [self]
-            while pending:
-                found = pending.pop()._next() - seen
-                seen |= found
-                pending += found
+            seen = _reachable(self)
             self._rely_on(seen)
             self._by_headers = _by_headers(seen) or self.matches_headers
         return self._by_headers
@@ -344,6 +339,21 @@ class Exchange(Generic[Q]):
         """Removes a binding from an index."""
 
 
+def widest(exchange: Exchange[Q]) -> int:
+    """Returns how many queues one message may reach at most."""
+    return sum(len(each._by_destination) for each in _reachable(exchange)) or 1
+
+
+def _reachable(exchange: Exchange[Q]) -> set[Exchange[Q]]:
+    """Returns the exchanges that a message may come by, this one among them."""
+    seen, pending = {exchange}, [exchange]
+    while pending:
+        found = pending.pop()._next() - seen
+        seen |= found
+        pending += found
+    return seen
+
+
 Destination = RoutedQueue | Exchange[Any]
 
 
@@ -373,8 +383,7 @@ class DefaultExchange(Exchange[Q]):
         return () if queue is None else (queue,)
 
     def known(self, routing_key: str) -> tuple[Q, ...] | None:
-        queue = self._queues.get(routing_key)
-        return () if queue is None else (queue,)
+        return self.route(routing_key)
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return self.route(routing_key)

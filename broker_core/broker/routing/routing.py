@@ -218,16 +218,6 @@ def _widened(first: Routed, rows: int) -> Routed:
     return Routed(selections, first.unroutable * rows, first.examples * min(rows, _EXAMPLES))
 
 
-def route_rows(
-    exchange: AnyExchange, routing_keys: pa.Array, properties: pa.Array
-) -> dict[QueueId, RowSelection]:
-    """Routes every row through one exchange, internal or not. Returns the rows for each queue id."""
-    codes, values = _distinct(exchange, None, routing_keys, properties)
-    reached = _Reached(len(routing_keys))
-    reached.add([exchange.route(*value) for value in values], codes, None)
-    return reached.selections()
-
-
 def _encoded(column: pa.Array) -> pa.DictionaryArray:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

@@ -131,13 +131,14 @@ class Effects(dict[Key, list[int]]):
     """Per kind and queue: how many entries, then the starts and ends of their ranges in the order of the
     commit. If the ranges hold more entries than that number, they are only the first and the last.
 
-    ``source``: dead letters of this queue are being published. ``xid``: the name of a named transaction.
-    ``batch``: app, query, batch and number in the ledger of a micro-batch. ``left_out``: entries of more
-    queues than are kept.
+    ``letters``: dead letters are being published, of ``source`` if that is one queue. ``xid``: the name of a
+    named transaction. ``batch``: app, query, batch and number in the ledger of a micro-batch. ``left_out``:
+    entries of more queues than are kept.
     """
 
     # of the class, because each work makes one of these and few set more than ``who``
     who = BROKER
+    letters = False
     source: Named | None = None
     xid = ""
     batch: tuple[str, str, int, int] | None = None
@@ -152,8 +153,9 @@ class Effects(dict[Key, list[int]]):
         """Adds [start, end) of a queue; ``count`` of its entries, if not all."""
         if count < 0:
             count = end - start
-        source = self.source if kind == PUBLISHED else None
-        key = (kind if source is None else DEAD_LETTERED, queue, source)
+        key: Key = (kind, queue, None)
+        if self.letters and kind == PUBLISHED:
+            key = (DEAD_LETTERED, queue, self.source)
         found = self.get(key)
         if found is None:
             if len(self) < QUEUES:

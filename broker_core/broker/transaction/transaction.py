@@ -23,10 +23,11 @@ from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, older_keys, transaction_key
 from broker_core.broker.arguments import check_text
 from broker_core.broker.queue import Queue, Queues
-from broker_core.broker.state.block import EXPIRATION, RowSelection
+from broker_core.broker.state.block import EXPIRATION, NotLoaded, RowSelection
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import PreparedRecord
 from broker_core.broker.state.undo import Undo
+from broker_core.broker.transaction.letters import Letters, SpilledLetters
 from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, restore
@@ -65,19 +66,6 @@ class Settle(NamedTuple):
     outcome: Outcome
 
 
-class DeadLetterBlock(NamedTuple):
-    """Dead letters of ``queue`` whose bytes are in a segment already, in a block that no catalog names yet.
-    They are routed at the commit.
-    """
-
-    queue: Queue
-    exchange: str
-    block_id: BlockId
-    rows: int
-    size_bytes: int
-    keys: pa.RecordBatch  # routing_key and properties of each
-
-
 class StagedMessages(NamedTuple):
     """Messages that Spark's tasks have staged, and which of them each queue gets, as of that time.
 
@@ -104,7 +92,6 @@ class Consumed(NamedTuple):
 # At its commit, what is above these limits is written to a segment, not row by row to the catalog.
 INBOX_ROWS = 1_000
 INBOX_BYTES = 1024 * 1024
-MANY_REJECTS = 1_024  # of messages that have a dead-letter exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +116,9 @@ class Transaction:
     __slots__ = (
         "atomic",
         "connection",
-        "dead_letter_blocks",
         "gone",
         "incoming",
+        "letters",
         "limits",
         "messages",
         "opened_us",
@@ -160,7 +147,7 @@ class Transaction:
         self.publishes: list[Publish] = []
         self.spilled: list[Spilled] = []
         self.settles: list[Settle] = []
-        self.dead_letter_blocks: list[DeadLetterBlock] = []  # of settles that are "copied"
+        self.letters: Letters | None = None  # None: it rejects nothing that has a dead-letter exchange
         # messages and bytes for each queue that has a maximum length
         self.incoming: dict[Queue, tuple[int, int]] = {}
         self.messages = 0
@@ -176,18 +163,6 @@ class Transaction:
     def is_large(self) -> bool:
         """Returns whether it has too much for the catalog, so that it is spilled before its commit."""
         return len(self.publishes) > INBOX_ROWS or self.unspilled_bytes > INBOX_BYTES
-
-    @property
-    def rejects_many(self) -> bool:
-        """Returns whether its commit would make many dead letters, so that they are written before it."""
-        settles = self.settles
-        return (
-            len(settles) >= MANY_REJECTS
-            and sum(
-                1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters
-            )
-            >= MANY_REJECTS
-        )
 
     def publish(self, message: Message, queues: Queues, mandatory: bool = False) -> None:
         """Adds a publish. Raises TransactionTooLarge, with nothing added."""
@@ -251,6 +226,24 @@ class Transaction:
         known = self.incoming.get(queue, (0, 0))
         self.incoming[queue] = (known[0] + messages, known[1] + size_bytes)
 
+    def settle(self, settles: Sequence[Settle]) -> None:
+        """Adds settled deliveries."""
+        self.settles += settles
+        self.expect_letters(settles)
+
+    def expect_letters(self, settles: Iterable[Settle]) -> None:
+        """Counts the dead letters of what it rejects."""
+        rejected = [queue for queue, _, outcome in settles if outcome == "reject"]
+        count = sum(queue.arguments.dead_letters for queue in rejected)
+        if count:
+            self.letters = self.letters or Letters()
+            self.letters.count += count
+
+    @property
+    def letters_ahead(self) -> Sequence[SpilledLetters]:
+        """Returns its dead letters that were written before its commit."""
+        return () if self.letters is None else self.letters.ahead or ()
+
     @property
     def memory_bytes(self) -> int:
         """Returns the approximate size of what it holds in memory."""
@@ -261,7 +254,7 @@ class Transaction:
         """Returns the blocks that belong to nothing after a rollback."""
         return [
             *(spilled.block_id for spilled in self.spilled),
-            *(dead_letter_block.block_id for dead_letter_block in self.dead_letter_blocks),
+            *(spilled.block_id for _, spilled in self.letters_ahead),
         ]
 
     def check_open_time(self, now_us: int) -> None:
@@ -335,6 +328,7 @@ class Transaction:
             if queue_id in queues
         ]
         transaction.gone += len(record.settles) - len(transaction.settles)
+        transaction.expect_letters(transaction.settles)
         return transaction
 
     def become(self, state: State) -> None:
@@ -343,6 +337,16 @@ class Transaction:
             name = f"'{name_of(self.xid)}' " if self.xid else ""
             raise TransactionState(f"transaction {name}is {self.state.value}, it cannot become {state.value}")
         self.state = state
+
+
+class LettersNotAhead(NotLoaded):
+    """The dead letters of ``transaction`` are too many for its commit: they must be written to segments
+    before. Like NotLoaded: the caller has them written, without the lock of the state, and tries again.
+    """
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__([])
+        self.transaction = transaction
 
 
 class StagedTransaction(Transaction):

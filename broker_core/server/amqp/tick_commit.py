@@ -23,6 +23,7 @@ from broker_core.broker.commit import CommitResult
 from broker_core.broker.state.change import Change, Who
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
+from broker_core.node.channel_commit import cut_piece
 from broker_core.node.loaded_blocks import Look
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.ports import ClientConnection
@@ -133,6 +134,12 @@ class TickCommit:
             self._fail(over, error)
         elif committed is not None:
             self._answer(piece, committed)
+            if committed.left:
+                rest = _Piece(cut_piece(piece.transaction, [], committed.left), piece.before, 0, piece.last)
+                if in_line:
+                    pieces[0] = rest
+                self._commit(rest)
+                return
         if over[-1].last:
             self._end()
         if in_line:  # now, because an answer may end the session, which hands over what is left

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from broker_core.broker.message import expiry
-from broker_core.broker.transaction.transaction import MANY_REJECTS
+from broker_core.broker.message.settlement import MANY_REJECTS
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from tests.broker.conftest import Node, declared, publish

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.transaction.transaction import MANY_REJECTS as MANY
+from broker_core.broker.message.settlement import MANY_REJECTS as MANY
 from broker_core.engine import BranchHeader
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel

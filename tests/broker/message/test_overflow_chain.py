@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.message import messages
+from broker_core.broker.message import removals
 from tests.broker.conftest import Node, declared, publish
 
 
@@ -58,7 +58,7 @@ def test_a_cascade_of_copies_without_end_is_cut_into_commits_of_bounded_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each full queue dead-letters to all of them: what one commit cannot move leaves in the next."""
-    monkeypatch.setattr(messages.Removals, "room", 8)
+    monkeypatch.setattr(removals, "ROWS", 8)
     names = [f"q{number}" for number in range(3)]
     with node.channel() as channel:
         channel.exchange_declare("all", "fanout")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.broker.message.dead_letter import DeadLetters
+from broker_core.broker.routing.exchange import DirectExchange
 from broker_core.broker.state.change import InboxRow
 from broker_core.engine import DeadLetterRoute
 from broker_core.ids import BlockId, CommitSequence
@@ -81,7 +82,9 @@ def test_a_rejected_message_has_the_properties_that_the_broker_gives_its_dead_le
     properties: bytes, exchange: str, key: str, keeps_key: bool
 ) -> None:
     row = InboxRow(BlockId(1), 0, CommitSequence(1), 0, exchange, key, properties, b"body", b"")
-    broker = DeadLetters("q", "rejected", "dlx", None if keeps_key else "dead", NOW_US, lambda _row: "")
+    broker = DeadLetters(
+        "q", "rejected", DirectExchange("dlx"), None if keeps_key else "dead", NOW_US, lambda _row: ""
+    )
     expected = Properties.decode(broker.copy(row).message.properties)
     death = Death("q", "rejected", Timestamp(NOW_US // 1_000_000), exchange, key, _expiration(properties))
     found = Properties.decode(dead_lettered(properties, death, "why", keeps_key=keeps_key))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pamqp.commands import Basic, Confirm, Queue, Tx
 
-from broker_core.broker.transaction import transaction
+from broker_core.broker.message.settlement import MANY_REJECTS
 from tests.amqp_peer import Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving
 
-MANY = 6 * transaction.MANY_REJECTS
+MANY = 6 * MANY_REJECTS
 
 
 @pytest.fixture

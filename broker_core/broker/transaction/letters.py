@@ -1,0 +1,32 @@
+"""The dead letters of what a transaction rejects, before its commit.
+
+Not here: when they must be written ahead (``message/settlement.py``), and how (``node/letters_ahead.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker_core.broker.queue import Queue
+from broker_core.broker.transaction.spilled import Spilled
+
+
+class SpilledLetters(NamedTuple):
+    """Dead letters whose bytes are in a segment, routed when they were written. ``source``: the queue that
+    all of them come from; None: there are several.
+    """
+
+    source: Queue | None
+    spilled: Spilled
+
+
+@dataclass(slots=True)
+class Letters:
+    """The dead letters of what a transaction rejects, and how many. ``ahead``: those that were written before
+    its commit, which are "copied" among its settles; None: they were not, for ``failure`` if that is given.
+    """
+
+    count: int = 0
+    ahead: list[SpilledLetters] | None = None
+    failure: Exception | None = None
