@@ -248,7 +248,6 @@ class Channel:
         transaction = self.transaction
         if now_us and not transaction:
             transaction.opened_us = now_us
-        settles = transaction.settles
         if self.transactional:
             taken = [unacked.pop(held) for held in tags]
             self.marked.update(zip(tags, [(found, outcome) for found in taken], strict=True))
@@ -256,7 +255,7 @@ class Channel:
             return
         for held in tags:  # mostly one
             queue, offset, consumer = unacked.pop(held)
-            settles.append(_new(Settle, (queue, offset, outcome)))
+            transaction.settles.append(_new(Settle, (queue, offset, outcome)))
             if consumer is not None:
                 self._return_credit(consumer, 1)
 
@@ -313,7 +312,8 @@ class Channel:
         channel, and their credit returns.
         """
         marked, self.marked = self.marked, {}
-        self._return_credits([delivery for delivery, _ in marked.values()])
+        if marked:
+            self._return_credits([delivery for delivery, _ in marked.values()])
         self.transaction = self._begin(now_us)
 
     def rollback(self, now_us: int) -> list[BlockId]:

@@ -133,8 +133,9 @@ class Commits:
             queue.settle(start, end)
             change.effects.note(CONSUMED, queue, start, end)
             queue.record(change)
-        for letters in transaction.letters_ahead:
-            self._stored.enqueue_letters(change, letters, now)
+        if transaction.letters is not None:
+            for letters in transaction.letters_ahead:
+                self._stored.enqueue_letters(change, letters, now)
         if xid and not transaction.decided:
             self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
         return _new(CommitResult, (change.sequence, returned, rejected, left, 0))

@@ -83,7 +83,8 @@ class ChannelCommits:
         """Steps 1 and 2, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
         Raises what ``commit`` raises, StoreFailed, and Unroutable.
         """
-        if transaction.transactional:  # one publish or ack is no more than a row
+        # one publish or ack is no more than a row
+        if transaction.transactional and (len(transaction.publishes) > 1 or transaction.is_large):
             self.spill_large(transaction)
 
         def work(_state: BrokerState, change: Change, now: int) -> CommitResult:
@@ -192,7 +193,8 @@ class ChannelCommits:
 
         Raises NotAllowed (the virtual host is deleted), AccessRefused, and what ``Commits.commit`` raises.
         """
-        _ask_again(channel, transaction, rights)
+        if rights is not None or channel.state.topology.deleted:
+            _ask_again(channel, transaction, rights)
         change.effects.who = channel.who
         committed = self._state.transactions.commit(change, transaction, now)
         if call is not None:

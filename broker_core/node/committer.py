@@ -357,8 +357,9 @@ class Committer:
                     following = held_up.next_after(following) if held_up else None
             self.loaded_blocks.loaded = NOTHING
             self._last_us = now_us
-            kept = state.transactions.history.keep(changes, now_us), state.numbers.keep()
-            changes += [change for change in kept if change is not None]
+            for kept in (state.transactions.history.keep(changes, now_us), state.numbers.keep()):
+                if kept is not None:
+                    changes.append(kept)
         failpoint.here("committer.planned")
         if changes:
             began = time.monotonic()
@@ -389,7 +390,7 @@ class Committer:
             waiting.answer = waiting.work(self._state, change, now_us)
             if change.rows or change:
                 self._store.encode(change)
-                if change.effects:
+                if len(change.effects) or not change.effects.is_plain:
                     self._state.transactions.history.add(change, now_us)
                 changes.append(change)
         except NotLoaded as missing:

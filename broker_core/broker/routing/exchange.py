@@ -382,8 +382,7 @@ class DefaultExchange(Exchange[Q]):
         queue = self._queues.get(routing_key)
         return () if queue is None else (queue,)
 
-    def known(self, routing_key: str) -> tuple[Q, ...] | None:
-        return self.route(routing_key)
+    known = route
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return self.route(routing_key)

@@ -145,10 +145,6 @@ class Effects(dict[Key, list[int]]):
     left_out = 0
     is_plain = True  # without ``xid``, ``batch`` and ``left_out``
 
-    def __bool__(self) -> bool:
-        """Returns whether the history has anything to keep."""
-        return len(self) > 0 or not self.is_plain
-
     def note(self, kind: int, queue: Named, start: int, end: int, count: int = -1) -> None:
         """Adds [start, end) of a queue; ``count`` of its entries, if not all."""
         if count < 0:
