@@ -419,7 +419,7 @@ class Leaders:
             if partition is None:
                 raise errors.QueueNotFound(
                     f"log {log}: topic {log.topic} has {len(found.partitions)} partitions",
-                    "correct the number",
+                    "correct the number; if the topic was made again with fewer, run the batch again",
                 )
         node = self._cluster.nodes.known.get(partition.leader)
         if node is None:

@@ -14,6 +14,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -89,6 +90,7 @@ class KafkaStaging:
         self._codec = codec
         self._lock = threading.Lock()
         self._known: dict[str, _Stage] = {}  # stage topics that exist with their settings
+        self._last = BranchHeader("", "", "publish", {})  # the newest branch
 
     def ensure(self, app_id: str) -> str:
         """Returns the name of the stage topic, which is created if it is missing."""
@@ -131,17 +133,28 @@ class KafkaStaging:
         # tasks of one batch begin with different partitions, and those of another batch with others
         turn = zlib.crc32(header.token.encode()) + header.partition
         publisher = Publisher(turn, staged_bytes=stage.largest, codec=self._codec)
+        target = self._topology.target
+        if self._begins_again(header):
+            target = cache(partial(target, fresh=True))
         for part in parts(rows, header, null_bodies=True):
             check_rows(part, null_bodies=True)
             copies, part = copies_of_rows(part)
             with self._lock:  # one topology for all threads
                 routed = self._topology.route(part, copies)
-                batches = list(publisher.batches(part, routed, self._topology.target, now_ms()))
+                batches = list(publisher.batches(part, routed, target, now_ms()))
             branch.rows += part.num_rows
             branch.unroutable += routed.unroutable
             branch.examples += routed.examples
             for log, count, data in batches:
                 yield _Value(log, count, data)
+
+    def _begins_again(self, header: BranchHeader) -> bool:
+        """Whether an attempt of the same batch was staged here before: it may have failed because a topic has
+        fewer partitions now.
+        """
+        last, self._last = self._last, header
+        batch = (last.app_id, last.query_id, last.batch_id)
+        return batch == (header.app_id, header.query_id, header.batch_id) and last.token != header.token
 
 
 class _Branch:

@@ -81,11 +81,13 @@ class ClusterTopology:
         self._know(name for name in wanted if name not in self._rules.queues)
         return self._rules.route_block(rows, copies)
 
-    def target(self, queue_id: QueueId) -> Target:
-        """Returns the topic of a queue. Raises QueueNotFound if it was deleted."""
+    def target(self, queue_id: QueueId, *, fresh: bool = False) -> Target:
+        """Returns the topic of a queue, with as many partitions as the client knows, or as it has now if
+        ``fresh``. Raises QueueNotFound if it was deleted.
+        """
         name = self._rules.queues_by_id[queue_id].name
         try:
-            partitions = len(self._client.topic(name).partitions)
+            partitions = len(self._client.topic(name, fresh=fresh).partitions)
             return Target(name, partitions, self._largest_of(name))
         except errors.QueueNotFound:
             self._rules = _rules(self._records.values())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core import errors
-from broker_core.engine import BranchHeader
+from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka import names
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
 from broker_core.kafka.sink.staged_branches import BranchPlace, Receipt, Span, joined
@@ -159,6 +159,31 @@ def test_a_stage_topic_that_was_deleted_is_made_again_by_the_attempt_that_finds_
         ((to_apply,),) = (entry.to_apply for entry in cluster.driver().sink.unapplied(APP))
         (found,) = cluster.driver().sink.read_branches(to_apply.branches)
         assert found["body"].to_pylist() == [b"after"]
+
+
+def test_a_target_that_is_made_again_with_fewer_partitions_fails_one_attempt() -> None:
+    """A process that stages the batch again knows at once how many there are."""
+    cluster = Cluster()
+    driver, worker = cluster.driver(), cluster.driver()
+    driver.run(0, [b"before"])
+
+    def staged(token: str) -> list[StagedBranch]:
+        target = header(kind="publish").target
+        branches = [
+            BranchHeader(token, f"b{task}", "publish", target, APP, QUERY, 1, partition=task)
+            for task in range(4)
+        ]
+        return [worker.sink.stage(each, [rows(each.branch.encode())]) for each in branches]
+
+    token = driver.open(1).token
+    branches = staged(token)
+    cluster.reader.delete_topic("orders")
+    cluster.reader.create_topic("orders", 1)
+    with pytest.raises(errors.QueueNotFound, match="run the batch again"):
+        driver.commit(1, token, branches)
+    token = driver.open(1).token
+    driver.commit(1, token, staged(token))
+    assert sorted(cluster.bodies()) == [b"b0", b"b1", b"b2", b"b3"]
 
 
 def test_a_stage_topic_that_is_deleted_under_a_branch_fails_the_batch_and_the_next_attempt_does_it() -> None:
