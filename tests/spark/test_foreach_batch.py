@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import pickle
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
 from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
 from connector.batch import after_commit, foreach_batch
 from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.conf import recommended_conf
 from connector.stream import staging
+from connector.stream.spark_version import has_admission_control
 from tests.progress import GUARD_S
+from tests.spark.conftest import settings
 from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import delta_rows, delta_transactions
 
@@ -78,6 +83,30 @@ def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any,
     assert sorted(row["body"] for row in delta_rows(tmp_path / "lake")) == ["b", "c"]
     entry = rig.broker.engine.last_entry("app")
     assert (entry.ranges, entry.messages, entry.published, entry.applied) == ({"in": (0, 3)}, 3, 3, True)
+
+
+@pytest.mark.parametrize("recommended", [True, False])
+def test_a_query_whose_driver_died_while_spark_wrote_its_first_offsets_goes_on(
+    rig: Any, recommended: bool
+) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    offsets = Path(rig.checkpoint()) / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / f".0.{uuid.uuid4()}.tmp").write_text("v1\n{")
+    (offsets.parent / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+    name = "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart"
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.publish(batch.select("body"), queue="out")
+
+    with settings(rig.spark, {name: recommended_conf()[name] if recommended else "true"}):
+        if recommended or not has_admission_control():  # Spark 4.1 does not look
+            run(rig, fn)
+            assert sorted(rig.bodies("out")) == ["a", "b"] and rig.bodies("in") == []
+        else:
+            with pytest.raises(StreamingQueryException, match="STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"):
+                run(rig, fn)
 
 
 def test_an_operation_that_fails_and_is_caught_does_not_say_what_the_right_one_may_have(
