@@ -128,7 +128,8 @@ class Commits:
             self._stored.enqueue_staged(change, staged, now)
         left: Sequence[Settle] = ()
         if settles:
-            left = self._settlement.settle(change, settles, now, whole=transaction.atomic)
+            ahead = transaction.letters is not None and transaction.letters.ahead is not None
+            left = self._settlement.settle(change, settles, now, whole=transaction.atomic, ahead=ahead)
         for queue, start, end in transaction.consumed:
             queue.settle(start, end)
             change.effects.note(CONSUMED, queue, start, end)

@@ -402,8 +402,8 @@ class LocalChannel:
         """
         channel, topology = self._channel, self._topology
 
-        def work(_state: BrokerState, change: Change, _now: int) -> None:
-            change.forgets.extend(channel.close(why, change))
+        def work(_state: BrokerState, change: Change, now: int) -> None:
+            change.forgets.extend(channel.close(why, change, now))
 
         def delete(queues: list[Queue], _state: BrokerState, change: Change, _now: int) -> None:
             for queue in queues:

@@ -16,7 +16,7 @@ forgotten if step 2 fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -28,6 +28,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.settlement import MANY_REJECTS
+from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, spill
@@ -102,12 +103,21 @@ class ChannelCommits:
         """
         rejects = sum(outcome == "reject" for _, _, outcome in transaction.settles)
         settles = PIECE_REJECTS if rejects >= MANY_REJECTS else PIECE_SETTLES
-        ends = list(self._ends(transaction)) if reaches_many_queues(transaction) else []
+        refused = self._refused(transaction)
+        ends = list(self._ends(transaction, refused)) if refused or reaches_many_queues(transaction) else []
         if not ends and len(transaction.settles) <= settles:
             return [transaction]
         return _cut(transaction, ends, settles)
 
-    def _ends(self, transaction: Transaction) -> Iterator[int]:
+    def _refused(self, transaction: Transaction) -> dict[Queue, int]:
+        """How many queues the dead letter of a message reaches that a queue refuses because it is full."""
+        queues = [queue for queue in transaction.incoming if queue.arguments.overflow == "reject-publish-dlx"]
+        if not queues:
+            return {}
+        with self._committer.look as state:
+            return {queue: state.messages.widest(queue) for queue in queues if queue.arguments.dead_letters}
+
+    def _ends(self, transaction: Transaction, refused: Mapping[Queue, int]) -> Iterator[int]:
         """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted
         once, if no message is checked for room.
         """
@@ -115,10 +125,11 @@ class ChannelCommits:
         known: set[int] = set()
         entries = 0
         for place, (_, queues, _) in enumerate(transaction.publishes):
-            more = len(queues) if each or id(queues) not in known else 1
+            whole = len(queues) + (sum(refused.get(queue, 0) for queue in queues) if refused else 0)
+            more = whole if each or id(queues) not in known else 1
             if entries and entries + more > MANY_ENTRIES:
                 yield place
-                entries, more = 0, len(queues)
+                entries, more = 0, whole
                 known.clear()
             entries += more
             known.add(id(queues))

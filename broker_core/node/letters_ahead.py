@@ -17,7 +17,7 @@ from functools import partial
 import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.message.removals import messages_of
+from broker_core.broker.message.removals import rows_of
 from broker_core.broker.message.settlement import rejects_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
@@ -25,7 +25,6 @@ from broker_core.broker.transaction.letters import SpilledLetters
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import spill
 from broker_core.broker.transaction.transaction import State, Transaction, to_rows
-from broker_core.errors import CorruptSegment, DataLoss
 from broker_core.ids import BlockId
 from broker_core.node.committer import Committer
 from broker_core.store.port import BlockInfo
@@ -57,46 +56,37 @@ class LettersAhead:
         the transaction raises why.
         """
         found = _Ahead(self._append)
-        settles, letters = transaction.settles, transaction.letters
+        letters = transaction.letters
         assert letters is not None
-        copied: list[int] = []  # places of settles
+        before = letters.ahead  # of a queue that was deleted since then
         try:
-            for queue, places in rejects_of(settles).items():
-                offsets = [settles[place].offset for place in places]
-                copied += [places[number] for number in self._copy(queue, offsets, found)]
+            for queue, offsets in rejects_of(transaction.settles).items():
+                self._copy(queue, offsets, found)
             found.write()
         except BaseException as error:
+            if isinstance(error, Exception):
+                letters.failure = error
             if self._committer.failure is None:
                 self._discard(found.block_ids)
             if not isinstance(error, Exception):
                 raise
-            letters.failure = error
             return
+        useless = found.block_ids
         with self._committer.look:
             # another caller may have decided it meanwhile, or have written them too
-            needed = letters.ahead is None and transaction.state in _UNDECIDED
-            if needed:
+            if letters.ahead is before and transaction.state in _UNDECIDED:
+                useless = [spilled.block_id for _, spilled in before or ()]
                 letters.ahead = found.written
-                for place in copied:
-                    settles[place] = settles[place]._replace(outcome="copied")
-        if not needed:
-            self._discard(found.block_ids)
+        self._discard(useless)
 
-    def _copy(self, queue: Queue, offsets: list[int], found: _Ahead) -> list[int]:
-        """Adds the dead letters of one queue. Returns the numbers of the ``offsets`` that need no more."""
-        done: list[int] = []
+    def _copy(self, queue: Queue, offsets: list[int], found: _Ahead) -> None:
+        """Adds the dead letters of one queue. Raises CorruptSegment, DataLoss."""
         start = 0
         while start < len(offsets):
             step = offsets[start : start + _STEP]
-            try:
-                publishes, count = self._committer.read(partial(_some, queue, step, self._clock()))
-            except (CorruptSegment, DataLoss):  # the commit raises it
-                start += len(step)
-                continue
+            publishes, count = self._committer.read(partial(_some, queue, step, self._clock()))
             found.add(queue, publishes)
-            done += range(start, start + count)
             start += count
-        return done
 
 
 class _Ahead:
@@ -105,13 +95,10 @@ class _Ahead:
     def __init__(self, append: Callable[[pa.RecordBatch], BlockInfo]) -> None:
         self._append = append
         self.written: list[SpilledLetters] = []
+        self.block_ids: list[BlockId] = []
         self._publishes: list[Publish] = []
         self._size_bytes = 0
         self._sources: dict[Queue, None] = {}
-
-    @property
-    def block_ids(self) -> list[BlockId]:
-        return [spilled.block_id for _, spilled in self.written]
 
     def add(self, source: Queue, publishes: list[Publish]) -> None:
         if source not in self._sources and len(self._publishes) >= _OWN:
@@ -119,17 +106,17 @@ class _Ahead:
         if publishes:
             self._sources[source] = None
         self._publishes += publishes
-        self._size_bytes += sum(len(publish.message.body) for publish in publishes)
+        self._size_bytes += sum(len(message.body) + len(message.properties) for message, _, _ in publishes)
         if len(self._publishes) >= _BLOCK_ROWS or self._size_bytes >= _BLOCK_BYTES:
             self.write()
 
     def write(self) -> None:
-        publishes, sources = self._publishes, list(self._sources)
+        publishes, sources = self._publishes, tuple(self._sources)
         self._publishes, self._size_bytes, self._sources = [], 0, {}
         if publishes:
             info = self._append(to_rows([publish.message for publish in publishes]))
-            spilled = spill(info.block_id, info.size_bytes, publishes)
-            self.written.append(SpilledLetters(sources[0] if len(sources) == 1 else None, spilled))
+            self.block_ids.append(info.block_id)
+            self.written.append(SpilledLetters(sources, spill(info.block_id, info.size_bytes, publishes)))
 
 
 def _some(queue: Queue, offsets: list[int], now_us: int, state: BrokerState) -> tuple[list[Publish], int]:
@@ -142,7 +129,7 @@ def _some(queue: Queue, offsets: list[int], now_us: int, state: BrokerState) -> 
         if not (queue.deleted or queue.progress.is_settled(offset))
     ]
     removals = state.messages.removals(Change(), now_us)
-    rows = messages_of(queue, [offset for _, offset in unsettled])
+    rows = rows_of(queue, [offset for _, offset in unsettled])
     count = removals.add(queue, rows, "rejected")
     publishes = [publish for removed in removals for publish in removed.publishes]
-    return publishes, unsettled[count][0] if count < len(rows) else len(offsets)
+    return publishes, unsettled[count][0] if count < len(unsettled) else len(offsets)

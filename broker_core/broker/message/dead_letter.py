@@ -27,6 +27,8 @@ from broker_core.message.x_death import DAMAGED, READ, Death, Deaths, headers_af
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 
 _HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
+_DECODED = 64  # bytes of a body are copied while one of headers is decoded and encoded
+_LOOKED = 4  # bindings by headers are looked at while an entry is made
 _COUNTED = 1024  # encoded headers that are kept
 _NO_KEYS: list[str] = []
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
@@ -58,6 +60,7 @@ class DeadLetters:
         "_routing_key",
         "_time",
         "_transaction_of",
+        "looked",
     )
 
     def __init__(
@@ -76,6 +79,8 @@ class DeadLetters:
         self._routing_key = routing_key
         self._time = Timestamp(max(0, now_us // 1_000_000))
         self._first: Deaths = [{"queue": queue, "reason": reason}]
+        # entries that take as long as the look at the bindings
+        self.looked = widest(exchange) // _LOOKED if exchange.by_headers else 0
         # Messages of one commit with the same values share the encoded result.
         self._entries: dict[tuple[str, str, int, str | None], bytes] = {}
         self._encoded: dict[tuple[bytes, str, str, int], bytes] = {}
@@ -150,6 +155,11 @@ class DeadLetters:
         if self._routing_key is None or self._exchange.by_headers:
             return widest(self._exchange)
         return len(self._exchange.route(self._routing_key))
+
+    @staticmethod
+    def cost_bytes(row: InboxRow) -> int:
+        """Returns how many bytes of a body take as long as the headers that must be decoded."""
+        return 0 if _is_first_death(row.properties) else _DECODED * len(row.properties)
 
     def publish(self, row: InboxRow) -> Publish | None:
         """Returns the copy and its queues; None: no queue gets it."""

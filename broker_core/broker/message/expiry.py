@@ -168,12 +168,12 @@ class Expiry:
                 changed = changed or cost > 0
                 room -= cost
                 room_bytes -= size_bytes
-            if not done:
-                cut.append(queue)
             if changed:
                 queue.record(change)
             if self._pending_checks.was_cut(queue):
                 self._overflow.cut(change, queue, now, removals)
+            if not done or queue in self._pending_checks.overfull:
+                cut.append(queue)
         if missing and len(missing) + len(left) == len(looked):
             raise together(missing)
         if removals:

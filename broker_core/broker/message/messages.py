@@ -354,8 +354,9 @@ class StoredMessages:
     def enqueue_letters(self, change: Change, letters: SpilledLetters, now: int) -> None:
         """Makes dead letters visible that were written ahead. Raises nothing."""
         effects = change.effects
-        effects.letters, effects.source = True, letters.source
-        self.enqueue_spilled(change, letters.spilled, now, None)
+        sources, spilled = letters
+        effects.letters, effects.source = True, sources[0] if len(sources) == 1 else None
+        self.enqueue_spilled(change, spilled, now, None)
         effects.letters, effects.source = False, None
 
     def _enqueue_share(

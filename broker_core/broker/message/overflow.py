@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from broker_core.broker.message.removals import Removals, leave, messages_of
+from broker_core.broker.message.removals import Removals, leave, rows_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.state.block import Blocks, NotLoaded
@@ -141,7 +141,7 @@ class Overflow:
             try:
                 fit = len(head)
                 if queue.arguments.dead_letters:
-                    fit = removals.add(queue, messages_of(queue, head), "maxlen")
+                    fit = removals.add(queue, rows_of(queue, head), "maxlen")
                 queue.ready.untake(head[fit:])
                 leave(queue, head[:fit], "maxlen", removals.effects)
                 dropped = True

@@ -10,7 +10,7 @@ some for a later change asks :meth:`Removals.add` how many fit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from broker_core.broker.message.dead_letter import DeadLetters, Reason
@@ -22,7 +22,8 @@ from broker_core.broker.transaction.publish import Publish
 # Dead letters of one commit; the rest waits for the next. A copy takes as long as some twenty entries.
 ROWS = 4096
 ENTRIES = 10_000
-SIZE_BYTES = 16 * 1024 * 1024
+SIZE_BYTES = 4 * 1024 * 1024
+_READ = 8  # messages that are read at a time, where some may find no room
 
 
 class Removed(NamedTuple):
@@ -50,13 +51,13 @@ class Removals(deque[Removed]):
         """Returns whether there is no room left."""
         return self._rows <= 0 or self.entries <= 0 or self._bytes <= 0
 
-    def add(self, queue: Queue, rows: Sequence[InboxRow], reason: Reason, *, whole: bool = False) -> int:
+    def add(self, queue: Queue, rows: Iterable[InboxRow], reason: Reason, *, whole: bool = False) -> int:
         """Adds the dead letters of the first of ``rows``, for which there is room, and returns how many may
         leave. ``whole``: of all, whatever they reach.
         """
         letters = self._letters(queue, reason) if queue.arguments.dead_letters else None
         if letters is None:
-            return len(rows)
+            return sum(1 for _ in rows)
         publishes: list[Publish] = []
         left = 0
         for row in rows:
@@ -66,9 +67,9 @@ class Removals(deque[Removed]):
             publish = letters.publish(row)
             if publish is not None:
                 publishes.append(publish)
-                self.entries -= len(publish.queues)
+                self.entries -= max(len(publish.queues), letters.looked)
             self._rows -= 1
-            self._bytes -= len(row.body)
+            self._bytes -= len(row.body) + letters.cost_bytes(row)
         if publishes:
             self.append(Removed(queue, publishes))
         return left
@@ -112,6 +113,12 @@ def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
     if missing:
         raise together(missing)
     return rows
+
+
+def rows_of(queue: Queue, offsets: Sequence[int]) -> Iterator[InboxRow]:
+    """Yields the messages of entries that are not settled, which are read a few at a time."""
+    for start in range(0, len(offsets), _READ):
+        yield from messages_of(queue, offsets[start : start + _READ])
 
 
 def ranges(offsets: Sequence[int]) -> Iterable[tuple[int, int]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
-from broker_core.broker.message.removals import Removals, discard, leave, messages_of
+from broker_core.broker.message.removals import Removals, discard, leave, rows_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.pending_checks import PendingChecks
@@ -25,6 +25,7 @@ from broker_core.errors import StoreError
 from broker_core.ids import BlockId
 
 MANY_REJECTS = 1_024  # dead letters that are too many for one commit, whatever they reach
+_FEW = 16  # so few may be large
 
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
@@ -51,11 +52,11 @@ class Settlement:
                 and not queue.deleted
                 and not queue.progress.is_settled(offset)
             ):
-                run, number = queue.log.locate(offset)
+                run, _ = queue.log.locate(offset)
                 if run.block.inbox is None and run.block_id not in read:
                     read.add(run.block_id)
                     try:
-                        self._blocks.row(run.block_id, number)
+                        self._blocks.read(run.block_id)
                     except NotLoaded as wanted:
                         missing.append(wanted)
         if missing:
@@ -68,28 +69,38 @@ class Settlement:
         if letters.failure is not None:
             failure, letters.failure = letters.failure, None  # whoever tries again may succeed
             raise failure
-        if letters.ahead is None and (
-            letters.count >= MANY_REJECTS or not self._fit(transaction.settles, now)
-        ):
-            raise LettersNotAhead(transaction)
+        ahead = letters.ahead
+        if ahead is None:
+            if letters.count >= MANY_REJECTS or not self._fit(transaction.settles, letters.count, now):
+                raise LettersNotAhead(transaction)
+        elif any(source.deleted for sources, _ in ahead for source in sources):
+            raise LettersNotAhead(transaction)  # without those of that queue
 
-    def _fit(self, settles: Sequence[Settle], now: int) -> bool:
+    def _fit(self, settles: Sequence[Settle], count: int, now: int) -> bool:
         removals = self._messages.removals(Change(), now)
         rejected = rejects_of(settles)
         widest = self._messages.widest
-        if sum(len(places) * widest(queue) for queue, places in rejected.items()) < removals.entries:
+        if (
+            count < _FEW
+            and sum(len(found) * widest(queue) for queue, found in rejected.items()) < removals.entries
+        ):
             return True
-        for queue, places in rejected.items():
-            rows = messages_of(queue, [settles[place].offset for place in places])
-            if removals.add(queue, rows, "rejected") < len(rows):
-                return False
+        for queue, offsets in rejected.items():
+            removals.add(queue, rows_of(queue, offsets), "rejected")
         return not removals.full
 
     def settle(
-        self, change: Change, settles: Sequence[Settle], now: int, *, whole: bool = True
+        self,
+        change: Change,
+        settles: Sequence[Settle],
+        now: int,
+        *,
+        whole: bool = True,
+        ahead: bool = False,
     ) -> list[Settle]:
         """Settles them in order. What follows in a queue with the same outcome is one step. Returns the
-        rejects for whose dead letters there is no room, for another commit; none if ``whole``.
+        rejects for whose dead letters there is no room, for another commit; none if ``whole``. ``ahead``: the
+        dead letters were written ahead.
         """
         removals = self._messages.removals(change, now)
         left: list[Settle] = []
@@ -102,7 +113,7 @@ class Settlement:
             if queue.deleted:
                 continue
             queues[queue] = None
-            if outcome == "ack" or outcome == "copied":
+            if outcome == "ack" or (ahead and outcome == "reject" and queue.arguments.dead_letters):
                 if len(parts) == 1:
                     queue.settle_range(*parts[0])
                 else:
@@ -176,12 +187,12 @@ class Settlement:
 
 
 def rejects_of(settles: Sequence[Settle]) -> dict[Queue, list[int]]:
-    """Returns where in ``settles`` the rejects of each queue with a dead-letter exchange are."""
-    places: dict[Queue, list[int]] = {}
-    for place, (queue, _, outcome) in enumerate(settles):
+    """Returns the offsets that are rejected of each queue with a dead-letter exchange."""
+    offsets: dict[Queue, list[int]] = {}
+    for queue, offset, outcome in settles:
         if outcome == "reject" and queue.arguments.dead_letters and not queue.deleted:
-            places.setdefault(queue, []).append(place)
-    return places
+            offsets.setdefault(queue, []).append(offset)
+    return offsets
 
 
 def _reject_some(queue: Queue, start: int, end: int, removals: Removals) -> int:
@@ -192,7 +203,7 @@ def _reject_some(queue: Queue, start: int, end: int, removals: Removals) -> int:
         discard(queue, range(start, end), "rejected", removals)
         return end
     for first, last in queue.progress.unsettled_within(start, end):
-        done = first + removals.add(queue, messages_of(queue, range(first, last)), "rejected")
+        done = first + removals.add(queue, rows_of(queue, range(first, last)), "rejected")
         leave(queue, range(start, done), "rejected", removals.effects)
         start = done
         if done < last:

@@ -76,7 +76,7 @@ def _leaving(transaction: Transaction) -> Iterator[tuple[Queue, int]]:
     """Yields queues with how many messages leave each for good."""
     for queue, offset, outcome in transaction.settles:
         if not queue.progress.is_settled(offset) and (
-            outcome in ("ack", "copied") or (outcome == "reject" and not queue.arguments.dead_letters)
+            outcome == "ack" or (outcome == "reject" and not queue.arguments.dead_letters)
         ):
             yield queue, 1
     for queue, start, end in transaction.consumed:

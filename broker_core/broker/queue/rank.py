@@ -73,7 +73,8 @@ class Ranks:
         taken: list[int] = []
         while len(taken) < limit and (offset := self.best()) is not None:
             self._save()
-            heappop(self._heap)
+            while self._heap and self._heap[0][1] == offset:  # read again while it was held, and given back
+                heappop(self._heap)
             taken.append(offset)
         return taken
 

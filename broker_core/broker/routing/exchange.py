@@ -17,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 
 from broker_core.broker.arguments import type_name
-from broker_core.broker.routing.carbon_copy import carbon_copies
+from broker_core.broker.routing.carbon_copy import MAX_COPIES, carbon_copies
 from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
 from broker_core.broker.routing.route_room import RouteCache, RouteRoom
 from broker_core.broker.routing.stale_bindings import StaleBindings
@@ -101,7 +101,7 @@ class Exchange(Generic[Q]):
         self._by_destination: dict[Q | Exchange[Q], dict[BindingKey, Binding]] = {}
         self._bytes: dict[Q | Exchange[Q], int] = {}  # that the bindings take, about
         self._downstream: set[Exchange[Q]] = set()  # those that bindings lead to
-        self._by_headers: bool | None = None  # None: not known
+        self._looked: tuple[bool, int] | None = None  # of what is reached from here; None: not known
         self._relying: set[Exchange[Q]] = set()  # those that keep what was found out here
         self._relied: set[Exchange[Q]] = set()  # the other end
 
@@ -150,19 +150,17 @@ class Exchange(Generic[Q]):
 
     def _insert(self, key: BindingKey, binding: Binding) -> None:
         """Also undoes an incomplete ``_remove``; ``_remove`` undoes an incomplete insert."""
-        destination = binding.destination
-        self._by_destination.setdefault(destination, {})[key] = binding
+        self._by_destination.setdefault(binding.destination, {})[key] = binding
         self._added(key, binding)
-        self._know(destination)
+        self._know(binding.destination)
         self.changed()
 
     def _remove(self, key: BindingKey, binding: Binding) -> None:
-        destination = binding.destination
-        found = self._by_destination.get(destination, {})
+        found = self._by_destination.get(binding.destination, {})
         found.pop(key, None)
         self._removed(key, binding)
         if not found:
-            self._forget(destination)
+            self._forget(binding.destination)
         self.changed()
 
     def is_bound(self, target: Q | Exchange[Q], routing_key: str, arguments: Mapping[str, object]) -> bool:
@@ -244,7 +242,7 @@ class Exchange(Generic[Q]):
 
     def forget_routes(self) -> None:
         """Drops what is cached here."""
-        self._by_headers = None
+        self._looked = None
         if self.cache:
             self.room.leave(self)
             self.cache = RouteCache()
@@ -278,11 +276,19 @@ class Exchange(Generic[Q]):
     @property
     def by_headers(self) -> bool:
         """Returns whether a message's headers affect its route from here."""
-        if self._by_headers is None:
-            seen = _reachable(self)
+        return self._look()[0]
+
+    def _look(self) -> tuple[bool, int]:
+        if self._looked is None:
+            seen, pending = {self}, [self]  # the exchanges that a message may come by
+            while pending:
+                found = pending.pop()._next() - seen
+                seen |= found
+                pending += found
             self._rely_on(seen)
-            self._by_headers = _by_headers(seen) or self.matches_headers
-        return self._by_headers
+            most = sum(len(exchange._by_destination) for exchange in seen)
+            self._looked = _by_headers(seen) or self.matches_headers, most
+        return self._looked
 
     @property
     def by_key(self) -> bool:
@@ -341,17 +347,9 @@ class Exchange(Generic[Q]):
 
 def widest(exchange: Exchange[Q]) -> int:
     """Returns how many queues one message may reach at most."""
-    return sum(len(each._by_destination) for each in _reachable(exchange)) or 1
-
-
-def _reachable(exchange: Exchange[Q]) -> set[Exchange[Q]]:
-    """Returns the exchanges that a message may come by, this one among them."""
-    seen, pending = {exchange}, [exchange]
-    while pending:
-        found = pending.pop()._next() - seen
-        seen |= found
-        pending += found
-    return seen
+    if isinstance(exchange, DefaultExchange):
+        return 1 + MAX_COPIES
+    return exchange._look()[1]
 
 
 Destination = RoutedQueue | Exchange[Any]

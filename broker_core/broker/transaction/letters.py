@@ -13,18 +13,16 @@ from broker_core.broker.transaction.spilled import Spilled
 
 
 class SpilledLetters(NamedTuple):
-    """Dead letters whose bytes are in a segment, routed when they were written. ``source``: the queue that
-    all of them come from; None: there are several.
-    """
+    """Dead letters of ``sources`` whose bytes are in a segment, routed when they were written."""
 
-    source: Queue | None
+    sources: tuple[Queue, ...]
     spilled: Spilled
 
 
 @dataclass(slots=True)
 class Letters:
-    """The dead letters of what a transaction rejects, and how many. ``ahead``: those that were written before
-    its commit, which are "copied" among its settles; None: they were not, for ``failure`` if that is given.
+    """The dead letters of what a transaction rejects, and how many. ``ahead``: all of them, if they were
+    written before its commit; ``failure``: why they could not be.
     """
 
     count: int = 0

@@ -35,8 +35,8 @@ from broker_core.errors import TransactionState, TransactionTooLarge, UnknownTra
 from broker_core.ids import BlockId, QueueId
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
-# reject: dead-letter, or drop; copied: the same, and its dead letter is in a ``DeadLetterBlock``
-Outcome = Literal["ack", "reject", "requeue", "copied"]
+# reject: dead-letter, or drop
+Outcome = Literal["ack", "reject", "requeue"]
 
 
 class State(Enum):

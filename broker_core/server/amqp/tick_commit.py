@@ -107,7 +107,7 @@ class TickCommit:
             pieces.append(_Piece(each, before, each.messages if confirms else 0, each is found[-1]))
             before += each.messages
         in_line = bool(self._pieces)
-        if in_line or len(pieces) > 1:
+        if in_line or len(pieces) > 1 or _may_be_cut(transaction):
             self._pieces += pieces
         if not in_line:
             self._commit(pieces[0])
@@ -136,8 +136,7 @@ class TickCommit:
             self._answer(piece, committed)
             if committed.left:
                 rest = _Piece(cut_piece(piece.transaction, [], committed.left), piece.before, 0, piece.last)
-                if in_line:
-                    pieces[0] = rest
+                pieces[0] = rest
                 self._commit(rest)
                 return
         if over[-1].last:
@@ -188,6 +187,14 @@ class TickCommit:
             last -= 1
         if last:
             write(encode_ack(number, before + last, multiple=last > 1))
+
+
+def _may_be_cut(transaction: Transaction) -> bool:
+    """Whether its commit may leave rejects for another one, before which those of later ticks must wait."""
+    settles = transaction.settles
+    return len(settles) > 1 and any(
+        outcome == "reject" and queue.arguments.dead_letters for queue, _, outcome in settles
+    )
 
 
 def commit(transaction: Transaction, who: Who, state: BrokerState, change: Change, now: int) -> CommitResult:

@@ -310,6 +310,130 @@ def test_letters_of_an_exchange_that_comes_after_they_were_written_are_none(
     assert node.browse("q") == [] and entries(node) == 0
 
 
+def test_what_is_written_ahead_is_not_in_the_record_of_a_prepared_transaction(node: Node) -> None:
+    """Its user is deleted meanwhile, and the broker is killed behind that: another write ahead is needed."""
+    with rejected(node) as channel:
+        channel._user = "bob"
+        channel.prepare("x")
+    prepared = node.broker.state.prepared
+    (transaction,) = prepared.by_key.values()
+    node.broker.committer.loaded_blocks.write_ahead(transaction)
+    node.broker.run(lambda state, change, _now: state.prepared.disown(change, "bob"))
+    node.restart()
+    (key,) = node.broker.state.prepared.by_key
+    node.broker.run(lambda state, change, now: state.prepared.commit(change, key, now))
+    assert node.browse("q") == []
+    require_all(node, numbered(MESSAGES))
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_letters_of_a_queue_that_is_deleted_before_the_commit_are_none(node: Node, others: bool) -> None:
+    channel = rejected(node)
+    if others:
+        declared(node, "q2", **{"x-dead-letter-exchange": "dlx"})
+        publish(node, "q2", *numbered(MESSAGES, 2 * MESSAGES))
+        for _ in range(MESSAGES):
+            assert channel.get("q2") is not None
+        channel.nack(0, multiple=True, requeue=False)
+    blocks = node.broker.committer.loaded_blocks
+    write_ahead, calls = blocks.write_ahead, []
+
+    def then_deleted(transaction: Transaction) -> None:
+        write_ahead(transaction)
+        if not calls:
+            with node.channel() as other:
+                other.queue_delete("q")
+        calls.append(transaction)
+
+    blocks.write_ahead = then_deleted
+    channel.tx_commit()
+    channel.close()
+    assert len(calls) == 1 + others or not others
+    assert not node.store._staged
+    require_all(node, numbered(MESSAGES, 2 * MESSAGES) if others else [])
+
+
+def test_a_few_keys_of_one_message_are_many_queues_of_the_default_exchange(
+    node: Node, ahead: list[int]
+) -> None:
+    declared(node, *NAMES)
+    declared(node, "q", **{"x-dead-letter-exchange": ""})
+    properties = Properties(headers={"CC": NAMES}).encode()
+    publish(node, "q", *numbered(MESSAGES), properties=properties)
+    for name in NAMES:
+        assert node.drain(name) == numbered(MESSAGES)
+    with held(node, "q") as channel:
+        channel.tx_select()
+        channel.nack(0, multiple=True, requeue=False)
+        channel.tx_commit()
+    assert ahead == [MESSAGES] and node.browse(NAMES[5]) == numbered(MESSAGES)
+
+
+def test_large_rejects_are_written_ahead(
+    node: Node, ahead: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removals, "SIZE_BYTES", 1000)
+    declared(node, "dead")
+    declared(node, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    publish(node, "q", *[b"x" * 100] * MESSAGES)
+    with held(node, "q") as channel:
+        channel.tx_select()
+        channel.nack(0, multiple=True, requeue=False)
+        channel.tx_commit()
+    assert ahead == [MESSAGES] and len(node.browse("dead")) == MESSAGES
+
+
+def test_headers_that_must_be_decoded_take_room(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has died before."""
+    monkeypatch.setattr(removals, "SIZE_BYTES", 1 << 18)
+    declared(node, "dead")
+    declared(
+        node,
+        "q",
+        **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    )
+    died = Properties(headers={"x-death": [{"queue": "other", "reason": "expired"}], "long": "x" * 2000})
+    publish(node, "q", *numbered(MESSAGES), properties=died.encode())
+    node.clock.advance(5)
+    state = node.broker.state
+    due, steps = state.expiry.due(node.clock()), 0
+    while due:
+        due = node.broker.run(lambda state, change, now, due=due: state.expiry.expire(change, now, due))
+        steps += 1
+    assert steps > MESSAGES // 4 and node.browse("dead") == numbered(MESSAGES)
+
+
+def test_a_message_that_is_given_back_is_dead_lettered_once(node: Node) -> None:
+    """Its queue has priorities, which are read again after a restart, while a prepared transaction holds it."""
+    declared(node, "dead")
+    to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    declared(node, "q", **{"x-max-priority": 3, "x-message-ttl": 3000, **to_dead})
+    publish(node, "q", b"A")
+    with node.channel() as channel:
+        delivery = channel.get("q")
+        assert delivery is not None
+        channel.tx_select()
+        channel.ack(delivery.tag)
+        channel.prepare("x")
+    publish(node, "q", b"B", properties=Properties(priority=1).encode())
+    node.restart()
+    with held(node, "q", 1) as channel:  # the look for it reads all
+        channel.nack(0, multiple=True)
+    node.broker.rollback("x")
+    node.clock.advance(5)
+    node.broker.run(lambda state, change, now: state.expiry.expire(change, now))
+    assert node.browse("dead") == [b"B", b"A"]
+
+
+def test_a_dead_letter_of_a_closed_channel_lives_from_then_on(node: Node) -> None:
+    declared(node, "dead", **{"x-message-ttl": 3000})
+    to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    declared(node, "q", **{"x-queue-type": "quorum", "x-delivery-limit": 0, **to_dead})
+    publish(node, "q", b"m")
+    held(node, "q", 1).close()
+    assert node.drain("dead") == [b"m"]
+
+
 def test_a_requeue_gives_up_as_many_as_find_room_and_the_others_before_they_are_delivered(
     node: Node,
 ) -> None:
