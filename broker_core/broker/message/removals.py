@@ -67,7 +67,7 @@ class Removals(deque[Removed]):
             publish = letters.publish(row)
             if publish is not None:
                 publishes.append(publish)
-                self.entries -= max(len(publish.queues), letters.looked)
+            self.entries -= max(letters.looked, 0 if publish is None else len(publish.queues))
             self._rows -= 1
             self._bytes -= len(row.body) + letters.cost_bytes(row)
         if publishes:
