@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from broker_core.broker.queue import Queues
-from broker_core.broker.routing.exchange import Exchange, widest
+from broker_core.broker.routing.exchange import Exchange, reach
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.transaction.publish import Publish
 from broker_core.errors import RemoteProtocolError
@@ -80,7 +80,7 @@ class DeadLetters:
         self._time = Timestamp(max(0, now_us // 1_000_000))
         self._first: Deaths = [{"queue": queue, "reason": reason}]
         # entries that take as long as the look at the bindings
-        self.looked = widest(exchange) // _LOOKED if exchange.by_headers else 0
+        self.looked = reach(exchange)[1] // _LOOKED
         # Messages of one commit with the same values share the encoded result.
         self._entries: dict[tuple[str, str, int, str | None], bytes] = {}
         self._encoded: dict[tuple[bytes, str, str, int], bytes] = {}
@@ -153,7 +153,7 @@ class DeadLetters:
     def widest(self) -> int:
         """Returns how many queues a copy may reach at most."""
         if self._routing_key is None or self._exchange.by_headers:
-            return widest(self._exchange)
+            return reach(self._exchange)[0]
         return len(self._exchange.route(self._routing_key))
 
     @staticmethod

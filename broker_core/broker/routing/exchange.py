@@ -101,7 +101,7 @@ class Exchange(Generic[Q]):
         self._by_destination: dict[Q | Exchange[Q], dict[BindingKey, Binding]] = {}
         self._bytes: dict[Q | Exchange[Q], int] = {}  # that the bindings take, about
         self._downstream: set[Exchange[Q]] = set()  # those that bindings lead to
-        self._looked: tuple[bool, int] | None = None  # of what is reached from here; None: not known
+        self._looked: tuple[bool, int, int] | None = None  # at what is reached from here; None: not yet
         self._relying: set[Exchange[Q]] = set()  # those that keep what was found out here
         self._relied: set[Exchange[Q]] = set()  # the other end
 
@@ -252,10 +252,9 @@ class Exchange(Generic[Q]):
 
     def _rely_on(self, seen: set[Exchange[Q]]) -> None:
         """Something is kept that changes with any of these exchanges."""
-        if len(seen) > 1:
-            for exchange in seen - {self}:
-                self._relied.add(exchange)
-                exchange._relying.add(self)
+        for exchange in seen - {self}:
+            self._relied.add(exchange)
+            exchange._relying.add(self)
 
     # -- routing ---------------------------------------------------------------------------------------------
     def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
@@ -278,7 +277,7 @@ class Exchange(Generic[Q]):
         """Returns whether a message's headers affect its route from here."""
         return self._look()[0]
 
-    def _look(self) -> tuple[bool, int]:
+    def _look(self) -> tuple[bool, int, int]:
         if self._looked is None:
             seen, pending = {self}, [self]  # the exchanges that a message may come by
             while pending:
@@ -286,8 +285,9 @@ class Exchange(Generic[Q]):
                 seen |= found
                 pending += found
             self._rely_on(seen)
-            most = sum(len(exchange._by_destination) for exchange in seen)
-            self._looked = _by_headers(seen) or self.matches_headers, most
+            most = sum(len(each._by_destination) for each in seen)
+            matched = sum(each.size for each in seen if each.matches_headers)
+            self._looked = _by_headers(seen) or self.matches_headers, most, matched
         return self._looked
 
     @property
@@ -345,11 +345,9 @@ class Exchange(Generic[Q]):
         """Removes a binding from an index."""
 
 
-def widest(exchange: Exchange[Q]) -> int:
-    """Returns how many queues one message may reach at most."""
-    if isinstance(exchange, DefaultExchange):
-        return 1 + MAX_COPIES
-    return exchange._look()[1]
+def reach(exchange: Exchange[Q]) -> tuple[int, int]:
+    """Returns how many queues one message may reach, and at how many bindings by headers it is looked at."""
+    return (1 + MAX_COPIES, 0) if isinstance(exchange, DefaultExchange) else exchange._look()[1:]
 
 
 Destination = RoutedQueue | Exchange[Any]
