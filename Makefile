@@ -67,7 +67,7 @@ quick-tests:
 
 # A line for each test when it ends: a round takes an hour on two cores.
 soak: .venv/ready .venv/spark-classes.jsa
-	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v -n $(WORKERS) --dist worksteal -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadgroup -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/journal/test_history.py tests/kafka/sink/test_sink_history.py $(ARGS)
 	$(BIN)/python -m tests.matrix
 

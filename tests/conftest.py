@@ -98,6 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place |= {path: 1.25 * number / len(short) for number, path in enumerate(short)}
     items.sort(key=lambda item: place[item.path])
     if config.getoption("--soak-rounds"):
+        for item in items:  # what many tests ask about is made once, by one worker
+            if "outcome" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(str(item.path)))
         return
     skip = pytest.mark.skip(reason="make soak ROUNDS=n")
     for item in items:
