@@ -23,7 +23,7 @@ _SKIPPED = {
     "_new_batch_id",
     "_ordinary",
     "cache",
-    "_by_headers",
+    "_looked",
     "_relying",
     "_relied",
 }
