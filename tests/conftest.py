@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEFTOVER_GRACE_S = 20.0
+# fixtures of which many tests of a file ask something: in the soak one worker makes each, once
+OUTCOMES = {"outcome", "outcomes", "on_kafka", "embedded", "recovered"}
 
 # The file system is the one without checksums: for each file and its checksum, the other one runs processes that read
 # a link and set a mode. The sessions of a notebook, of the demo and of test_embedded.py are as those of users.
@@ -98,8 +100,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place |= {path: 1.25 * number / len(short) for number, path in enumerate(short)}
     items.sort(key=lambda item: place[item.path])
     if config.getoption("--soak-rounds"):
-        for item in items:  # what many tests ask about is made once, by one worker
-            if "outcome" in getattr(item, "fixturenames", ()):
+        for item in items:
+            if not OUTCOMES.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.xdist_group(str(item.path)))
         return
     skip = pytest.mark.skip(reason="make soak ROUNDS=n")

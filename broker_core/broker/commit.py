@@ -101,10 +101,11 @@ class Commits:
                     publishes = self._vhost_message_limit.admit(transaction, rejected)
             if xid and not transaction.decided:
                 self._names.check_new(xid)
+        letters = transaction.letters
         if settles:
             self._settlement.check_readable(settles)
-            if transaction.atomic and transaction.letters is not None:
-                self._settlement.check_letters(transaction, transaction.letters, now)
+            if transaction.atomic and letters is not None:
+                self._settlement.check_letters(transaction, letters, now)
         returned: list[Message] = []
         for spilled in transaction.spilled:
             returned += self._unreached(spilled)
@@ -127,16 +128,17 @@ class Commits:
         for staged in transaction.staged:
             self._stored.enqueue_staged(change, staged, now)
         left: Sequence[Settle] = ()
+        ahead = None if letters is None else letters.ahead
         if settles:
-            ahead = transaction.letters is not None and transaction.letters.ahead is not None
-            left = self._settlement.settle(change, settles, now, whole=transaction.atomic, ahead=ahead)
+            left = self._settlement.settle(
+                change, settles, now, whole=transaction.atomic, ahead=ahead is not None
+            )
         for queue, start, end in transaction.consumed:
             queue.settle(start, end)
             change.effects.note(CONSUMED, queue, start, end)
             queue.record(change)
-        if transaction.letters is not None:
-            for letters in transaction.letters_ahead:
-                self._stored.enqueue_letters(change, letters, now)
+        for written in ahead or ():
+            self._stored.enqueue_letters(change, written, now)
         if xid and not transaction.decided:
             self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
         return _new(CommitResult, (change.sequence, returned, rejected, left, 0))

@@ -32,11 +32,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, spill
-from broker_core.broker.transaction.transaction import (
-    Settle,
-    Transaction,
-    to_rows,
-)
+from broker_core.broker.transaction.transaction import Settle, Transaction, to_rows
 from broker_core.errors import Unroutable
 from broker_core.ids import BlockId
 from broker_core.message.message import Message

@@ -77,6 +77,7 @@ class Settlement:
             raise LettersNotAhead(transaction)  # without those of that queue
 
     def _fit(self, settles: Sequence[Settle], count: int, now: int) -> bool:
+        """Whether one commit has room for the dead letters, ``count`` of them."""
         removals = self._messages.removals(Change(), now)
         rejected = rejects_of(settles)
         widest = self._messages.widest

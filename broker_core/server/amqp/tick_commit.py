@@ -20,6 +20,7 @@ from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import CommitResult
+from broker_core.broker.message.settlement import rejects_of
 from broker_core.broker.state.change import Change, Who
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.message.message import Message
@@ -107,7 +108,8 @@ class TickCommit:
             pieces.append(_Piece(each, before, each.messages if confirms else 0, each is found[-1]))
             before += each.messages
         in_line = bool(self._pieces)
-        if in_line or len(pieces) > 1 or _may_be_cut(transaction):
+        # a commit of several rejects may leave some for another one, before which those of later ticks wait
+        if in_line or len(pieces) > 1 or (len(transaction.settles) > 1 and rejects_of(transaction.settles)):
             self._pieces += pieces
         if not in_line:
             self._commit(pieces[0])
@@ -187,14 +189,6 @@ class TickCommit:
             last -= 1
         if last:
             write(encode_ack(number, before + last, multiple=last > 1))
-
-
-def _may_be_cut(transaction: Transaction) -> bool:
-    """Whether its commit may leave rejects for another one, before which those of later ticks must wait."""
-    settles = transaction.settles
-    return len(settles) > 1 and any(
-        outcome == "reject" and queue.arguments.dead_letters for queue, _, outcome in settles
-    )
 
 
 def commit(transaction: Transaction, who: Who, state: BrokerState, change: Change, now: int) -> CommitResult:
