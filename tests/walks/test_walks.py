@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "commit": 24,  # two of them are the history of commits
     "confirm": 25,
-    "publish": 11,
+    "publish": 10,
     "login": 30,
     "channel": 18,
     "batch": 28,  # two of them are the history of commits

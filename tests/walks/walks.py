@@ -16,6 +16,7 @@ from typing import Any
 
 import pika
 import pyarrow as pa
+from pamqp import commands
 
 from broker_core import password
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
@@ -24,6 +25,7 @@ from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode
 from broker_core.launcher import Broker
+from tests.amqp_peer import Peer, peer
 from tests.kafka.bench.fake_kafka import FakeKafka
 from tests.progress import GUARD_S
 from tests.walks.recorder import Recorder, Walk
@@ -63,6 +65,14 @@ def _client(url: str, user: str = "guest", secret: str = "guest") -> Iterator[An
         yield connection
 
 
+@contextmanager
+def _publisher(broker: Broker) -> Iterator[Peer]:
+    """A client with channel 1 and a queue, whose publish arrives in one piece: what decodes it depends on that."""
+    with peer(broker.amqp_urls[0], 1) as client:
+        client.call(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        yield client
+
+
 def commit(recorder: Recorder, directory: Path) -> Walk:
     """AMQP ``tx.commit`` of one message: from the socket to the disk and back."""
     with _broker(directory) as broker, _client(broker.amqp_urls[0]) as client:
@@ -79,26 +89,27 @@ def commit(recorder: Recorder, directory: Path) -> Walk:
 
 def confirm(recorder: Recorder, directory: Path) -> Walk:
     """AMQP ``basic.publish`` with a publisher confirm: from the socket to the disk and back."""
-    with _broker(directory) as broker, _client(broker.amqp_urls[0]) as client:
-        channel = client.channel()
-        channel.queue_declare("q", durable=True)
-        channel.confirm_delivery()
-        return common(recorder, lambda: channel.basic_publish("", "q", b"body", DURABLE))
+    with _broker(directory) as broker, _publisher(broker) as client:
+        client.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
+
+        def work() -> None:
+            client.publish(1, "", "q", b"body", delivery_mode=2)
+            client.expect(commands.Basic.Ack, 1)
+
+        return common(recorder, work)
 
 
 def publish(recorder: Recorder, directory: Path) -> Walk:
     """AMQP ``basic.publish`` in a transaction: from the socket into the transaction."""
-    with _broker(directory) as broker, _client(broker.amqp_urls[0]) as client:
-        channel = client.channel()
-        channel.queue_declare("q", durable=True)
-        channel.tx_select()
+    with _broker(directory) as broker, _publisher(broker) as client:
+        client.call(1, commands.Tx.Select(), commands.Tx.SelectOk)
 
         def work() -> None:
-            channel.basic_publish("", "q", b"body", DURABLE)
+            client.publish(1, "", "q", b"body", delivery_mode=2)
             deadline = time.monotonic() + GUARD_S
             while not any(call.function.endswith("publish") for call in recorder.calls):
                 assert time.monotonic() < deadline, "the publish never arrived"
-                client.process_data_events(0)
+                time.sleep(0.001)
             server = broker._amqp
             assert server is not None
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server.loop).result(
