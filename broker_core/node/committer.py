@@ -1,14 +1,15 @@
 """Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader
 and commits for all waiting threads.
 
-Not here: what a work does (``broker/``), how a change becomes durable (``store/``), which blocks a work can
-read (``loaded_blocks.py``). There is no committer thread, so a single commit never waits for another thread.
+There is no committer thread, so a single commit never waits for another one. Not here: what a work does
+(``broker/``), how a change becomes durable (``store/``), which blocks it can read (``loaded_blocks.py``).
 
 A commit, in this order:
 1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
    that raises, or whose change cannot be encoded, fails alone: its changes in memory are undone, and its
    change is dropped. A work that needs a block which is not in memory is undone too, and the others go on:
-   its caller loads the block without the lock, and the work runs again in a later group
+   its caller loads the block without the lock, and the work runs again in a later group. Works for which
+   there is no time left are the first of the next group
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
 4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader. A
@@ -16,8 +17,7 @@ A commit, in this order:
 
 A waiting thread is the leader from the moment that ``leads`` is set until its group is done. If it leaves
 because of an exception from outside, another thread gets the lead, and the next one is woken. In the main
-thread signal handlers wait until :meth:`Committer.run` is over (``deferred_signals.py``), so Ctrl-C does not
-interrupt a commit or stop the broker.
+thread signal handlers wait until :meth:`Committer.run` is over (``deferred_signals.py``).
 
 Invariant: no caller is answered and no change is visible before it is durable. When a work is ``done``, the
 earlier works of its origin are. While callers wait, one of them is the leader. Nothing is read from the disk
@@ -52,8 +52,10 @@ logger = logging.getLogger("txmq.broker")
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
+Gate = Callable[["Waiting"], "Waiter"]
 
 _MAX_GROUP = 1024  # works in one commit
+PLAN_S = 0.01  # of the processor, for the works of one commit: others wait for the lock
 # fewer full blocks wait for a tick of the upkeep: short-lived messages are settled by then, and never sealed
 WAITING = 2
 _TOLERANCE_US = 1_000_000  # of the clock
@@ -89,16 +91,13 @@ class Waiting:
         self.loaded: Loaded = NOTHING
         self.answer: Any = None
         self.error: BaseException | None = None
-        self.done = False
-        self.leads = False
+        self.done = self.leads = False
         self.wakes: Waiting | None = None
         self.gate: Waiter | None = None
 
 
 class CommitCounts:
-    """What the leaders have made durable: groups, their changes, and how long that took. The leader alone
-    counts; any thread reads.
-    """
+    """What is durable: groups, their changes, and how long that took. The leader counts, any thread reads."""
 
     __slots__ = ("changes", "durable_s", "groups")
 
@@ -110,6 +109,11 @@ class CommitCounts:
         self.groups += 1
         self.changes += changes
         self.durable_s += durable_s
+        if spans.MODULE in sys.modules:  # looked at here: nothing more where nobody traces
+            began_ns = time.time_ns() - int(durable_s * 1e9)
+            spans.finished("txmq.group_commit", began_ns, {"txmq.changes": changes})
+        if durable_s >= SLOW_S:
+            logger.warning("a commit of %d changes took %.1f s to become durable", changes, durable_s)
 
 
 class Published:
@@ -168,11 +172,7 @@ class Committer:
     """``clock`` returns microseconds since the epoch."""
 
     def __init__(
-        self,
-        state: BrokerState,
-        store: Store,
-        loaded_blocks: LoadedBlocks,
-        clock: Callable[[], int],
+        self, state: BrokerState, store: Store, loaded_blocks: LoadedBlocks, clock: Callable[[], int]
     ) -> None:
         self._state = state
         self.loaded_blocks = loaded_blocks
@@ -227,7 +227,7 @@ class Committer:
                     gate.acquire()
                     self._waiting.append(mine)
             if mine.gate is None:
-                self._lead(mine, [mine])
+                self.lead(mine, [mine])
             else:
                 gate.acquire()
                 _wake_next(mine)
@@ -244,12 +244,13 @@ class Committer:
             waiting.loaded = waiting.loaded or {}
             self.loaded_blocks.load(missing, waiting.loaded, self.look)
 
-    def submit(self, group: list[Waiting], gate: Callable[[Waiting], Waiter]) -> bool:
-        """Commits a group of one thread, which must not wait for others. Returns True when all of it is done,
-        or must load blocks, or is held up by a work of the same origin that must: give that a gate.
+    def submit(self, group: list[Waiting], gate: Gate) -> bool:
+        """Commits a group of one thread, which must not wait for others. Returns True when its works are
+        done, must load blocks, or are held up by a work of the same origin that must: give that a gate. The
+        others, for which there was no time left, have a ``gate``.
 
-        False if another thread is the leader: each caller of the group gets a ``gate``, which opens in that
-        thread when the caller is done, or when it must call :meth:`lead` or :meth:`load`.
+        False if another thread is the leader: all have one. A gate opens in the leader's thread when the
+        caller is done, or when it must call :meth:`lead` or :meth:`load`.
         """
         with self._mutex:
             if self._led:
@@ -258,14 +259,44 @@ class Committer:
                 self._waiting += group
                 return False
             self._led = True
-        for start in range(0, len(group), _MAX_GROUP):
-            part = group[start : start + _MAX_GROUP]
-            self._lead(part[0], part, last=start + _MAX_GROUP >= len(group))
+        self.lead(group[0], group, gate)
         return True
 
-    def lead(self, mine: Waiting) -> None:
-        """Commits as the new leader: ``mine``, which waits no more, and all that wait now."""
-        self._lead(mine, None)
+    def lead(self, mine: Waiting, group: list[Waiting] | None = None, gate: Gate | None = None) -> None:
+        """Commits as the leader, and answers: ``group``, which starts with ``mine``; None: it, which waits no
+        more, and all that wait now. What is left waits at its ``gate``, before all others.
+        """
+        done: list[Waiting] = []
+        load: list[Waiting] = []
+        left: list[Waiting] = []
+        try:
+            mine.leads = False
+            if group is None:
+                group = [mine]
+                with self._mutex:
+                    group += self._waiting[: _MAX_GROUP - 1]
+                    del self._waiting[: _MAX_GROUP - 1]
+            left = group[self._commit(group, done, load) :]
+            if gate is not None:
+                for waiting in left:
+                    waiting.gate = gate(waiting)
+        except BaseException as error:
+            done, load = self._held_up.fail([*(group or [mine]), *done]), []
+            self._fail(error, done)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for waiting in done:  # before the next leader, who may finish later works of the same origin
+                waiting.done = True
+            with self._mutex:
+                self._waiting[:0] = [waiting for waiting in left if waiting.wakes is not waiting]
+                if self._waiting:
+                    self._hand_on()
+                else:
+                    self._led = False
+                gates = _gates([*done, *load], mine) if len(done) + len(load) > 1 else ()
+            for opened in gates:
+                _open(opened)
 
     def check(self) -> None:
         """Raises StoreFailed after the broker has stopped."""
@@ -282,38 +313,6 @@ class Committer:
         self.stop(error)
         with contextlib.suppress(StoreFailed):
             self.run(lambda _state, _change, _now: None)
-
-    def _lead(self, mine: Waiting, group: list[Waiting] | None, *, last: bool = True) -> None:
-        """Commits and answers ``group``, which starts with ``mine``; None: it and all that wait now. The lead
-        is passed on after the ``last`` group.
-        """
-        done: list[Waiting] = []
-        load: list[Waiting] = []
-        try:
-            mine.leads = False
-            if group is None:
-                group = [mine]
-                with self._mutex:
-                    group += self._waiting[: _MAX_GROUP - 1]
-                    del self._waiting[: _MAX_GROUP - 1]
-            self._commit(group, done, load)
-        except BaseException as error:
-            done, load = self._held_up.fail([*(group or [mine]), *done]), []
-            self._fail(error, done)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            for waiting in done:  # before the next leader, who may finish later works of the same origin
-                waiting.done = True
-            with self._mutex:
-                if last:
-                    if self._waiting:
-                        self._hand_on()
-                    else:
-                        self._led = False
-                gates = _gates([*done, *load], mine) if len(done) + len(load) > 1 else ()
-            for gate in gates:
-                _open(gate)
 
     def _hand_on(self) -> None:
         """Under the mutex: makes one of the waiting callers the leader, if there is any."""
@@ -336,15 +335,21 @@ class Committer:
             _wake_next(mine)
             mine.wakes = mine
 
-    def _commit(self, group: list[Waiting], done: list[Waiting], load: list[Waiting]) -> None:
-        """Adds the callers that have an answer to ``done``, and those that must load blocks to ``load``."""
+    def _commit(self, group: list[Waiting], done: list[Waiting], load: list[Waiting]) -> int:
+        """Adds the callers that have an answer to ``done``, and those that must load blocks to ``load``.
+        Returns how many of the group had their turn.
+        """
         if self.failure is not None:
             raise self.failure
         changes: list[Change] = []
         state, held_up = self._state, self._held_up
         with self._lock:  # 1. plan
             now_us = max(self._last_us, self._clock() - 1)
+            turns, last = 0, time.thread_time() + PLAN_S if len(group) > 1 else 0.0
             for waiting in group:
+                if turns and (turns == _MAX_GROUP or time.thread_time() >= last):
+                    break
+                turns += 1
                 following: Waiting | None = waiting
                 if held_up and held_up.take(waiting):
                     continue
@@ -364,13 +369,7 @@ class Committer:
         if changes:
             began = time.monotonic()
             self._store.commit(changes)  # 2. make durable
-            took_s = time.monotonic() - began
-            if spans.MODULE in sys.modules:  # looked at here: nothing more where nobody traces
-                began_ns = time.time_ns() - int(took_s * 1e9)
-                spans.finished("txmq.group_commit", began_ns, {"txmq.changes": len(changes)})
-            self.counts.add(len(changes), took_s)
-            if took_s >= SLOW_S:
-                logger.warning("a commit of %d changes took %.1f s to become durable", len(changes), took_s)
+            self.counts.add(len(changes), time.monotonic() - began)
         failpoint.here("committer.durable")
         touched = bool(state.pending_checks.touched)
         if touched:
@@ -379,6 +378,7 @@ class Committer:
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self.published.tell()
         failpoint.here("committer.published")
+        return turns
 
     def _plan(self, waiting: Waiting, now_us: int, changes: list[Change]) -> bool:
         """Runs a work, or undoes it. Returns False if it must load blocks."""

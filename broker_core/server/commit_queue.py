@@ -81,7 +81,7 @@ class CommitQueue:
         self._group: list[tuple[Waiting, Then]] = []
         self._gathering: list[Gathering] = []
         self._settles: list[Settle] = []
-        # in a group that another thread leads, or behind a work that waits for blocks
+        # in a later group, or in one that another thread leads, or behind a work that waits for blocks
         self._elsewhere: dict[Waiting, Then] = {}
         self._unanswered: dict[object, deque[tuple[Waiting, Then]]] = {}  # per origin, in the order of asking
         self._aside = 0  # works in other threads
@@ -225,8 +225,8 @@ class CommitQueue:
             self.aside(
                 partial(self._broker.committer.load, waiting), partial(self._loaded_for, waiting, then)
             )
-        else:  # behind another one
-            waiting.gate = self._gate(waiting)
+        else:  # in a later group, or behind another one
+            waiting.gate = waiting.gate or self._gate(waiting)
             self._elsewhere[waiting] = then
 
     def _answer(self, waiting: Waiting, then: Then) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.transaction.publish import Publish
 from broker_core.message.message import Message
+from broker_core.node import committer
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.reading import fetched
@@ -77,6 +79,41 @@ def test_commits_that_wait_share_one_write() -> None:
     assert together(store, broker, names) == {name: name for name in names}
     assert store.groups == [1, 7]
     assert set(broker.state.names.outcomes) == set(names)
+    broker.close()
+
+
+def test_works_for_which_there_is_no_time_left_are_the_first_of_the_next_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few dear works hold the lock as long as one of them, not as long as all together."""
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    begin, order = threading.Event(), []
+
+    def busy(name: str) -> Callable[[BrokerState, Change, int], str]:
+        def work(state: BrokerState, change: Change, now: int) -> str:
+            order.append(name)
+            ends = time.thread_time() + (1.5 * committer.PLAN_S if name == "dear" else 0.0)
+            while time.thread_time() < ends:
+                pass
+            return remember(name)(state, change, now)
+
+        return work
+
+    store.gate.clear()
+    threads = []
+    for number, name in enumerate(("leader", "cheap", "dear", "later", "last")):
+        threads.append(threading.Thread(target=broker.run, args=(busy(name),)))
+        threads[-1].start()
+        if not number:
+            assert store.entered.wait(600)
+        while len(broker.committer._waiting) < number:
+            begin.wait(0.001)
+    store.gate.set()
+    for thread in threads:
+        thread.join(600)
+    assert order == ["leader", "cheap", "dear", "later", "last"] == list(broker.state.names.outcomes)
+    assert store.groups == [1, 2, 2]
     broker.close()
 
 

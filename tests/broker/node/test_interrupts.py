@@ -17,6 +17,7 @@ import pytest
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.node import committer
 from broker_core.node.deferred_signals import SIGNALS, deferred_signals
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
@@ -104,9 +105,13 @@ def test_a_thread_that_is_killed_when_it_gets_the_lead_hands_it_on() -> None:
     broker.close()
 
 
+@pytest.mark.parametrize("plan_s", [committer.PLAN_S, 0.0], ids=["one group", "a group each"])
 @pytest.mark.parametrize("killed", [(2,), (1, 3), (2, 3, 4), (5,), (1, 2, 3, 4, 5)], ids=str)
-def test_a_thread_that_is_killed_when_it_is_woken_wakes_the_next_one(killed: tuple[int, ...]) -> None:
-    """Thread 0 commits while the others wait; 1 commits for all of them then."""
+def test_a_thread_that_is_killed_when_it_is_woken_wakes_the_next_one(
+    killed: tuple[int, ...], plan_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thread 0 commits while the others wait; 1 commits for all of them then, or each for itself."""
+    monkeypatch.setattr(committer, "PLAN_S", plan_s)
 
     class Killed(BaseException):
         pass
@@ -140,6 +145,38 @@ def test_a_thread_that_is_killed_when_it_is_woken_wakes_the_next_one(killed: tup
     assert sorted(ended) == list(killed)
     assert broker.run(remember("later")) == "later"
     assert {str(number) for number in range(6) if number not in killed} <= set(broker.state.names.outcomes)
+    broker.close()
+
+
+def test_the_lead_never_goes_to_a_thread_that_left_while_others_of_its_group_had_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "PLAN_S", 0.0)
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    left: list[committer.Waiting] = []
+
+    def leaves(state: BrokerState, change: Change, now: int) -> str:
+        broker.committer._leave(left[0])  # as if something was raised there before it waits at its gate
+        return "leaves"
+
+    store.gate.clear()
+    threads = [threading.Thread(target=broker.run, args=(remember("leader"),))]
+    threads[0].start()
+    assert store.entered.wait(600)
+    waiting = threading.Event()
+    for number, work in enumerate((leaves, remember("left"), remember("last")), 1):
+        # the second one never ends
+        threads.append(threading.Thread(target=broker.run, args=(work,), daemon=number == 2))
+        threads[-1].start()
+        while len(broker.committer._waiting) < number:
+            waiting.wait(0.001)
+    left.append(broker.committer._waiting[1])
+    store.gate.set()
+    for number in (0, 1, 3):
+        threads[number].join(600)
+        assert not threads[number].is_alive()
+    assert set(broker.state.names.outcomes) == {"leader", "last"}
     broker.close()
 
 

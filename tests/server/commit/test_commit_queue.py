@@ -12,6 +12,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.errors import PreconditionFailed, StoreFailed
+from broker_core.node import committer
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.store.memory import MemoryStore
@@ -52,14 +53,22 @@ def store() -> SlowStore:
     return SlowStore()
 
 
+@pytest.fixture(params=[committer.PLAN_S, 0.0], ids=["enough time", "a work a group"])
+def plan_s(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(committer, "PLAN_S", request.param)
+    return request.param
+
+
 @pytest.fixture
-def broker(store: SlowStore) -> Iterator[LocalBroker]:
+def broker(store: SlowStore, plan_s: float) -> Iterator[LocalBroker]:
     broker = LocalBroker(store, upkeep=False)
     yield broker
     broker.close()
 
 
-def test_what_is_submitted_in_one_tick_is_one_group_commit_answered_in_order(store, broker) -> None:
+def test_what_is_submitted_in_one_tick_is_one_group_commit_answered_in_order(store, broker, plan_s) -> None:
+    """Or several, where one would take too long to plan."""
+
     async def run() -> list[object]:
         commits = CommitQueue(asyncio.get_running_loop(), broker)
         answers: list[object] = []
@@ -73,7 +82,7 @@ def test_what_is_submitted_in_one_tick_is_one_group_commit_answered_in_order(sto
 
     first, second, third = asyncio.run(run())
     assert (first, third) == ("a", "b") and isinstance(second, PreconditionFailed)
-    assert store.groups == [3]  # the refused one wrote nothing
+    assert store.groups == ([3] if plan_s else [1, 1, 1])  # the refused one wrote nothing
 
 
 def test_the_loop_goes_on_while_a_thread_commits_and_then_leads_itself(store, broker) -> None:
