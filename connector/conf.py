@@ -23,7 +23,7 @@ def recommended_conf() -> dict[str, str]:
         # By default, Delta reads the state of a table in 50 tasks, which is the largest part of a small
         # table's commit.
         "spark.databricks.delta.snapshotPartitions": "1",
-        # Spark 4.2 refuses for ever to start a query whose driver was killed in the first write of offsets,
+        # Spark refuses for ever to start a query whose driver was killed in the first write of offsets,
         # because of the temporary file that it leaves.
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     }

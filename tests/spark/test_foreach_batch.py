@@ -19,7 +19,6 @@ from connector.batch import after_commit, foreach_batch
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.conf import recommended_conf
 from connector.stream import staging
-from connector.stream.spark_version import has_admission_control
 from tests.progress import GUARD_S
 from tests.spark.conftest import settings
 from tests.spark.jobs import to_the_end
@@ -101,7 +100,7 @@ def test_a_query_whose_driver_died_while_spark_wrote_its_first_offsets_goes_on(
         tx.publish(batch.select("body"), queue="out")
 
     with settings(rig.spark, {name: recommended_conf()[name] if recommended else "true"}):
-        if recommended or not has_admission_control():  # Spark 4.1 does not look
+        if recommended:
             run(rig, fn)
             assert sorted(rig.bodies("out")) == ["a", "b"] and rig.bodies("in") == []
         else:
