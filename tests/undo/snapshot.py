@@ -119,8 +119,16 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
             0,
             value._firsts[value._front :],
         )
-    elif isinstance(value, Ranks):  # what is settled or held may stand in the heap, once or twice
-        fields["_heap"] = ()
+    elif isinstance(value, Ranks):  # what is settled or held may stand in the heap
+        assert value._offsets == {offset for _, offset in value._heap} and len(value._offsets) == len(
+            value._heap
+        )
+        fields["_heap"] = sorted(
+            entry
+            for entry in value._heap
+            if entry[1] not in value._held and not value._progress.is_settled(entry[1])
+        )
+        fields["_offsets"] = fields["_popped"] = fields["_forgotten"] = ()
     elif isinstance(value, Block):
         found[path] = type(value).__name__
     for name, item in sorted(fields.items()):

@@ -2,13 +2,15 @@
 
 Not here: which entries are settled (``progress.py``) or held (``ready.py``). Such entries may be in the heap
 and are ignored.
-Invariant: every ready entry below ``below`` is in the heap, perhaps more than once.
+Invariant: every ready entry below ``below`` is in the heap, and none is there twice. What was known before a
+work is known after its undo: otherwise a work that needs the orders of two queues, neither of which is in
+memory, would forget the one when it waits for the other, for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
@@ -21,7 +23,10 @@ from broker_core.message.properties import priority
 class Ranks:
     """``highest`` is x-max-priority, to which higher priorities are reduced. The default priority is 0."""
 
-    __slots__ = ("_heap", "_held", "_log", "_of", "_progress", "_saved", "_undo", "below", "highest")
+    __slots__ = (
+        "_forgotten", "_heap", "_held", "_log", "_of", "_offsets", "_popped", "_progress", "_saved", "_undo",
+        "below", "highest",
+    )  # fmt: skip
 
     def __init__(self, highest: int, log: Log, progress: Progress, held: Set[int], undo: Undo) -> None:
         self._log = log
@@ -32,26 +37,31 @@ class Ranks:
         self.highest = highest
         self.below = 0
         self._heap: list[tuple[int, int]] = []  # (-priority, offset)
+        self._offsets: set[int] = set()  # of the heap
         self._of: dict[int, int] = {}  # priorities above 0 of entries that are not settled
+        # in this work: entries that left the heap, and priorities that left ``_of``
+        self._popped: list[int] = []
+        self._forgotten: dict[int, int] = {}
 
     def add(self, start: int, properties: list[bytes]) -> None:
         """Adds consecutive entries that became visible."""
-        self._save()
         for offset, encoded in enumerate(properties, start):
             rank = min(_priority(encoded), self.highest)
             if rank:
                 self._of[offset] = rank
-            heappush(self._heap, (-rank, offset))
+            self.push(offset)
 
     def push(self, offset: int) -> None:
         """Adds an entry that is ready again."""
-        self._save()
-        heappush(self._heap, (-self._of.get(offset, 0), offset))
+        if offset not in self._offsets:
+            self._offsets.add(offset)
+            heappush(self._heap, (-self._of.get(offset, 0), offset))
 
     def best(self) -> int | None:
         """Returns the next visible entry without taking it. Raises CorruptSegment, DataLoss."""
         progress, visible_end = self._progress, self._log.visible_end
         if self.below < visible_end:
+            self._save()
             for start, end in progress.unsettled_within(max(self.below, progress.floor), visible_end):
                 while start < end:
                     try:
@@ -64,17 +74,14 @@ class Ranks:
             self.below = visible_end
         heap = self._heap
         while heap and (heap[0][1] in self._held or progress.is_settled(heap[0][1])):
-            self._save()
-            heappop(heap)
+            self._pop()
         return heap[0][1] if heap else None
 
     def take(self, limit: int) -> list[int]:
         """Takes and returns at most ``limit`` of the next visible entries."""
         taken: list[int] = []
         while len(taken) < limit and (offset := self.best()) is not None:
-            self._save()
-            while self._heap and self._heap[0][1] == offset:  # read again while it was held, and given back
-                heappop(self._heap)
+            self._pop()
             taken.append(offset)
         return taken
 
@@ -83,18 +90,33 @@ class Ranks:
         for offset in range(start, end):
             if offset in self._of:
                 self._save()
-                del self._of[offset]
+                self._forgotten[offset] = self._of.pop(offset)
+
+    def _pop(self) -> None:
+        self._save()
+        offset = self._heap[0][1]
+        self._popped.append(offset)
+        heappop(self._heap)
+        self._offsets.discard(offset)
 
     def _save(self) -> None:
         if self._saved != self._undo.work:
             self._saved = self._undo.work
-            self._undo.append((self._reset,))
+            self._popped, self._forgotten = [], {}
+            self._undo.append((self._put_back, self.below, self._popped, self._forgotten))
 
-    def _reset(self) -> None:
-        """Clears everything after an undo, so that all entries are read again."""
-        self.below = 0
-        self._heap.clear()
-        self._of.clear()
+    def _put_back(self, below: int, popped: list[int], forgotten: dict[int, int]) -> None:
+        """What was learnt meanwhile is forgotten: it has no entries that the work had settled."""
+        self._of.update(forgotten)
+        if below < self.below or len(self._offsets) != len(self._heap):  # or memory ran out between the two
+            self._heap = [entry for entry in self._heap if entry[1] < below]
+            heapify(self._heap)
+            self._offsets = {offset for _, offset in self._heap}
+            self._of = {offset: rank for offset, rank in self._of.items() if offset < below}
+            self.below = below
+        for offset in popped:
+            if offset < below:
+                self.push(offset)
 
 
 def _priority(encoded: bytes) -> int:
