@@ -254,7 +254,9 @@ class Expiry:
                     why: Reason = "expired"
                     if deliveries is not None and deliveries.over_limit(offset):
                         why = "delivery_limit"
-                    elif not _is_late(row, ttl_us, now):
+                    elif (deadline := _deadline_of(row, ttl_us)) is None or deadline > now:
+                        # known from now on, though the block may be gone from memory before its row is
+                        queue.marks.deadline = (offset, deadline)
                         return rows, reason, False
                     if not rows:
                         reason = why
@@ -266,9 +268,9 @@ class Expiry:
         return rows, reason, True
 
 
-def _is_late(row: InboxRow, ttl_us: int | None, now: int) -> bool:
+def _deadline_of(row: InboxRow, ttl_us: int | None) -> int | None:
     if row.properties and row.properties[0] & EXPIRATION:
         own_ms = own_time_to_live_ms(row.properties)
         if own_ms is not None and (ttl_us is None or own_ms * 1000 < ttl_us):
             ttl_us = own_ms * 1000
-    return ttl_us is not None and row.committed_at + ttl_us <= now
+    return None if ttl_us is None else row.committed_at + ttl_us

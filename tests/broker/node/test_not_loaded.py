@@ -13,6 +13,7 @@ import pytest
 
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.publish import Publish
@@ -39,8 +40,13 @@ def store() -> Iterator[SlowDisk]:
 
 
 @pytest.fixture
-def broker(store: SlowDisk) -> Iterator[LocalBroker]:
-    found = LocalBroker(store, Clock(), upkeep=False)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def broker(store: SlowDisk, clock: Clock) -> Iterator[LocalBroker]:
+    found = LocalBroker(store, clock, upkeep=False)
     with found.channel() as channel:
         channel.queue_declare("dead")
         channel.queue_declare("disk", arguments=DLX)
@@ -182,6 +188,29 @@ def test_a_deadline_that_is_known_is_not_read_again(store: SlowDisk, broker: Loc
     assert broker.state.pending_checks.next_deadline > broker.clock(), "nobody looks again before"
 
 
+def test_nobody_looks_again_for_the_next_message_before_it_expires(clock: Clock, broker: LocalBroker) -> None:
+    """Its block is no longer in memory when the one before it has expired; what was decoded of it is."""
+    published_us = clock()
+    with broker.channel() as channel:
+        arguments = {**DLX, "x-max-priority": 2, "x-message-ttl": 10_000}
+        channel.queue_declare("timed", arguments=arguments)
+        for number in range(6):
+            channel.publish(b"%d" % number, routing_key="timed")
+            clock.advance(1)
+        for delivery in [channel.get("timed") for _ in range(6)]:
+            assert delivery is not None
+            if int(delivery.body) % 2:  # entries beside each other are decoded together, and not kept
+                channel.ack(delivery.tag)
+    seal(broker)
+    for expired, number in enumerate((0, 2, 4), 1):
+        clock.now_us = published_us + (10 + number) * 1_000_000 + 500_000
+        for _ in range(2):  # the second time, nothing is due
+            broker.upkeep.expire_due()
+            assert broker.state.pending_checks.next_deadline > clock(), "nobody looks again before"
+            assert broker.state.topology.queue("dead").log.visible_end == expired
+    assert drained(broker, "dead") == [b"0", b"2", b"4"]
+
+
 def test_a_damaged_block_gives_its_error_to_the_one_who_needs_it(
     store: SlowDisk, broker: LocalBroker
 ) -> None:
@@ -223,6 +252,38 @@ def test_an_order_by_priority_is_learnt_block_by_block(store: SlowDisk, broker: 
     found = drained(again, "ranked")
     again.close()
     assert found == sorted(found, key=lambda body: (-int(body[:1]), body)) and len(found) == 30
+
+
+def test_an_order_that_was_learnt_for_a_work_that_is_undone_stays_known(
+    clock: Clock, store: SlowDisk, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two queues expire together. The order of the first one was forgotten when the work had to wait for that
+    of the second one, and the other way round, for ever.
+    """
+    names = ("one", "two")
+    for name in names:
+        with broker.channel() as channel:
+            arguments = {**DLX, "x-max-priority": 2, "x-message-ttl": 1_000}
+            channel.queue_declare(name, arguments=arguments)
+        on_disk(broker, name, *(b"%d" % number for number in range(10)))
+    again = LocalBroker(store.reopened(), clock, upkeep=False)
+    learnt: list[Ranks] = []
+    best = Ranks.best
+
+    def noted(self: Ranks) -> int | None:
+        assert len(learnt) < 10, "again and again"
+        before = self.below
+        found = best(self)
+        if self.below > before:
+            learnt.append(self)
+        return found
+
+    monkeypatch.setattr(Ranks, "best", noted)
+    clock.advance(2)
+    again.upkeep.expire()
+    assert sorted(drained(again, "dead")) == sorted(2 * [b"%d" % number for number in range(10)])
+    assert len(learnt) == len(set(map(id, learnt))) == len(names)
+    again.close()
 
 
 def test_a_length_in_bytes_is_measured_block_by_block(store: SlowDisk, broker: LocalBroker) -> None:
