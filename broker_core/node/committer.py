@@ -264,7 +264,7 @@ class Committer:
 
     def lead(self, mine: Waiting, group: list[Waiting] | None = None, gate: Gate | None = None) -> None:
         """Commits as the leader, and answers: ``group``, which starts with ``mine``; None: it, which waits no
-        more, and all that wait now. What is left waits at its ``gate``, before all others.
+        more, and all that wait now. Who had no turn waits at a ``gate``, before all others.
         """
         done: list[Waiting] = []
         load: list[Waiting] = []
@@ -276,12 +276,11 @@ class Committer:
                 with self._mutex:
                     group += self._waiting[: _MAX_GROUP - 1]
                     del self._waiting[: _MAX_GROUP - 1]
-            left = group[self._commit(group, done, load) :]
-            if gate is not None:
-                for waiting in left:
-                    waiting.gate = gate(waiting)
+            self._commit(group, done, load, left)
+            for waiting in left:
+                waiting.gate = waiting.gate or (gate and gate(waiting))
         except BaseException as error:
-            done, load = self._held_up.fail([*(group or [mine]), *done]), []
+            done, load, left = self._held_up.fail([*(group or [mine]), *done]), [], []
             self._fail(error, done)
             if not isinstance(error, Exception):
                 raise
@@ -294,7 +293,8 @@ class Committer:
                     self._hand_on()
                 else:
                     self._led = False
-                gates = _gates([*done, *load], mine) if len(done) + len(load) > 1 else ()
+                alone = group == [mine] and len(done) + len(load) == 1
+                gates = () if alone else _gates([*done, *load], mine)
             for opened in gates:
                 _open(opened)
 
@@ -335,21 +335,21 @@ class Committer:
             _wake_next(mine)
             mine.wakes = mine
 
-    def _commit(self, group: list[Waiting], done: list[Waiting], load: list[Waiting]) -> int:
-        """Adds the callers that have an answer to ``done``, and those that must load blocks to ``load``.
-        Returns how many of the group had their turn.
-        """
+    def _commit(
+        self, group: list[Waiting], done: list[Waiting], load: list[Waiting], left: list[Waiting]
+    ) -> None:
+        """Puts each caller into ``done``: it has an answer, ``load``: it must load blocks, or ``left``."""
         if self.failure is not None:
             raise self.failure
         changes: list[Change] = []
         state, held_up = self._state, self._held_up
         with self._lock:  # 1. plan
             now_us = max(self._last_us, self._clock() - 1)
-            turns, last = 0, time.thread_time() + PLAN_S if len(group) > 1 else 0.0
-            for waiting in group:
-                if turns and (turns == _MAX_GROUP or time.thread_time() >= last):
+            last = time.thread_time() + PLAN_S if held_up or len(group) > 1 else 0.0
+            for turn, waiting in enumerate(group):
+                if turn and (turn == _MAX_GROUP or time.thread_time() >= last):
+                    left += group[turn:]
                     break
-                turns += 1
                 following: Waiting | None = waiting
                 if held_up and held_up.take(waiting):
                     continue
@@ -360,6 +360,9 @@ class Committer:
                         break
                     done.append(following)
                     following = held_up.next_after(following) if held_up else None
+                    if following is not None and time.thread_time() >= last:
+                        left.append(following)
+                        break
             self.loaded_blocks.loaded = NOTHING
             self._last_us = now_us
             for kept in (state.transactions.history.keep(changes, now_us), state.numbers.keep()):
@@ -378,7 +381,6 @@ class Committer:
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self.published.tell()
         failpoint.here("committer.published")
-        return turns
 
     def _plan(self, waiting: Waiting, now_us: int, changes: list[Change]) -> bool:
         """Runs a work, or undoes it. Returns False if it must load blocks."""

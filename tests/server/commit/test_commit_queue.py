@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.state.block import NotLoaded
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import OutcomeRecord
 from broker_core.errors import PreconditionFailed, StoreFailed
 from broker_core.node import committer
+from broker_core.node.loaded_blocks import LoadedBlocks
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.store.memory import MemoryStore
@@ -217,3 +220,80 @@ def test_works_of_one_origin_are_answered_in_the_order_of_asking(store, broker) 
         return answers
 
     assert asyncio.run(run()) == ["first", "second", "third"]
+
+
+def test_a_thread_whose_group_is_led_by_a_work_that_is_held_up_is_answered(broker, monkeypatch) -> None:
+    """A work of a channel waits for the disk. The next one gets the lead, and stays behind it."""
+    disk, held, go = threading.Event(), threading.Event(), threading.Event()
+    tries: list[str] = []
+
+    def waits(state: BrokerState, change: Change, now: int) -> str:
+        tries.append("once")
+        if len(tries) == 1:
+            raise NotLoaded([])
+        return "first"
+
+    def planned(_name: object) -> None:
+        held.set()
+        assert go.wait(600)
+
+    monkeypatch.setattr(LoadedBlocks, "load", lambda *_: disk.wait(600))
+
+    async def run() -> list[object]:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        answers: list[object] = []
+        commits.submit(waits, lambda answer, _error: answers.append(answer), "channel")
+        while not tries:
+            await asyncio.sleep(0)
+        failpoint.arm("committer.planned", planned)
+        leader = threading.Thread(target=broker.run, args=(remember("leader"),))
+        leader.start()
+        await loop.run_in_executor(None, held.wait, 600)
+        commits.submit(remember("second"), lambda answer, _error: answers.append(answer), "channel")
+        while not broker.committer._waiting:
+            await asyncio.sleep(0)
+        follower = loop.run_in_executor(None, broker.run, remember("thread"))
+        while len(broker.committer._waiting) < 2:
+            await asyncio.sleep(0.001)
+        failpoint.disarm()
+        go.set()
+        assert await asyncio.wait_for(follower, 600) == "thread"
+        assert answers == []
+        disk.set()
+        while not commits.idle:
+            await asyncio.sleep(0.001)
+        leader.join()
+        return answers
+
+    assert asyncio.run(run()) == ["first", "second"]
+
+
+def test_works_behind_one_that_waited_are_several_groups(store, broker, plan_s, monkeypatch) -> None:
+    """They are no more in one group than those of others, where they take too long."""
+    disk, tries = threading.Event(), list[str]()
+
+    def waits(state: BrokerState, change: Change, now: int) -> str:
+        tries.append("once")
+        if len(tries) == 1:
+            raise NotLoaded([])
+        return remember("first")(state, change, now)
+
+    monkeypatch.setattr(LoadedBlocks, "load", lambda *_: disk.wait(600))
+
+    async def run() -> list[object]:
+        commits = CommitQueue(asyncio.get_running_loop(), broker)
+        answers: list[object] = []
+        commits.submit(waits, lambda answer, _error: answers.append(answer), "channel")
+        for name in ("second", "third"):
+            commits.submit(remember(name), lambda answer, _error: answers.append(answer), "channel")
+        commits.submit(remember("other"), lambda answer, _error: answers.append(answer))
+        while "other" not in answers:
+            await asyncio.sleep(0)
+        disk.set()
+        while not commits.idle:
+            await asyncio.sleep(0.001)
+        return answers
+
+    assert asyncio.run(run()) == ["other", "first", "second", "third"]
+    assert store.groups == ([1, 3] if plan_s else [1, 1, 1, 1])
