@@ -181,6 +181,9 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
     life.do_now("transactions.commit", life.transaction(("all", "", b""), xid="named"))
     life.clock.advance(10)
     life.do("expiry.expire", life.clock.now_us)
+    life.commit(*[("", "ranked", b"")] * 3)
+    life.purge("ranked")
+    life.do("expiry.expire", life.clock.now_us)
     life.purge("dead")
     life.do("topology.delete_queue", "counted")
 

@@ -10,7 +10,7 @@ memory, would forget the one when it waits for the other, for ever.
 from __future__ import annotations
 
 from collections.abc import Set
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
@@ -72,6 +72,9 @@ class Ranks:
                     start += len(rows)
                     self.below = start  # if the next rows are damaged, these are not added twice
             self.below = visible_end
+        if self._heap and progress.floor >= visible_end:  # all were purged: not one by one
+            self._undo.append((self._restore, self._heap, self._offsets))
+            self._heap, self._offsets = [], set()
         heap = self._heap
         while heap and (heap[0][1] in self._held or progress.is_settled(heap[0][1])):
             self._pop()
@@ -105,18 +108,17 @@ class Ranks:
             self._popped, self._forgotten = [], {}
             self._undo.append((self._put_back, self.below, self._popped, self._forgotten))
 
+    def _restore(self, heap: list[tuple[int, int]], offsets: set[int]) -> None:
+        self._heap, self._offsets = heap, offsets
+
     def _put_back(self, below: int, popped: list[int], forgotten: dict[int, int]) -> None:
-        """What was learnt meanwhile is forgotten: it has no entries that the work had settled."""
+        """What was learnt meanwhile stays, and is learnt again: it lacks what the work had settled."""
         self._of.update(forgotten)
-        if below < self.below or len(self._offsets) != len(self._heap):  # or memory ran out between the two
-            self._heap = [entry for entry in self._heap if entry[1] < below]
-            heapify(self._heap)
+        self.below = min(below, self.below)
+        if len(self._offsets) != len(self._heap):  # memory ran out between the two
             self._offsets = {offset for _, offset in self._heap}
-            self._of = {offset: rank for offset, rank in self._of.items() if offset < below}
-            self.below = below
         for offset in popped:
-            if offset < below:
-                self.push(offset)
+            self.push(offset)
 
 
 def _priority(encoded: bytes) -> int:
