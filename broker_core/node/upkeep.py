@@ -403,8 +403,9 @@ class Upkeep:
             failpoint.here("upkeep.seal.written")
 
             def work(state: BrokerState, change: Change, _now: int, block_id: BlockId = block_id) -> bool:
-                if block_id not in state.blocks.by_id or block_id not in state.blocks.full:
+                if block_id not in state.blocks.by_id:
                     change.forgets.append(block_id)
+                if block_id not in state.blocks.full:  # or another caller has sealed it
                     return False
                 change.seals.append(block_id)
                 change.journal.extend(state.sealing(block_id))

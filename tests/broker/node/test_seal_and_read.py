@@ -33,3 +33,17 @@ def test_a_block_that_nobody_needs_any_more_when_its_seal_is_committed_does_not_
     publish(node, "a", b"1")
     node.restart()
     assert node.drain("a") == [b"1"]
+
+
+def test_a_block_that_another_caller_has_sealed_meanwhile_is_not_forgotten(node: Node):
+    declared(node, "a")
+    publish(node, "a", b"0")
+    node.broker.upkeep.close_open()
+
+    def seal_too(_point: str) -> None:
+        failpoint.disarm()
+        node.broker.upkeep.seal()
+
+    failpoint.arm("upkeep.seal.written", seal_too)
+    node.broker.upkeep.seal()
+    assert node.drain("a") == [b"0"]
