@@ -403,9 +403,10 @@ class Upkeep:
             failpoint.here("upkeep.seal.written")
 
             def work(state: BrokerState, change: Change, _now: int, block_id: BlockId = block_id) -> bool:
-                if block_id not in state.blocks.by_id:
+                known = block_id in state.blocks.by_id
+                if not known:
                     change.forgets.append(block_id)
-                if block_id not in state.blocks.full:  # or another caller has sealed it
+                if not known or block_id not in state.blocks.full:  # another caller has sealed it
                     return False
                 change.seals.append(block_id)
                 change.journal.extend(state.sealing(block_id))
