@@ -288,13 +288,13 @@ class Committer:
             for waiting in done:  # before the next leader, who may finish later works of the same origin
                 waiting.done = True
             with self._mutex:
-                self._waiting[:0] = [waiting for waiting in left if waiting.wakes is not waiting]
+                if left:
+                    self._waiting[:0] = [waiting for waiting in left if waiting.wakes is not waiting]
                 if self._waiting:
                     self._hand_on()
                 else:
                     self._led = False
-                alone = group == [mine] and len(done) + len(load) == 1
-                gates = () if alone else _gates([*done, *load], mine)
+                gates = () if group == [mine] == [*done, *load] else _gates([*done, *load], mine)
             for opened in gates:
                 _open(opened)
 
