@@ -1,7 +1,7 @@
 """Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader
 and commits for all waiting threads.
 
-There is no committer thread, so a single commit never waits for another one. Not here: what a work does
+There is no committer thread, so a single commit waits for no other thread. Not here: what a work does
 (``broker/``), how a change becomes durable (``store/``), which blocks it can read (``loaded_blocks.py``).
 
 A commit, in this order:

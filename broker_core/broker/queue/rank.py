@@ -73,7 +73,8 @@ class Ranks:
                     self.below = start  # if the next rows are damaged, these are not added twice
             self.below = visible_end
         if self._heap and progress.floor >= visible_end:  # all were purged: not one by one
-            self._undo.append((self._restore, self._heap, self._offsets))
+            self._undo.attribute(self, "_heap")
+            self._undo.attribute(self, "_offsets")
             self._heap, self._offsets = [], set()
         heap = self._heap
         while heap and (heap[0][1] in self._held or progress.is_settled(heap[0][1])):
@@ -107,9 +108,6 @@ class Ranks:
             self._saved = self._undo.work
             self._popped, self._forgotten = [], {}
             self._undo.append((self._put_back, self.below, self._popped, self._forgotten))
-
-    def _restore(self, heap: list[tuple[int, int]], offsets: set[int]) -> None:
-        self._heap, self._offsets = heap, offsets
 
     def _put_back(self, below: int, popped: list[int], forgotten: dict[int, int]) -> None:
         """What was learnt meanwhile stays, and is learnt again: it lacks what the work had settled."""
