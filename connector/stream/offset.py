@@ -43,7 +43,8 @@ def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
     if set(queues) != set(logs):
         raise LineageConflict(
             f"the checkpoint holds offsets of {_listed(logged)}, but the query reads {_listed(logs)}",
-            "read the same queues, or start a new query with a new checkpoint and a new appId",
+            "read the same queues, or start with a new checkpoint, the same appId and "
+            "onNewCheckpoint=resume: it goes on behind the last decided batch",
         )
     return dict(logged)
 

@@ -6,6 +6,7 @@ import pytest
 
 from broker_core.engine import START, Vector
 from broker_core.errors import LineageConflict, PreconditionFailed
+from connector.stream.offset import vector
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench
 
@@ -141,3 +142,31 @@ def test_s6_a_queue_of_the_same_name_is_not_the_one_that_was_released(bench: Ben
         bench.claim(end, on_new="resume")
     assert bench.engine.apps()[0].lag == 0
     assert follow(bench, "new", 0, START_OF_ALL) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_s2_a_stream_with_a_queue_more_or_less_goes_on_with_a_new_checkpoint_and_resume(
+    bench: Bench, crash: bool
+) -> None:
+    """What a checkpoint of other queues is told; a batch is claimed and not decided both times."""
+    with pytest.raises(LineageConflict, match="new checkpoint, the same appId and onNewCheckpoint=resume"):
+        vector({"in": 1}, {"in": ["in"], "in2": ["in2"]})
+    bench.produce(b"a")
+    end = bench.claim()
+    bench.run("one", 0, START_OF_ALL, end, b"of a")
+    bench.produce(b"b")
+    bench.produce(b"x", queue="in2")
+    bench.read("one", 1, bench.ranges(end, bench.claim(end)))
+    both: Vector = {"in": START, "in2": START}
+    if crash:
+        bench.crash()
+    assert sorted(follow(bench, "two", 0, both)) == [b"b", b"x"]
+    bench.produce(b"c")
+    bench.produce(b"y", queue="in2")
+    then: Vector = {"in": 2, "in2": 1}
+    bench.read("two", 1, bench.ranges(then, bench.claim(then)))
+    if crash:
+        bench.crash()
+    assert follow(bench, "three", 0, {"in": START}) == [b"c"]
+    bench.produce(b"d")
+    assert sorted(follow(bench, "four", 0, both)) == [b"d", b"y"], "the queue waited for its app"
