@@ -22,6 +22,7 @@ from bench import (
     decode,
     http,
     permissions,
+    readme,
     recovery,
     starts,
     streams,
@@ -82,6 +83,9 @@ def main() -> None:
         type=Path,
         help="measure the disk that holds this directory (default: that of the temporary files)",
     )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the figures to this file too, as JSON"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that every broker ends too
     # two figures may come from one measurement
@@ -101,6 +105,8 @@ def main() -> None:
             emit(figure)
         figures += found
     print("\n" + table(figures, skipped))
+    if options.write:
+        readme.write(figures, options.write)
 
 
 if __name__ == "__main__":

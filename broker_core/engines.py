@@ -106,5 +106,6 @@ def _kafka(part: str) -> Any:
                 f"the {part} of Kafka is not part of this version", "use txmq://host:port or data=DIR"
             ) from None
         raise OptionError(
-            f"url {KAFKA} needs the Python package {error.name!r}", "pip install 'txmq[kafka]'"
+            f"url {KAFKA} needs the Python package {error.name!r}",
+            "pip install '.[kafka]' in a checkout",
         ) from None

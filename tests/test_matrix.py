@@ -40,6 +40,13 @@ def test_the_constraints_are_the_locked_versions_without_spark() -> None:
     )
 
 
+def test_the_environment_of_the_demo_has_versions_of_that_of_the_tests() -> None:
+    tests, demo = (
+        set(matrix.locked(matrix.ROOT / name)) for name in ("requirements.lock", "requirements-demo.lock")
+    )
+    assert demo and demo <= tests
+
+
 def test_an_outcome_counts_tests_and_names_those_that_failed(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     cases = ["", "<skipped/>", "<failure/>", "<error/>"]

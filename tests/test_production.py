@@ -52,14 +52,17 @@ def test_the_container_runs_commands_of_txmq() -> None:
             r"^(?:HEALTHCHECK.*?)?(CMD|ENTRYPOINT) (\[.*\])$", text, re.MULTILINE
         )
     }
-    (check,) = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", text, re.MULTILINE)
+    (check,) = re.findall(r"^HEALTHCHECK .*\\\n CMD (\[.*\])$", text, re.MULTILINE)
     program, *arguments = found["ENTRYPOINT"] + found["CMD"]
     options = parsed(arguments)
     assert program == "txmq" and options.command.__name__ == "serve" and options.tls_cert
     assert re.search(rf"^VOLUME {options.data}$", text, re.MULTILINE), "the data is in a volume"
     assert set(re.findall(r"\d+", re.findall(r"^EXPOSE (.*)$", text, re.MULTILINE)[0])) == {
-        address.rpartition(":")[2] for address in (options.listen, *options.amqps)
+        address.rpartition(":")[2] for address in (options.listen, *options.http, *options.amqps)
     }
-    probe = parsed(json.loads(check)[1:])
+    shell, flag, line = json.loads(check)
+    status, rule = line.split("; ")
+    assert (shell, flag) == ("sh", "-c") and rule == "[ $? -ne 4 ]", "an alarm is no reason to start it again"
+    probe = parsed(shlex.split(status)[1:])
     assert probe.data == options.data and probe.command.__name__ == "_status"
     assert re.search(r"^USER \d+$", text, re.MULTILINE), "not root, and a number, which Kubernetes can check"

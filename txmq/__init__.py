@@ -114,7 +114,7 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] not in _OF_SPARK:
             raise
         raise ImportError(
-            f"txmq.{name} needs Spark, and this Python has no {error.name}: pip install 'txmq[spark]', "
+            f"txmq.{name} needs Spark, and this Python has no {error.name}: pip install '.[spark]', "
             "or run it with the Python of a platform that brings Spark"
         ) from None
     if name in _SPARK:

@@ -80,7 +80,8 @@ def library() -> Any:
         import fastavro.validation
     except ImportError:
         raise OptionError(
-            "Avro with a schema registry needs the package fastavro", "pip install 'txmq[avro]'"
+            "Avro with a schema registry needs the package fastavro",
+            "pip install '.[avro]' in a checkout",
         ) from None
     for kind in ("bytes", "fixed"):
         fastavro.read.LOGICAL_READERS[f"{kind}-{_DECIMAL}"] = _read_decimal

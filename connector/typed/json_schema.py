@@ -47,7 +47,7 @@ def library() -> Any:
         from referencing import jsonschema
     except ImportError:
         raise OptionError(
-            "validate=True needs the package jsonschema", "pip install 'txmq[json-schema]'"
+            "validate=True needs the package jsonschema", "pip install '.[json-schema]' in a checkout"
         ) from None
     return SimpleNamespace(
         validators=validators,

@@ -8,7 +8,7 @@
 # MAGIC The moments are chosen with failpoints: names of places in the code. `TXMQ_FAILPOINTS=foreach.decided=kill` kills the
 # MAGIC process right after the broker has decided a micro-batch, before Delta has its rows.
 # MAGIC
-# MAGIC Packages: `pip install 'txmq[spark]'`, also on a platform: it starts drivers of its own.
+# MAGIC Packages: `pip install '.[spark]'` in a checkout. It starts drivers of its own, so it runs on your machine, not on a platform.
 
 # COMMAND ----------
 

@@ -7,7 +7,7 @@
 # MAGIC
 # MAGIC This notebook also runs as a plain script. The broker lives in this process.
 # MAGIC
-# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script; matplotlib for the plot.
+# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script; matplotlib for the plot.
 
 # COMMAND ----------
 

@@ -5,7 +5,7 @@
 # MAGIC The pipeline of the notebook `exactly_once`, with topics instead of queues. What changes is the url: `kafka://host:9092`.
 # MAGIC Each micro-batch still is one transaction: what it consumes, what it publishes to Kafka and what it appends to Delta happen together or not at all.
 # MAGIC
-# MAGIC It needs a Kafka. Packages: `pip install 'txmq[kafka]'` where the platform has Spark, `pip install 'txmq[spark,kafka]'` for a plain script;
+# MAGIC It needs a Kafka. Packages: the wheel of txmq with the extra `kafka` where the platform has Spark, `pip install '.[spark,kafka]'` in a checkout for a plain script;
 # MAGIC matplotlib for the plot. The environment variable `KAFKA` has its address; a plain script takes it too: `KAFKA=localhost:9092 python on_kafka.py`.
 
 # COMMAND ----------

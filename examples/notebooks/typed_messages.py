@@ -7,7 +7,7 @@
 # MAGIC
 # MAGIC Then somebody mends what can be mended, and it takes the same way again.
 # MAGIC
-# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script.
+# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script.
 
 # COMMAND ----------
 

@@ -7,7 +7,7 @@
 # MAGIC
 # MAGIC The query is stopped in the middle: after the decision, before the MERGE. It goes on where it was.
 # MAGIC
-# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script.
+# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script.
 
 # COMMAND ----------
 

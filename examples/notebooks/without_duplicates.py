@@ -8,7 +8,7 @@
 # MAGIC The first kind is found by the message id, in the state of the query. The second kind does not happen: a micro-batch is one transaction.
 # MAGIC On Kafka only the url differs (see the notebook *on_kafka*).
 # MAGIC
-# MAGIC Packages: `pip install txmq` where the platform has Spark, `pip install 'txmq[spark]'` for a plain script; and pika, which is the producer.
+# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script; and pika, which is the producer.
 
 # COMMAND ----------
 

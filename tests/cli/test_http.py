@@ -37,4 +37,4 @@ def test_without_the_packages_of_the_door_the_remedy_is_in_the_error() -> None:
         f"sys.exit(main(['http', '--url', {KAFKA!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "") and "pip install 'txmq[http]'" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "") and "pip install '.[http]'" in done.stderr

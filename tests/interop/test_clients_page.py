@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pika
 import pytest
 
 from tests.amqp_server import AmqpServed, serving
@@ -89,33 +88,15 @@ def test_a_python_block_prints_what_the_page_says(
 
 
 @pytest.mark.txmq_only
-def test_the_pika_block_of_the_readme_moves_every_order_to_an_invoice(
-    page_broker: AmqpServed, tmp_path: Path
-) -> None:
-    (block,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "import pika" in block
+def test_the_quickstart_of_the_readme_prints_what_it_says_and_runs_again(tmp_path: Path) -> None:
+    ((code, output),) = [
+        shown
+        for shown in re.findall(SHOWN, (ROOT / "README.md").read_text(), re.DOTALL)
+        if "pika" in shown[0]
     ]
-    code = here(
-        block.replace("localhost:", "127.0.0.1:")
-        .replace('"orders"', '"readme.orders"')
-        .replace('"invoices"', '"readme.invoices"'),
-        page_broker,
-    )
-    with pika.BlockingConnection(
-        pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{page_broker.port}/%2F")
-    ) as connection:
-        channel = connection.channel()
-        channel.queue_declare("readme.orders", durable=True)
-        for number in range(3):
-            channel.basic_publish("", "readme.orders", f"{number}".encode())
-        run_block(code, tmp_path)
-        counts = [
-            channel.queue_declare(f"readme.{name}", passive=True).method.message_count
-            for name in ("orders", "invoices")
-        ]
-    assert counts == [0, 3]
+    with serving(tmp_path / "data") as broker:
+        assert run_block(here(code, broker), tmp_path) == output == "1 in invoices\n"
+        assert run_block(here(code, broker), tmp_path) == "2 in invoices\n"
 
 
 @pytest.mark.txmq_only

@@ -1,8 +1,9 @@
-"""The first stream of the README, as it stands there."""
+"""The first stream of the README is examples/first_stream.py, and prints what the README says."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,34 +16,38 @@ from tests.jvm import with_settings
 from tests.spark.jobs import QUICK
 
 ROOT = Path(__file__).parents[2]
-
-
-def script() -> str:
-    section = (ROOT / "README.md").read_text().partition("## A first stream")[2].partition("\n## ")[0]
-    return section.partition("```python\n")[2].partition("```")[0]
+EXAMPLE = ROOT / "examples" / "first_stream.py"
 
 
 @pytest.mark.spark
-def test_the_first_stream_runs_as_it_stands_and_goes_on_where_it_ended(
+def test_the_first_stream_prints_what_the_readme_says_and_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", with_settings(QUICK))
-    (tmp_path / "first.py").write_text(script())
-    for run in (1, 2):
-        with spark_forks():
-            done = subprocess.run(
-                [sys.executable, "first.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True
-            )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert "deprecated" not in done.stderr, "Spark warns a newcomer of what txmq does"
-        assert [done.stdout.count(f'{{"amount": {amount}}}') for amount in (40, 700)] == [0, run]
-        assert done.stdout.count("not an order") == run
-        rows = [line for line in done.stdout.splitlines() if line.endswith((" 5|", " 40|", "700|"))]
-        assert len(rows) == 3 * run, done.stdout
-    with txmq.Broker.open(tmp_path / "data"):  # ends the one that the script has started
+    shown = re.search(
+        r"```python\n(def book.*?)```\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert shown is not None and shown[1] in EXAMPLE.read_text()
+    first, second = _run(tmp_path), _run(tmp_path)
+    assert first.endswith(shown[2])
+    assert second.endswith(
+        "table:  [5, 40, 700, 5, 40, 700]\n"
+        """large:  ['{"amount": 700}', '{"amount": 700}']\n"""
+        "broken: ['not a payment', 'not a payment']\n"
+    )
+    log = (tmp_path / "first-stream" / "spark.log").read_text()
+    assert "deprecated" not in log and "Traceback" not in log
+    with txmq.Broker.open(tmp_path / "first-stream" / "data"):  # ends the one that the script has started
         pass
 
 
-def _environment() -> dict[str, str]:
-    """Of a shell: what the test session has set for Spark is not in it."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+def _run(folder: Path) -> str:
+    """What the script prints; it writes nothing to standard error."""
+    shell = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+    with spark_forks():
+        done = subprocess.run(
+            [sys.executable, EXAMPLE], cwd=folder, env=shell, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    return done.stdout

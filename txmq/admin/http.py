@@ -47,7 +47,9 @@ def _http(options: Options) -> int:
         from broker_core.server.http.elsewhere.serve import EngineDoor, serve
         from broker_core.server.tls import TlsOptions
     except ModuleNotFoundError as error:
-        raise OptionError(f"the package {error.name} is not installed", "pip install 'txmq[http]'") from error
+        raise OptionError(
+            f"the package {error.name} is not installed", "pip install '.[http]' in a checkout"
+        ) from error
     if options.audit and not os.path.isdir(options.audit):
         raise OptionError(f"--audit is {options.audit!r}, which is no directory", "make it, or leave it out")
     if bool(options.tls_cert) != bool(options.tls_key):

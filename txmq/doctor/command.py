@@ -66,7 +66,7 @@ def _findings(options: Options) -> Iterator[Finding]:
         yield hint(
             "spark",
             "not installed: this Python runs the broker, the clients and the command line",
-            "for streams: pip install 'txmq[spark]'",
+            "for streams: pip install '.[spark]' in a checkout",
         )
     else:
         yield from python.spark_python()

@@ -29,7 +29,8 @@ def started(
         from broker_core.server.http.server import HttpServer
     except ModuleNotFoundError as error:
         raise OptionError(
-            f"--http is given, and the package {error.name} is not installed", "pip install 'txmq[http]'"
+            f"--http is given, and the package {error.name} is not installed",
+            "pip install '.[http]' in a checkout",
         ) from error
     served = Served(*parts, **{**more, "certificate": tls})
     options = HttpOptions(open_metrics=open_metrics)

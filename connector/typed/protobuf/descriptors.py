@@ -59,7 +59,8 @@ def library() -> Any:
         from google.protobuf.descriptor import FieldDescriptor
     except ImportError:
         raise OptionError(
-            "Protobuf with a schema registry needs the package protobuf", "pip install 'txmq[protobuf]'"
+            "Protobuf with a schema registry needs the package protobuf",
+            "pip install '.[protobuf]' in a checkout",
         ) from None
     return SimpleNamespace(
         files=descriptor_pb2, pool=descriptor_pool, messages=message_factory, field=FieldDescriptor

@@ -385,5 +385,5 @@ def test_without_its_packages_the_remedy_is_one_sentence(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-c", blocked + code], capture_output=True, text=True, timeout=GUARD_S
     )
-    assert done.returncode and "pip install 'txmq[http]'" in done.stderr, done.stderr
+    assert done.returncode and "pip install '.[http]'" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
