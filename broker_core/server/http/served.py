@@ -1,18 +1,16 @@
 """What the HTTP door serves: the parts of a running broker.
 
-Not here: who may see what (``gate.py``), how it is shown (``management/``, ``own.py``), and an engine
-elsewhere (``elsewhere/served.py``), which answers the same questions.
+Not here: who may see what (``gate.py``) and how it is shown (``management/``, ``own.py``).
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from broker_core.admin import ConnectionInfo, HistoryPage, LedgerInfo, MessageLife, TransactionInfo
-from broker_core.broker.history.lookup import Sees
+from broker_core.admin import ConnectionInfo, LedgerInfo
 from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.errors import NotAllowed
 from broker_core.micro_batch import overview
@@ -50,22 +48,11 @@ class AppLedger(NamedTuple):
     last: Sequence[LedgerInfo]
 
 
-class Past(Protocol):
-    """What has happened: the history of commits."""
-
-    def transaction(self, sequence: int, sees: Sees) -> TransactionInfo: ...
-
-    def page(self, sees: Sees, limit: int, before: int) -> HistoryPage: ...
-
-    def message(self, queue: str, offset: int, sees: Sees, at: str) -> MessageLife: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """``accounts`` and ``vhosts`` leave the audit log to their caller. ``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
-    listens. ``named``: attempts with who opened each, as far as a door knows it. ``answers``: by method and
-    path, in place of those of the table of routes; ``elsewhere``: of an engine that is only looked at.
+    listens. ``named``: attempts with who opened each, as far as a door knows it.
     """
 
     broker: LocalBroker
@@ -84,8 +71,6 @@ class Served:
     rates: Rates = field(default_factory=Rates)
     history: PlotHistory = field(default_factory=PlotHistory)
     sessions: PageSessions = field(default_factory=PageSessions)
-    answers: Mapping[tuple[str, str], Callable[..., object]] = field(default_factory=dict)
-    elsewhere: bool = False
 
     # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
     # about to be durable may be among it.
@@ -109,7 +94,7 @@ class Served:
         return self.named(vhost, found)
 
     @property
-    def past(self) -> Past:
+    def past(self) -> HistoryReader:
         return HistoryReader(self.broker, self.engines, waits=False)
 
     def queue_key(self, vhost: str, name: str) -> str:

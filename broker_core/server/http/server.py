@@ -21,7 +21,6 @@ from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page.sampling import Sampler, Sampling
 from broker_core.server.http.rates import INTERVAL_S
-from broker_core.server.http.route import Route
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
 from broker_core.server.listen.listeners import Listeners
@@ -49,7 +48,6 @@ class HttpServer(LoopThread):
         *,
         options: HttpOptions | None = None,
         tls: TlsFiles | None = None,
-        routes: Sequence[Route] = ROUTES,
         sampler: Callable[[Served, Executor], Sampling] = Sampler,
     ) -> None:
         super().__init__("txmq-http")
@@ -67,7 +65,7 @@ class HttpServer(LoopThread):
             self._beside.shutdown(wait=False)
             raise
         self.requests = Quota(options.requests, http_request)
-        application = Application(served, routes, options, self.requests, self._beside, self._waiting)
+        application = Application(served, ROUTES, options, self.requests, self._beside, self._waiting)
         self.uvicorn = Config(
             application.asgi,
             http=HttpConnection,

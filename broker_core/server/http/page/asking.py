@@ -36,7 +36,7 @@ def asked(
     gate.permit(caller, route.need)
     if route.need == "vhost":
         caller = gate.within(call.served, caller, (params or {})["vhost"])
-    answer = call.served.answers.get((method, path), route.answer)
+    answer = route.answer
     found = answer(
         replace(call, caller=caller, params=params or {}, query=query or {}, body=body or {}, at=None)
     )

@@ -38,9 +38,7 @@ def _overview(call: HttpCall) -> Response:
         "behind": [],
         "in_doubt": 0,
     }
-    if looks(call.caller) and call.served.elsewhere:
-        values |= {"behind": _behind(call), "failure": ""}
-    elif looks(call.caller):
+    if looks(call.caller):
         times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
         values |= {
             "commits": plotted(times, "/s", commits=changes, groups=groups),

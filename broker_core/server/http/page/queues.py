@@ -118,8 +118,6 @@ def _holders(call: HttpCall, at: dict[str, str]) -> list[Row]:
 
 
 def _held(call: HttpCall) -> list[Row]:
-    if call.served.elsewhere:
-        return []
     try:
         found: list[Row] = asked(call, "/api/txmq/transactions")
     except HttpRefusal:  # without a tag that looks at all

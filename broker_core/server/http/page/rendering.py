@@ -144,7 +144,6 @@ def shown(call: HttpCall, template: str, **values: Any) -> Response:
         form_secret=session.form,
         looks=looks(call.caller),
         cluster=call.served.cluster,
-        elsewhere=call.served.elsewhere,
         notice=notice,
         **values,
     )

@@ -31,8 +31,8 @@ def _transactions(call: HttpCall) -> Response:
     return shown(
         call,
         "transactions.html",
-        prepared=[] if call.served.elsewhere else asked(call, "/api/txmq/prepared"),
-        open=[] if call.served.elsewhere else asked(call, "/api/txmq/transactions"),
+        prepared=asked(call, "/api/txmq/prepared"),
+        open=asked(call, "/api/txmq/transactions"),
         operates=call.caller.operates,
         last=asked(call, "/api/txmq/history/{vhost}", {"vhost": vhost}, query=query),
         before=int(before),
