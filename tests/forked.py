@@ -21,12 +21,7 @@ import pytest
 
 from tests.fork_server import PLACE, listen, place
 
-OF_TXMQ = (
-    "txmq.cli",
-    "broker_core.launcher",
-    "broker_core.server.amqp.handlers.rate_limit",
-    "broker_core.server.amqp.handlers.trace",
-)
+OF_TXMQ = ("txmq.cli", "broker_core.launcher")
 OF_SPARK = (
     "pyspark.worker",
     "pyspark.sql.streaming.python_streaming_source_runner",

@@ -32,24 +32,16 @@ def serve(given: Options) -> int:
 def options_of(given: Options) -> ServeOptions:
     """Raises OptionError."""
     from broker_core.server.access.users_file import read_users
-    from broker_core.server.amqp.handlers.handler import Handler
-    from broker_core.server.amqp.handlers.rate_limit import PublishRateLimit
-    from broker_core.server.amqp.handlers.trace import Tracer
     from broker_core.server.doors import Doors
     from broker_core.server.options import ServeOptions
 
     _check_sizes(given)
-    handlers: list[Handler] = []
-    if given.trace:
-        handlers.append(Tracer())
-    if given.publish_rate is not None:
-        handlers.append(PublishRateLimit(given.publish_rate))
     host, port = parse_listen(given.listen)
     users = read_users(given.users) if given.users else None
     tls = _tls(given)
     amqps = () if tls is None or NO_AMQP in given.amqps else given.amqps or (DEFAULT_AMQPS,)
     amqp = () if NO_AMQP in given.amqp else given.amqp or (DEFAULT_AMQP,)
-    options = ServeOptions(host, port, amqp, handlers=handlers, users=users, doors=Doors(tls, amqps))
+    options = ServeOptions(host, port, amqp, users=users, doors=Doors(tls, amqps))
     return with_given(options, given)
 
 

@@ -61,11 +61,6 @@ GENERAL = (
     ),
     ServeOption("open-metrics", "", bool, "doors.open_metrics", "/metrics of --http needs no login"),
     ServeOption("users", "FILE", str, "", "NAME:PASSWORD or NAME:HASH lines, not readable for others"),
-    ServeOption("trace", "", bool, "", "copy every message to the exchange amq.rabbitmq.trace"),
-    ServeOption(
-        "publish-rate", "N", above_zero, "",
-        "messages a second that one AMQP connection may publish",
-    ),
     ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
     ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
     ServeOption(

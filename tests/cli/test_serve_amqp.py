@@ -182,27 +182,7 @@ def test_18_a_transaction_that_is_open_for_too_long_is_rolled_back_and_what_it_a
         assert (method.redelivered, body) == (True, b"m")
 
 
-def test_a_trace_copies_what_is_published_and_a_rate_limit_slows_who_publishes(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path / "data", "--trace", "--publish-rate", "20") as broker,
-        closing(connect(broker.amqp_url)) as connection,
-    ):
-        channel = connection.channel()
-        channel.queue_declare("seen")
-        channel.queue_bind("seen", "amq.rabbitmq.trace", "publish.#")
-        channel.confirm_delivery()
-        started = time.monotonic()
-        for number in range(40):  # 20 at once, the others at 20 a second
-            channel.basic_publish("", "nowhere", b"%d" % number)
-        took = time.monotonic() - started
-        bodies = [channel.basic_get("seen", auto_ack=True)[2] for _ in range(40)]
-        assert bodies == [b"%d" % number for number in range(40)]
-        assert took > 0.9
-
-
-@pytest.mark.parametrize(
-    "option", [("--publish-rate", "0"), ("--transaction-time", "-1"), ("--transaction-messages", "-1")]
-)
+@pytest.mark.parametrize("option", [("--transaction-time", "-1"), ("--transaction-messages", "-1")])
 def test_a_limit_that_is_none_is_a_wrong_command_line(tmp_path: Path, option: Sequence[str]) -> None:
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path), *option]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)

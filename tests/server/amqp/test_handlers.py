@@ -1,6 +1,4 @@
-"""Insertion points: what a handler may do at each of them, and the two that come with the server, seen by
-clients.
-"""
+"""Insertion points: what a handler may do at each of them, and the examples of the page, seen by clients."""
 
 from __future__ import annotations
 
@@ -19,12 +17,10 @@ from pamqp import commands as c
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Event, Heartbeat, ProtocolHeader
-from broker_core.errors import ConnectionAccessRefused, NotAllowed, OptionError, PreconditionFailed
+from broker_core.errors import ConnectionAccessRefused, NotAllowed, PreconditionFailed
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
-from broker_core.server.amqp.handlers.rate_limit import PublishRateLimit
-from broker_core.server.amqp.handlers.trace import Tracer
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.session import Session
@@ -238,20 +234,21 @@ def test_a_handler_refuses_a_connection_before_it_is_open() -> None:
 
 
 def test_a_point_that_nobody_overrides_is_not_on_the_path() -> None:
-    found = Handlers([Gate(), Answering(), PublishRateLimit(1)])
+    found = Handlers([Gate(), Answering(), documented("PublishRate")(1)])
     assert (len(found.connection_in), len(found.session_in), len(found.session_out)) == (1, 2, 1)
     assert not Handlers()
 
 
-def test_the_handler_of_the_documentation_does_what_it_says() -> None:
-    block = next(
-        block
-        for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-        if "class Namespaces" in block
-    )
+def documented(name: str) -> Any:
+    """The class of this name on the page."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(block, names)
-    with serving(names["Namespaces"](most=2)) as url:
+    exec(next(block for block in blocks if f"class {name}(" in block), names)
+    return names[name]
+
+
+def test_the_handler_of_the_documentation_does_what_it_says() -> None:
+    with serving(documented("Namespaces")(most=2)) as url:
         for queues, refused in [
             (["other"], True),
             (["guest.a", "guest.b"], False),
@@ -268,140 +265,39 @@ def test_the_handler_of_the_documentation_does_what_it_says() -> None:
                 client.end()
 
 
-# -- the firehose --------------------------------------------------------------------------------------------
-
-
-def test_the_tracer_copies_what_comes_in_and_goes_out_as_rabbitmq_does() -> None:
-    with serving(Tracer(node="here")) as url, pika.BlockingConnection(pika.URLParameters(url)) as connection:
+def test_the_tracer_of_the_documentation_copies_what_is_published_and_changes_no_transaction() -> None:
+    with (
+        serving(documented("Tracer")()) as url,
+        pika.BlockingConnection(pika.URLParameters(url)) as connection,
+    ):
         channel = connection.channel()
-        channel.exchange_declare("logs", "fanout")
-        for queue in ("q", "firehose"):
+        for queue in ("q", "copies"):
             channel.queue_declare(queue)
-        channel.queue_bind("q", "logs")
-        channel.queue_bind("firehose", "amq.rabbitmq.trace", "#")
-        properties = pika.BasicProperties(
-            content_type="text/plain", priority=3, headers={"n": 1}, timestamp=5
-        )
-        channel.basic_publish("logs", "key", b"body", properties)
-        method, _, _ = channel.basic_get("q")
-        channel.basic_reject(method.delivery_tag, requeue=True)
-        consumed, _, _ = next(channel.consume("q", auto_ack=True))
-        channel.cancel()
-        traced = _all(channel, "firehose", 3)
-        assert _all(channel, "firehose", 0) == []  # getting the copies is not traced
-    assert [(method.routing_key, body) for method, _, body in traced] == [
-        ("publish.logs", b"body"),
-        ("deliver.q", b"body"),
-        ("deliver.q", b"body"),
-    ]
-    common = {
-        "exchange_name": "logs",
-        "routing_keys": ["key"],
-        "node": "here",
-        "vhost": "/",
-        "channel": 1,
-        "user": "guest",
-    }
-    headers = [properties.headers for _, properties, _ in traced]
-    for found in headers:
-        assert {name: found[name] for name in common} == common
-        assert re.fullmatch(r"127\.0\.0\.1:\d+ -> 127\.0\.0\.1:\d+", found["connection"])
-        copied = found["properties"]
-        assert (copied["content_type"], copied["priority"], copied["headers"]) == ("text/plain", 3, {"n": 1})
-        assert copied["timestamp"] is not None and set(copied) == {
-            "content_type",
-            "priority",
-            "headers",
-            "timestamp",
-        }
-    assert headers[0]["routed_queues"] == ["q"] and "redelivered" not in headers[0]
-    assert [found["redelivered"] for found in headers[1:]] == [0, 1]
-    assert all(properties.delivery_mode == 1 for _, properties, _ in traced)
-    assert consumed.redelivered
-
-
-def _all(channel: Any, queue: str, count: int) -> list[tuple[Any, Any, bytes]]:
-    """All messages of a queue, when there are ``count``."""
-    deadline = time.monotonic() + 600
-    while channel.queue_declare(queue, passive=True).method.message_count < count:
-        assert time.monotonic() < deadline
-    found = []
-    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
-        found.append(got)
-    return found
-
-
-def test_a_traced_transaction_is_still_all_or_nothing() -> None:
-    with serving(Tracer()) as url, pika.BlockingConnection(pika.URLParameters(url)) as connection:
-        channel = connection.channel()
-        channel.queue_declare("q")
+        channel.queue_bind("copies", "amq.rabbitmq.trace", "publish.#")
+        channel.basic_publish("amq.direct", "nowhere", b"first")
         channel.tx_select()
         channel.basic_publish("", "q", b"dropped")
         channel.tx_rollback()
-        channel.basic_publish("", "q", b"kept")
+        channel.basic_publish("", "q", b"committed")
         channel.tx_commit()
-        assert channel.basic_get("q")[2] == b"kept"
-        assert channel.basic_get("q")[0] is None
+        found = [channel.basic_get("q", auto_ack=True) for _ in range(2)]
+        assert [body for _, _, body in found] == [b"committed", None]
+        copies = [channel.basic_get("copies", auto_ack=True) for _ in range(4)]
+    assert [body for _, _, body in copies] == [b"first", b"dropped", b"committed", None]
+    method, properties, _ = copies[0]
+    assert (method.routing_key, properties.delivery_mode) == ("publish.amq.direct", 1)
+    assert properties.headers == {
+        "exchange_name": "amq.direct",
+        "routing_keys": ["nowhere"],
+        "user": "guest",
+    }
 
 
-# -- rate limits ---------------------------------------------------------------------------------------------
-
-
-def publishes(count: int, size: int = 1) -> bytes:
-    return b"".join(
-        content(1, c.Basic.Publish(routing_key="q"), bytes([number]) * size) for number in range(count)
-    )
-
-
-@pytest.mark.parametrize(
-    ("limit", "size"),
-    [(PublishRateLimit(20, burst_s=0.5), 1), (PublishRateLimit(bytes_per_s=2_000, burst_s=0.5), 100)],
-    ids=["messages", "bytes"],
-)
-def test_a_connection_over_its_rate_waits_loses_nothing_and_holds_up_no_other(
-    limit: PublishRateLimit, size: int
-) -> None:
-    with serving(limit) as url, peer(url, 1) as fast, peer(url, 1) as other:
-        declare(fast)
-        declare(other, "other")
-        started = time.monotonic()
-        fast.write(publishes(40, size))  # ten at once, then twenty a second
-        other.publish(1, "", "other", b"x")
-        assert body(other, "other") == b"x"
-        assert time.monotonic() - started < 1.4
-        for number in range(40):
-            assert body(fast) == bytes([number]) * size
-        assert 1.4 < time.monotonic() - started < 10
-
-
-def test_a_connection_over_its_rate_is_refused_where_that_is_asked_for() -> None:
-    with serving(PublishRateLimit(5, refuse=True)) as url, peer(url, 1, 2) as client:
-        client.call(2, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
-        client.write(publishes(6))
-        close = client.expect(c.Channel.Close, 1)
-        assert (close.reply_code, close.class_id, close.method_id) == (406, 60, 40)
-        assert re.fullmatch(
-            r"PRECONDITION_FAILED - connection '.*' publishes faster than 5 messages/s: publish more slowly",
-            close.reply_text,
-        )
-        assert client.call(2, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 5
-
-
-def test_a_body_larger_than_the_whole_burst_passes_when_the_bucket_is_full() -> None:
-    now = 0.0
-    limit = PublishRateLimit(bytes_per_s=1000, refuse=True, clock=lambda: now)
-    with serving(limit) as url, peer(url, 1) as client:
+def test_the_publish_rate_of_the_documentation_slows_a_connection_and_loses_nothing() -> None:
+    with serving(documented("PublishRate")(20, burst_s=0.5)) as url, peer(url, 1) as client:
         declare(client)
-        client.write(publishes(1, 5000))
-        assert body(client) == b"\0" * 5000
-        now = 4.9  # the debt is paid, but the bucket is not full again
-        client.write(publishes(1, 5000))
-        assert client.expect(c.Channel.Close, 1).reply_code == 406
-
-
-@pytest.mark.parametrize(
-    "wrong", [{}, {"messages_per_s": 0}, {"bytes_per_s": -1}, {"messages_per_s": 1, "burst_s": 0}]
-)
-def test_a_limit_that_is_none_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(OptionError):
-        PublishRateLimit(**wrong)
+        began = time.monotonic()
+        bodies = [bytes([number]) for number in range(40)]  # ten at once, then twenty a second
+        client.write(b"".join(content(1, c.Basic.Publish(routing_key="q"), each) for each in bodies))
+        assert [body(client) for _ in bodies] == bodies
+        assert time.monotonic() - began > 1.4  # a lower bound alone: a slow machine passes

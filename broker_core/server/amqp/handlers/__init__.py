@@ -1,1 +1,1 @@
-"""Handlers of AMQP commands, and the two that come with the server."""
+"""Handlers of AMQP commands."""

@@ -1,7 +1,6 @@
 """Handlers: intercepting AMQP commands. An ordered list of handlers may see, change, answer or refuse them.
 
-Not here: the handlers themselves (``trace.py``, ``rate_limit.py``), and the calls of the points
-(``points.py``). How to write a handler: ``docs/handlers.md``.
+Not here: the calls of the points (``points.py``). How to write one: ``docs/handlers.md``.
 
 Invariant: a point that no handler overrides is not on the path of a command.
 """

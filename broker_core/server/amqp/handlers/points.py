@@ -1,6 +1,6 @@
 """The insertion points of one connection: its events and commands pass through the handlers here.
 
-Not here: the handlers (``handler.py``, ``trace.py``, ``rate_limit.py``), and what an alarm is (``alarm.py``).
+Not here: the handlers (``handler.py``), and what an alarm is (``alarm.py``).
 """
 
 from __future__ import annotations
