@@ -21,7 +21,7 @@ TxmqError
 ├── TransactionError
 │   ├── UnknownTransaction, UnknownOutcome, TransactionState
 │   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
-│   └── NotApplied, Unroutable, TransactionTooLarge
+│   └── NotApplied (NotAppliedYet), Unroutable, TransactionTooLarge
 └── StoreError
     ├── CorruptSegment, CorruptCatalog, CorruptRecordBatch, DataLoss, LedgerLost
     ├── DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid
@@ -305,6 +305,14 @@ class NotApplied(TransactionError):
     """
 
     code = "TXMQ_NOT_APPLIED"
+
+
+class NotAppliedYet(NotApplied):
+    """A decided batch that only a conflict, a full disk or storage that is away keeps from its table: the
+    next start applies it.
+    """
+
+    code = "TXMQ_NOT_APPLIED_YET"
 
 
 class Unroutable(TransactionError):

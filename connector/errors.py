@@ -128,6 +128,17 @@ def message(error: Any) -> str:
     return str(error).partition(_STACK)[0]
 
 
+def causes(error: Any) -> list[str]:
+    """The error and what is behind it, each as ``class: text``; of one from the JVM, each Java exception."""
+    found = [f"{type(error).__name__}: {str(error).partition(_STACK)[0]}"]
+    java = error.java_exception if _is_a(error, *_JAVA_ERROR) else getattr(error, "_origin", None)
+    with contextlib.suppress(Exception):  # the JVM may be gone
+        while java is not None and len(found) < _LONGEST_CHAIN:
+            found.append(str(java.toString()))
+            java = java.getCause()
+    return found
+
+
 def _is_a(error: BaseException, module: str, name: str) -> bool:
     """Whether it is of this class. A client of Spark Connect has no classes of the JVM's errors."""
     found = getattr(sys.modules.get(module), name, None)

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.engine import EMPTY, REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
-from broker_core.errors import MissingBranch, NotApplied, OptionError, TxmqError, cause
+from broker_core.errors import MissingBranch, NotApplied, NotAppliedYet, OptionError, TxmqError, cause
 from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, call
 from connector.batch.refused_file import RefusedFile
@@ -183,10 +183,15 @@ class DecidedBatch:
                 return None  # another driver has applied it meanwhile, and its rows are freed
             if found is not None or is_interruption(error):
                 raise
+            what = f"the {parts[0].kind}" if changes else "its rows"
+            what += f" of {batch} ({error_summary(error)}); the batch is decided, and its rows are kept"
+            if passes := self.tables.transient(error):
+                raise NotAppliedYet(
+                    f"{passes[:1].upper()}{passes[1:]}: table {table.name!r} has not taken {what}",
+                    target.AGAIN,
+                ) from error
             raise NotApplied(
-                f"table {table.name!r} does not take "
-                + (f"the {parts[0].kind}" if changes else "its rows")
-                + f" of {batch} ({error_summary(error)}); the batch is decided, and its rows are kept",
+                f"table {table.name!r} does not take {what}",
                 f"repair the table and start the query again, or {target.UNAPPLIED}",
             ) from error
 

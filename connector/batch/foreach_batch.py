@@ -43,6 +43,7 @@ from connector.stream.task_identity import note_app_of_query
 from connector.table_formats import table_format
 from connector.tables.checks import Checks
 from connector.tables.table import is_connect
+from connector.tables.table_format import CONFLICT_TIMEOUT_S, TableFormat
 
 log = logging.getLogger("txmq")
 
@@ -67,6 +68,7 @@ def transactional(
     lineage: str | None = None,
     settings: Mapping[str, str] | None = None,
     resume_from: str | None = None,
+    conflict_timeout_s: float = CONFLICT_TIMEOUT_S,
 ) -> Transactional:
     """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
@@ -78,7 +80,8 @@ def transactional(
     operations of ``tx`` read the batch before it. ``lineage``: on Spark Connect with a source that is not
     txmq, a string that you change together with the checkpoint. ``settings``: of the connections to Kafka,
     with the names of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote
-    ``ledger``, if this one has the same messages under the same offsets.
+    ``ledger``, if this one has the same messages under the same offsets. ``conflict_timeout_s``: how long a
+    commit to a table is repeated that conflicts with those of other writers.
 
     With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
     on behind the table at once, before its source asks where to begin. Raises OptionError, LineageConflict. A
@@ -96,6 +99,8 @@ def transactional(
     check_functions(functions)
     if persist not in (True, False, AUTO):
         raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
+    if not isinstance(conflict_timeout_s, int | float) or not conflict_timeout_s >= 0:
+        raise OptionError(f"conflict_timeout_s is {conflict_timeout_s!r}", "give seconds, from 0 on")
     if ledger_sync and not ledger:
         raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
     made = Transactional(
@@ -107,6 +112,7 @@ def transactional(
         persist=persist,
         lineage=lineage,
         resume_from=resume_from,
+        tables=table_format(conflict_timeout_s),
     )
     if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
         made.resume(spark)  # before the source asks where it begins
@@ -149,8 +155,10 @@ class Transactional:
         persist: bool | Literal["auto"],
         lineage: str | None,
         resume_from: str | None,
+        tables: TableFormat,
     ) -> None:
         self._resume_from = resume_from
+        self.tables = tables
         self.app_id = options.app_id
         self._options = options
         self._fn = fn
@@ -166,7 +174,6 @@ class Transactional:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
         self._started: tuple[object, str] | None = None  # Spark context and query that it last ran for
-        self.tables = table_format()
         self.checks = Checks(self.tables, self.app_id, self._decided)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
@@ -174,7 +181,7 @@ class Transactional:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(self.__dict__)
-        for name in ("_lock", "_started", "tables", "checks", "apply", "_ledger", "_session"):
+        for name in ("_lock", "_started", "checks", "apply", "_ledger", "_session"):
             del kept[name]
         return kept
 

@@ -9,46 +9,38 @@ the commit of this batch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
 
+from broker_core.backoff import Backoff, Time
 from broker_core.errors import LineageConflict
-from connector.delta import log
+from connector.delta import log, transient
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, is_path
 from connector.tables.target import UNAPPLIED
 
 T = TypeVar("T")
 
-# After a conflict with a transaction of the same (txnAppId, txnVersion), the repeated write is skipped.
-CONFLICT_ATTEMPTS = 5
-_CONFLICT = re.compile(
-    r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
-    r"|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
-)
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _WRITE = "spark.databricks.delta.write"
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 
-class Altered(Exception):
-    """A write failed, and its table was altered since it was analysed."""
-
-
-def retried(write: Callable[[], T]) -> T:
-    """Call ``write``, and repeat it after a conflict with the commit of another writer."""
-    for attempt in range(1, CONFLICT_ATTEMPTS + 1):
+def retried(write: Callable[[], T], limit_s: float, time: Time | None = None) -> T:
+    """Call ``write``, and repeat it after a conflict with the commit of another writer, until ``limit_s``
+    after the first one. After a conflict with the same (txnAppId, txnVersion), Delta skips it.
+    """
+    backoff = Backoff(limit_s, time or Time(), _PAUSES_S, spread=0.5)
+    while True:
         try:
             return write()
         except Exception as error:
-            conflict = isinstance(error, Altered) or _CONFLICT.search(f"{type(error).__name__} {error}")
-            if attempt == CONFLICT_ATTEMPTS or not conflict:
+            if transient.why(error) != transient.CONFLICT or not backoff.failed():
                 raise
-    raise AssertionError("unreachable")
 
 
 def settings(once: CommitId) -> dict[str, str]:

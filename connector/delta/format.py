@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import FILES, LedgerEntry, ToApply
-from connector.delta import commits, isolated, log, resolve, sql_context
+from connector.delta import commits, isolated, log, resolve, sql_context, transient
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
 from connector.delta.before import append_files, append_rows, hidden, staged_files
@@ -26,16 +26,30 @@ from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Attempt, Checked, ExportedFiles, HiddenFiles, Writing
+from connector.tables.table_format import (
+    CONFLICT_TIMEOUT_S,
+    PLAIN,
+    Attempt,
+    Checked,
+    ExportedFiles,
+    HiddenFiles,
+    Writing,
+)
 
 
 class Delta:
-    """As ``TableFormat`` says."""
+    """As ``TableFormat`` says. One that was pickled knows nothing of this process. ``conflict_timeout_s``:
+    how long a commit is repeated that conflicts with those of other writers.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, conflict_timeout_s: float = CONFLICT_TIMEOUT_S) -> None:
+        self._limit_s = conflict_timeout_s
         self._commits = LastCommits()
-        self._adding = Adding(self._commits)
+        self._adding = Adding(self._commits, conflict_timeout_s)
         self._staged: dict[str, StagedFiles] = {}  # by their directories, until these are dropped
+
+    def __reduce__(self) -> tuple[type[Delta], tuple[float]]:
+        return Delta, (self._limit_s,)
 
     def resolve(self, spark: SparkSession, spelling: str) -> Table:
         return resolve.resolve(spark, spelling, self._commits)
@@ -114,7 +128,10 @@ class Delta:
     def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         return table.exists and commits.has(spark, table, once)
 
-    append = staticmethod(append_rows.append)
+    transient = staticmethod(transient.why)
+
+    def append(self, rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
+        return append_rows.append(rows, table, once, writing, self._limit_s)
 
     def add(
         self,
@@ -140,9 +157,18 @@ class Delta:
         schema = StructType.fromJson(json.loads(target["schema"]))
         frames = [each.frame(spark, files, place, schema, f"batch {once.sequence}") for each in staged]
         frames += [rows] if rows is not None else []
-        return append_rows.append(reduce(DataFrame.unionByName, frames), table, once, Writing(options))
+        return self.append(reduce(DataFrame.unionByName, frames), table, once, Writing(options))
 
-    change = staticmethod(make_change.change)
+    def change(
+        self,
+        spark: SparkSession,
+        table: Table,
+        change: Merge | Overwrite,
+        rows: Callable[[SparkSession], DataFrame],
+        once: CommitId,
+        context: Mapping[str, object] | None = None,
+    ) -> int | None:
+        return make_change.change(spark, table, change, rows, once, context, self._limit_s)
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:

@@ -46,6 +46,7 @@ class Writing(NamedTuple):
 
 
 PLAIN = Writing()
+CONFLICT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ class TableFormat(Protocol):
         self, spark: SparkSession, context: Mapping[str, object] | None
     ) -> AbstractContextManager[SparkSession]:
         """A session with what ``context`` returned for the one that decided; ``spark`` if that is None."""
+
+    def transient(self, error: BaseException) -> str:
+        """Why a write has failed, if that passes without a change of the table (a conflict that was waited
+        for, a full disk, storage that is away), as a sentence about the table; else "".
+        """
 
     # Raise LineageConflict if the table has another batch with this number, or cannot know. Return the
     # version of the table that this commit made, if the log tells.

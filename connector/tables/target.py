@@ -24,6 +24,10 @@ UNAPPLIED = (
     "stop the query, list the waiting rows with `txmq unapplied APP`, and write the rows to Parquet files "
     "with `txmq skip APP SEQUENCE --to DIR` (with --rows only those that the table refuses)"
 )
+AGAIN = (
+    "start the query again, which applies them once before it goes on; a conflict is waited for as long as "
+    "conflict_timeout_s of transactional says"
+)
 LOST = (
     "put them back and start the query again, or give them up: stop the query, and `txmq skip APP SEQUENCE "
     "--to DIR --lost`"

@@ -31,9 +31,9 @@ AS_ROWS = {"anything": "that is no option of files"}
 class Driver:
     """A driver of one app, whose micro-batches are calls of its function of foreachBatch, as Spark makes them."""
 
-    def __init__(self, rig: Any, app_id: str, fn: Fn) -> None:
+    def __init__(self, rig: Any, app_id: str, fn: Fn, **more: Any) -> None:
         self._rig, self._app_id = rig, app_id
-        self._each: Transactional = transactional(fn, url=rig.broker.url, app_id=app_id)
+        self._each: Transactional = transactional(fn, url=rig.broker.url, app_id=app_id, **more)
 
     def batch(self, number: int, rows: DataFrame) -> Exception | None:
         """The error of the micro-batch, if it has one."""

@@ -41,8 +41,9 @@ class Added(NamedTuple):
 class Adding:
     """What a process adds for its app. ``last``: the last commits of its tables."""
 
-    def __init__(self, last: LastCommits) -> None:
+    def __init__(self, last: LastCommits, limit_s: float) -> None:
         self._last = last
+        self._limit_s = limit_s
         self._free: list[DeltaCommitter] = []  # those that no thread uses now
 
     def add(
@@ -87,7 +88,7 @@ class Adding:
             return True
 
         try:
-            if not retried(commit):
+            if not retried(commit, self._limit_s):
                 return None
         except FileNotFoundError:
             # another driver has committed and deleted them?

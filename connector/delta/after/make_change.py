@@ -28,6 +28,7 @@ from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
+from connector.tables.table_format import CONFLICT_TIMEOUT_S
 
 _REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 
@@ -39,6 +40,7 @@ def change(
     rows: Callable[[SparkSession], DataFrame],
     once: CommitId,
     context: Mapping[str, object] | None = None,
+    limit_s: float = CONFLICT_TIMEOUT_S,
 ) -> int | None:
     """One Delta commit of the change, or none if the table has that of ``once``. Returns its version, if that
     is known.
@@ -63,7 +65,7 @@ def change(
     if (version := was_committed(spark, table, once)) is not None:
         return version
     failpoint.here("changing.started")
-    retried(write)
+    retried(write, limit_s)
     failpoint.here("changing.committed")
     version = require_held(spark, table, once)
     same_table.require_done_on(spark, table, once)

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from broker_core import failpoint
 from broker_core.errors import OptionError
 from connector.delta import jvm, log
-from connector.delta.commits import Altered
 from connector.delta.resolve import log_at, look_at, snapshot_at
+from connector.delta.transient import Altered
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
 from connector.tables.target import UNAPPLIED, replaced

@@ -20,7 +20,7 @@ from connector.sql import nullable, quoted
 from connector.stream.staging import no_rows
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
-from connector.tables.table_format import PLAIN, Writing
+from connector.tables.table_format import CONFLICT_TIMEOUT_S, PLAIN, Writing
 
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
@@ -52,7 +52,13 @@ def writing(table: str, options: Mapping[str, Any]) -> Writing:
     return Writing(chosen, columns)
 
 
-def append(rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
+def append(
+    rows: DataFrame,
+    table: Table,
+    once: CommitId,
+    writing: Writing = PLAIN,
+    limit_s: float = CONFLICT_TIMEOUT_S,
+) -> int | None:
     """One Delta commit of ``rows``, or none if the table has that of ``once``. Creates the table. Returns its
     version, if that is known.
 
@@ -69,7 +75,7 @@ def append(rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLA
 
     if table.exists and (version := was_committed(spark, table, once)) is not None:
         return version
-    retried(write)
+    retried(write, limit_s)
     return require_held(spark, table, once)
 
 

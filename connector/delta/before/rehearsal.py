@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector.delta import jvm
+from connector.delta import jvm, transient
 from connector.delta.before.hidden import ROOT
 from connector.delta.log import checksum
 from connector.delta.resolve import snapshot_at
@@ -119,6 +119,8 @@ def _write(
             writer = writer.partitionBy(*writing.partition_by)
         writer.save(f"file:{place}")
     except Exception as error:
+        if transient.why(error):  # it says nothing about the table
+            raise
         raise refused(table, error, str(place)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
