@@ -196,9 +196,17 @@ class ToApply:
 
 
 @dataclass(frozen=True, slots=True)
+class InTable:
+    """Which version of a table has a step of an applied batch. ``table_id``: "" if the step created it."""
+
+    table_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerEntry:
     """One decided micro-batch. ``ranges`` is empty if it consumed nothing. ``messages`` counts what it
-    consumed: messages, or offsets where the engine cannot count messages.
+    consumed: messages, or offsets where the engine cannot count messages. ``in_tables``: where it is known.
     """
 
     app_id: str
@@ -213,6 +221,7 @@ class LedgerEntry:
     to_apply: tuple[ToApply, ...] = ()
     applied: bool = True
     mirrored: bool = False
+    in_tables: tuple[InTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from broker_core.address import VHOST
 from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.broker.state.undo import Undo
-from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
+from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.claims.reads import unread
@@ -475,6 +475,11 @@ def public(entry: LedgerRecord, token: str = "") -> LedgerEntry:
         ),
         applied=entry.applied,
         mirrored=entry.mirrored,
+        in_tables=tuple(
+            InTable(str(target.get("table_id", "")), int(target[VERSION]))
+            for _, target, _, _ in entry.branches
+            if VERSION in target
+        ),
     )
 
 

@@ -219,8 +219,8 @@ class BatchTransaction:
     def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:
         """What is stored with the decision, so that a repeated step has the same id."""
         app = self.app_id, self._owner.engine.identity(self.app_id), table.location
-        self._owner.checks.guard(spark, table, txn_app_id(*app))
-        return {"txn_app_id": txn_app_id(*app, step), "location": table.location, "step": step}
+        restored = self._owner.checks.guard(spark, table, txn_app_id(*app))
+        return {"txn_app_id": txn_app_id(*app, step, restored), "location": table.location, "step": step}
 
     def _change(
         self,

@@ -97,12 +97,7 @@ def transactional(
     )
     functions = dict(after_commit or {})
     check_functions(functions)
-    if persist not in (True, False, AUTO):
-        raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
-    if not isinstance(conflict_timeout_s, int | float) or not conflict_timeout_s >= 0:
-        raise OptionError(f"conflict_timeout_s is {conflict_timeout_s!r}", "give seconds, from 0 on")
-    if ledger_sync and not ledger:
-        raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
+    _check(persist, ledger if ledger_sync else AUTO, conflict_timeout_s)
     made = Transactional(
         fn,
         options,
@@ -117,6 +112,16 @@ def transactional(
     if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
         made.resume(spark)  # before the source asks where it begins
     return made
+
+
+def _check(persist: object, needed_ledger: str | None, conflict_timeout_s: object) -> None:
+    """Raises OptionError."""
+    if persist not in (True, False, AUTO):
+        raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
+    if not needed_ledger:
+        raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
+    if not isinstance(conflict_timeout_s, int | float) or not conflict_timeout_s >= 0:
+        raise OptionError(f"conflict_timeout_s is {conflict_timeout_s!r}", "give seconds, from 0 on")
 
 
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
@@ -174,7 +179,7 @@ class Transactional:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
         self._started: tuple[object, str] | None = None  # Spark context and query that it last ran for
-        self.checks = Checks(self.tables, self.app_id, self._decided)
+        self.checks = Checks(self.tables, self.app_id, self._decided, self._entries)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
         self._session = SparkSession.getActiveSession()  # the user's session; a batch has a clone of it
@@ -324,6 +329,9 @@ class Transactional:
 
     def _decided(self) -> int:
         return last.sequence if (last := self.engine.last_entry(self.app_id)) else 0
+
+    def _entries(self) -> list[LedgerEntry]:
+        return self.engine.entries(self.app_id)
 
     # -- C7 --------------------------------------------------------------------------------------------------
     def resume(self, spark: SparkSession) -> None:

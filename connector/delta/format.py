@@ -68,9 +68,10 @@ class Delta:
     writing = staticmethod(append_rows.writing)
     context = staticmethod(sql_context.of)
 
-    # -- before the decision ---------------------------------------------------------------------------------
-    last_sequence = staticmethod(log.stored_version)
+    later = staticmethod(log.later)
+    lacks = staticmethod(log.lacks)
 
+    # -- before the decision ---------------------------------------------------------------------------------
     def check_append(
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
-from connector.tables.commit_id import OTHERS, is_step_of
+from connector.tables.commit_id import OTHERS, restored_in
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import TableMark
+from connector.tables.table_format import Later, TableMark
 
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject
@@ -46,6 +46,7 @@ class Commit(NamedTuple):
     timestamp_ms: int
     metadata: dict[str, Any]  # from userMetadata
     operation: str = ""  # as DESCRIBE HISTORY names it; "WRITE Append" for an append
+    restored_to: int | None = None  # of a RESTORE to a version
 
 
 def _location(spark: SparkSession, table: Table) -> str:
@@ -58,18 +59,23 @@ def snapshot(spark: SparkSession, table: Table) -> JavaObject:
     return snapshot_at(spark, _location(spark, table))
 
 
-def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterator[Commit]:
-    """The commits of an existing table, newest first, as far back as its log goes.
+def commits(
+    spark: SparkSession, table: Table, *, fresh: bool = True, up_to: int | None = None
+) -> Iterator[Commit]:
+    """The commits of an existing table, newest first, as far back as its log goes. ``up_to``: the newest one
+    that is wanted.
 
     ``fresh=False`` saves a listing; use it to find a commit that this process has just made.
     """
     if jvm.only_sql(spark):
-        yield from _told_history(spark, table)
+        told = _told_history(spark, table)
+        yield from (commit for commit in told if up_to is None or commit.version <= up_to)
         return
     log = log_at(spark, _location(spark, table))
     configuration = log.newDeltaHadoopConf()
     newest = snapshot(spark, table) if fresh else log.unsafeVolatileSnapshot()
-    for version in range(int(newest.version()), -1, -1):
+    last = int(newest.version())
+    for version in range(last if up_to is None else min(last, up_to), -1, -1):
         path = jvm.new(spark, jvm.PATH, log.logPath(), f"{version:020d}.json")
         try:
             lines = log.store().readAsIterator(path, configuration)
@@ -87,13 +93,17 @@ def _commit(version: int, lines: JavaObject) -> Commit:
     while lines.hasNext():
         commit_info = _json_object(lines.next()).get("commitInfo")
         if commit_info is not None:
-            operation = str(commit_info.get("operation", ""))
-            if operation == "WRITE":
-                operation = f"WRITE {(commit_info.get('operationParameters') or {}).get('mode', '')}"
-            return Commit(
-                version, int(commit_info.get("timestamp", 0)), user_metadata(commit_info), operation
-            )
+            at, parameters = int(commit_info.get("timestamp", 0)), commit_info.get("operationParameters")
+            operation = commit_info.get("operation", "")
+            return Commit(version, at, user_metadata(commit_info), *_done(operation, parameters or {}))
     return Commit(version, 0, {})
+
+
+def _done(operation: str, parameters: Mapping[str, Any]) -> tuple[str, int | None]:
+    """``operation`` and ``restored_to`` of a commit."""
+    to = parameters.get("version") if operation == "RESTORE" else None
+    name = f"WRITE {parameters.get('mode', '')}" if operation == "WRITE" else operation
+    return name, None if to is None else int(to)
 
 
 def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
@@ -101,15 +111,15 @@ def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
     for limit in _PAGES:
         rows = (
             spark.sql(f"DESCRIBE HISTORY {in_sql(table.name)} LIMIT {limit}")
-            .select("version", "timestamp", "userMetadata")
+            .select("version", "timestamp", "userMetadata", "operation", "operationParameters")
             .collect()
         )
         for row in rows:
             if below is None or row["version"] < below:
                 below = int(row["version"])
-                yield Commit(
-                    below, int(row["timestamp"].timestamp() * 1000), _json_object(row["userMetadata"])
-                )
+                at, done = int(row["timestamp"].timestamp() * 1000), row["operationParameters"] or {}
+                told = _json_object(row["userMetadata"])
+                yield Commit(below, at, told, *_done(row["operation"] or "", done))
         if len(rows) < limit:
             return
 
@@ -133,6 +143,44 @@ def disturbed(
         if commit.operation not in _KEEPS_ROWS and "txn_app_id" not in commit.metadata:
             found.append(f"{commit.operation or 'a commit'} in version {commit.version}")
     return now, found[::-1]
+
+
+def later(spark: SparkSession, table: Table, txn_app_id: str, sequence: int) -> Later:
+    """See ``TableFormat``. Goes from the newest commit to the oldest, and from a RESTORE to its version: the
+    commits between them are no part of the table any more.
+    """
+    newest_part, version, first, restored, undone = None, 0, None, 0, False
+    for commit in commits(spark, table):
+        version = commit.version
+        ours = restored_in(str(commit.metadata.get("txn_app_id", "")), txn_app_id) is not None
+        is_later = ours and int(commit.metadata.get("sequence", 0)) > sequence
+        if newest_part is not None and version > newest_part:
+            undone |= is_later
+        elif is_later:
+            first = version
+        elif ours:
+            break  # those before it are not later
+        elif commit.operation == "RESTORE":
+            if commit.restored_to is None:  # to a time: which version that was, is not written
+                return Later(first)
+            restored, newest_part = restored or version, commit.restored_to
+    else:
+        if version > 0:  # the log was cleaned
+            return Later(first)
+    return Later(None, restored) if undone and first is None else Later(first)
+
+
+def lacks(spark: SparkSession, table: Table, version: int, token: str) -> bool:
+    """See ``TableFormat``. Not on Connect, where it is not known cheaply."""
+    if jvm.only_sql(spark):
+        return False
+    found = next(commits(spark, table, up_to=version), None)
+    if found is None:
+        return False
+    others = [batch.get("token") for batch in found.metadata.get(OTHERS, ())]
+    if found.version == version:
+        return token not in (found.metadata.get("token"), *others)
+    return int(snapshot(spark, table).version()) < version
 
 
 class Held(NamedTuple):
@@ -187,14 +235,6 @@ def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
         if str(version.appId()) == txn_app_id:
             return int(version.version())
     return None
-
-
-def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
-    """The last txnVersion that an existing table holds for this app, in any of its steps, or 0; on Connect of
-    100 commits.
-    """
-    found = stored_versions(spark, table, txn_app_id)
-    return max((version for name, version in found.items() if is_step_of(name, txn_app_id)), default=0)
 
 
 def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,8 +26,8 @@ from broker_core.errors import LineageConflict, TxmqError
 from connector.errors import first_line
 from connector.ledger.ledger_repair import Repair
 from connector.table_formats import table_format
-from connector.tables.checks import refuse_a_restarted_sequence
-from connector.tables.commit_id import STEP, CommitId
+from connector.tables.checks import require_numbers
+from connector.tables.commit_id import STEP, CommitId, numbered_anew
 from connector.tables.merge import Merge
 from connector.tables.table import Table, in_sql, is_connect
 from connector.tables.table_format import TableFormat
@@ -94,6 +94,13 @@ def held_tokens(
     return {str(row["token"]) for row in rows}
 
 
+class _Writer(NamedTuple):
+    """The engine, and the id under which its batches are commits of the table; "" before it is known."""
+
+    identity: str = ""
+    txn_app_id: str = ""
+
+
 class DeltaLedger:
     """Copies the engine's ledger of one app to the Delta table.
 
@@ -107,7 +114,7 @@ class DeltaLedger:
         self._engine = engine
         self._app_id = app_id
         self._tables = table_format()
-        self._identity = ""  # set in the first round
+        self._writer = _Writer()  # set in the first round
         self._log_ids: dict[str, str] = {}
         self._repair = Repair(self._tables, table, engine, app_id, self._insert, _keys)
         self._writing = threading.Lock()
@@ -124,17 +131,13 @@ class DeltaLedger:
         with self._writing:
             session = spark or self._spark
             while entries := self._due():
-                if not self._identity:
+                if not self._writer.identity:
                     entries = self._started(session, entries)
                 if len(entries) <= APPENDED_ONE_BY_ONE:
                     for entry in entries:
                         self._append(session, entry)
                 else:
                     self._merge(session, entries)
-
-    @property
-    def _txn_app_id(self) -> str:
-        return ledger_id(self._app_id, self._identity)
 
     def _due(self) -> list[LedgerEntry]:
         """What is written next: a row says that its batch has reached its tables too."""
@@ -145,17 +148,18 @@ class DeltaLedger:
         identity = self._engine.identity(self._app_id)
         txn_app_id = ledger_id(self._app_id, identity)
 
-        def decided() -> int:
-            last = self._engine.last_entry(self._app_id)
-            return 0 if last is None else last.sequence
+        def written() -> int:
+            held = held_tokens(self._tables, spark, self._table, entries)
+            last = entries[0].sequence - 1
+            while entries and entries[0].token in held:
+                last = entries.pop(0).sequence
+                self._engine.mark_mirrored(self._app_id, last)
+            return last
 
         table = self._tables.resolve(spark, self._table)
         self._add_columns(spark, table)
-        refuse_a_restarted_sequence(self._tables, spark, table, txn_app_id, self._app_id, decided)
-        held = held_tokens(self._tables, spark, self._table, entries)
-        while entries and entries[0].token in held:
-            self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
-        self._identity = identity
+        restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, written)
+        self._writer = _Writer(identity, numbered_anew(txn_app_id, restored))
         self._repair.start(spark)
         return entries
 
@@ -172,7 +176,7 @@ class DeltaLedger:
         unknown = {log for entry in entries for log in entry.ranges} - self._log_ids.keys()
         if unknown:
             self._log_ids |= self._engine.log_ids(sorted(unknown))
-        rows = [row for entry in entries for row in ledger_rows(entry, self._identity, self._log_ids)]
+        rows = [row for entry in entries for row in ledger_rows(entry, self._writer.identity, self._log_ids)]
         return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
@@ -208,11 +212,11 @@ class DeltaLedger:
     def _insert(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry]) -> None:
         """Adds rows of entries that were written before. A table that has their numbers gets another id."""
         if table.exists:
-            repaired = f"{self._txn_app_id}{STEP}repaired-{uuid.uuid4().hex}"
+            repaired = f"{self._writer.txn_app_id}{STEP}repaired-{uuid.uuid4().hex}"
             self._add(spark, table, entries, CommitId.of_all(entries, repaired))
         else:
             self._tables.append(
-                self._frame(spark, entries), table, CommitId.of_all(entries, self._txn_app_id)
+                self._frame(spark, entries), table, CommitId.of_all(entries, self._writer.txn_app_id)
             )
 
     def _written(
@@ -220,7 +224,7 @@ class DeltaLedger:
     ) -> None:
         last = entries[-1]
         try:
-            write(CommitId.of_all(entries, self._txn_app_id))
+            write(CommitId.of_all(entries, self._writer.txn_app_id))
         except LineageConflict:
             # a commit of another writer with a later batch may have written them
             if {entry.token for entry in entries} - held_tokens(self._tables, spark, self._table, entries):

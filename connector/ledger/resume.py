@@ -25,6 +25,7 @@ from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.failpoint import here
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, ledger_id
+from connector.tables.checks import last_stored
 from connector.tables.commit_id import CommitId, offsets_of
 from connector.tables.table import Table
 from connector.tables.table_format import TableFormat
@@ -182,7 +183,7 @@ class Resume:
     def _prove(self, spark: SparkSession, table: Table, newest: Newest) -> None:
         """Raises LineageConflict unless the log of the table says the same as the rows."""
         name, last = ledger_id(self.app_id, newest.engine), newest.last
-        written = self.tables.sequences(spark, table, name).get(name, 0)
+        _, written = last_stored(self.tables, spark, table, name)
         if written > last.sequence:
             raise self._doubtful(
                 f"its newest row is of batch {last.sequence}, and it had one of batch {written}: rows were "

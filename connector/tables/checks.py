@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from broker_core.engine import InTable, LedgerEntry
 from broker_core.errors import LineageConflict, OptionError
 from connector.sql import nullable
-from connector.tables.commit_id import txn_app_id
+from connector.tables.commit_id import restored_in, txn_app_id
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
-from connector.tables.table import Table
+from connector.tables.table import Table, in_sql
 from connector.tables.table_format import Checked, TableFormat, Writing
 from connector.tables.target import of_change
 from connector.tables.unique import unique
@@ -31,14 +32,22 @@ KEPT = 256  # answers: one for each operation of a function is enough
 class Checks:
     """What a process has asked for its app."""
 
-    def __init__(self, tables: TableFormat, app_id: str, decided: Callable[[], int]) -> None:
-        """``decided``: the last decided sequence of the app."""
+    def __init__(
+        self,
+        tables: TableFormat,
+        app_id: str,
+        decided: Callable[[], int],
+        entries: Callable[[], Sequence[LedgerEntry]],
+    ) -> None:
+        """``decided``: the last decided sequence of the app; ``entries``: those that the engine keeps."""
         self._tables = tables
         self._app_id = app_id
         self._decided = decided
+        self._entries = entries
+        self._applied: Sequence[tuple[LedgerEntry, InTable]] | None = None  # asked for once
         self._answers: dict[tuple[str, ...], Checked] = {}  # the one used last is the last one
         self.taken: Mapping[str, int] = {}  # engine -> behind which batch this one has taken the app over
-        self._guarded: set[tuple[str, str]] = set()
+        self._guarded: dict[tuple[str, str], int] = {}
         self._told: set[tuple[str, str]] = set()
 
     def append(self, spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> Checked:
@@ -70,13 +79,40 @@ class Checks:
         rows = unique(found.ready(rows), keys, table.name, found.compared)
         return rows, of_change(table, settled, nullable(rows.schema), context)
 
-    def guard(self, spark: SparkSession, table: Table, txn_app_id: str) -> None:
-        """Raises LineageConflict if the table would skip what this app writes; asked once for each table."""
-        if (table.table_id, txn_app_id) not in self._guarded:
-            refuse_a_restarted_sequence(self._tables, spark, table, txn_app_id, self._app_id, self._decided)
+    def guard(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
+        """The RESTORE behind which the batches of this app on the table are numbered (``numbered_anew``),
+        found once for each table. Raises LineageConflict if the table would skip what this app writes.
+        """
+        key = table.table_id, txn_app_id
+        if key not in self._guarded:
+            restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, self._decided)
             for engine, behind in self.taken.items() if table.exists else ():
                 refuse_what_was_done_elsewhere(self._tables, spark, table, self._app_id, engine, behind)
-            self._guarded.add((table.table_id, txn_app_id))
+            if table.exists:
+                self._warn_of_an_older_copy(spark, table)
+            self._guarded[key] = restored
+        return self._guarded[key]
+
+    def _warn_of_an_older_copy(self, spark: SparkSession, table: Table) -> None:
+        """Its directory was put back while no driver looked: the engine has no rows of applied batches."""
+        if self._applied is None:
+            self._applied = [(entry, each) for entry in self._entries() for each in entry.in_tables]
+        missing: list[LedgerEntry] = []
+        for entry, each in reversed(self._applied):
+            if each.table_id == table.table_id:
+                if not self._tables.lacks(spark, table, each.version, entry.token):
+                    break
+                missing[:0] = [entry] if entry not in missing else []
+        if missing:
+            first, last = missing[0].sequence, missing[-1].sequence
+            log.warning(
+                "table %r is an older copy: it had %s of app %r, and has not any more. They are not applied "
+                "again: add their rows from the newer copy; `txmq ledger %s` says what they consumed",
+                table.name,
+                f"batch {first}" if first == last else f"the batches {first} to {last}",
+                self._app_id,
+                self._app_id,
+            )
 
     def _answer(self, shape: tuple[str, ...], ask: Callable[[], Checked]) -> Checked:
         found = self._answers.pop(shape, None) or ask()
@@ -93,25 +129,47 @@ class Checks:
         log.info("app %r appends to table %r %s", self._app_id, table.name, how)
 
 
-def refuse_a_restarted_sequence(
+def last_stored(tables: TableFormat, spark: SparkSession, table: Table, txn_app_id: str) -> tuple[int, int]:
+    """The RESTORE behind which an app was numbered last on an existing table, and its last batch there, in
+    any of its steps.
+    """
+    last: dict[int, int] = {0: 0}
+    for name, sequence in tables.sequences(spark, table, txn_app_id).items():
+        if (restored := restored_in(name, txn_app_id)) is not None:
+            last[restored] = max(sequence, last.get(restored, 0))
+    return max(last.items())
+
+
+def require_numbers(
     tables: TableFormat,
     spark: SparkSession,
     table: Table,
     txn_app_id: str,
     app_id: str,
     decided: Callable[[], int],
-) -> None:
-    """Raises LineageConflict if the table holds later batches of this broker than ``decided()``, in any of
-    the steps of ``txn_app_id``.
+) -> int:
+    """The RESTORE behind which the next batch is numbered: the table takes each number once, and keeps those
+    of batches that a RESTORE has taken out of it. Raises LineageConflict if the table holds later batches of
+    this broker than ``decided()``.
     """
-    stored = tables.last_sequence(spark, table, txn_app_id) if table.exists else 0
+    if not table.exists:
+        return 0
+    restored, stored = last_stored(tables, spark, table, txn_app_id)
     # ``decided`` is called after the table was read: another driver may decide meanwhile
-    if stored and stored > (known := decided()):
-        raise LineageConflict(
-            f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
-            f"{known}: an older copy of the broker's data was restored (nothing was consumed)",
-            "restore the newest data, or use a new app_id, which appends later batches again",
-        )
+    if stored <= (known := decided()):
+        return restored
+    version, undone = tables.later(spark, table, txn_app_id, known)
+    if undone:
+        return undone
+    put_back = (
+        f"put the table back (RESTORE TABLE {in_sql(table.name)} TO VERSION AS OF {(version or 0) - 1})"
+    )
+    raise LineageConflict(
+        f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
+        f"{known}: an older copy of the broker's data was restored (nothing was consumed)",
+        f"restore the newest data, {f'or {put_back}, ' if version else ''}or use a new app_id, which appends "
+        "later batches again",
+    )
 
 
 def refuse_what_was_done_elsewhere(
@@ -120,8 +178,9 @@ def refuse_what_was_done_elsewhere(
     """Raises LineageConflict if the table has batches of an engine behind the one up to which this engine has
     taken the app over (C7): their messages are read again here.
     """
-    stored = tables.last_sequence(spark, table, txn_app_id(app_id, engine, table.location))
-    if stored > behind:
+    theirs = txn_app_id(app_id, engine, table.location)
+    _, stored = last_stored(tables, spark, table, theirs)
+    if stored > behind and not tables.later(spark, table, theirs, behind).restored:
         raise LineageConflict(
             f"table {table.name!r} has batch {stored} of app {app_id!r} from engine {engine}, and the ledger "
             f"ends with batch {behind}: its rows would come twice (nothing was consumed)",

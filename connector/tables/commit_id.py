@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,9 +16,10 @@ from broker_core.engine import LedgerEntry
 
 OTHERS = "others"  # what the commit of several batches says about those before the last one
 STEP = "#"  # in the txn_app_id of the second and later step of a batch on a table
+_RESTORED = "~"  # behind it, and before STEP: the version of a RESTORE
 
 
-def txn_app_id(app_id: str, identity: str, location: str, step: int = 0) -> str:
+def txn_app_id(app_id: str, identity: str, location: str, step: int = 0, restored: int = 0) -> str:
     """The id of a step of an app on a table, within which batches are numbered: ``identity`` is that of the
     data directory, which numbers them.
 
@@ -25,12 +27,23 @@ def txn_app_id(app_id: str, identity: str, location: str, step: int = 0) -> str:
     Each step of a batch has its own one: a table skips a second commit with the same id and number.
     """
     table = f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+    table = numbered_anew(table, restored)
     return f"{table}{STEP}{step}" if step else table
 
 
-def is_step_of(name: str, txn_app_id: str) -> bool:
-    """Whether ``name`` is the id of any step of an app on a table."""
-    return name == txn_app_id or name.startswith(f"{txn_app_id}{STEP}")
+def numbered_anew(txn_app_id: str, restored: int) -> str:
+    """The id behind a RESTORE (0: none) that has taken batches out of a table: a table that is restored skips
+    their numbers all the same, and an engine that was restored uses them again.
+    """
+    return f"{txn_app_id}{_RESTORED}{restored}" if restored else txn_app_id
+
+
+def restored_in(name: str, txn_app_id: str) -> int | None:
+    """The RESTORE behind which ``name``, the id of any step of ``txn_app_id``, is numbered; None for another
+    id.
+    """
+    found = re.fullmatch(rf"(?:{_RESTORED}(\d+))?(?:{STEP}.*)?", name.removeprefix(txn_app_id))
+    return int(found[1] or 0) if found is not None and name.startswith(txn_app_id) else None
 
 
 @dataclass(frozen=True)

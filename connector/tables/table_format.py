@@ -91,6 +91,15 @@ class TableMark(NamedTuple):
     version: int
 
 
+class Later(NamedTuple):
+    """``version``: of the first commit of a later batch that is part of the table, as far as it is known.
+    ``restored``: the version of the RESTORE that has taken all of them out of it; 0 if that is not proved.
+    """
+
+    version: int | None
+    restored: int = 0
+
+
 class TableFormat(Protocol):
     """A format. Every method may be called again, by any number of drivers."""
 
@@ -123,10 +132,15 @@ class TableFormat(Protocol):
         missing.
         """
 
-    # -- before the decision: nothing that a reader of the table sees ----------------------------------------
-    def last_sequence(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
-        """The last batch that an existing table has of an app, in any of its steps; 0 if none."""
+    def later(self, spark: SparkSession, table: Table, txn_app_id: str, sequence: int) -> Later:
+        """What has become of the batches behind ``sequence`` that an existing table has had of an app."""
 
+    def lacks(self, spark: SparkSession, table: Table, version: int, token: str) -> bool:
+        """Whether an existing table, as its log proves, is without the commit of a batch that it had in
+        ``version``.
+        """
+
+    # -- before the decision: nothing that a reader of the table sees ----------------------------------------
     def check_append(
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:

@@ -712,7 +712,7 @@ def one_id_for_all_steps(patch: Patch) -> None:
     patch.setattr(
         batch_transaction,
         "txn_app_id",
-        lambda app, identity, location, step=0: made(app, identity, location),
+        lambda app, identity, location, step=0, restored=0: made(app, identity, location),
     )
 
 

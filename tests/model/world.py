@@ -38,7 +38,7 @@ from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
 from connector.ledger.resume import TAKEN
 from connector.tables.commit_id import STEP
 from connector.tables.table import Table, is_connect
-from connector.tables.table_format import Checked
+from connector.tables.table_format import Checked, Later
 from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
 from tests.model.fake_spark import (
@@ -683,11 +683,8 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.delta.after.same_table, "require", lambda *_: None)
         patch.setattr(connector.delta.after.same_table, "require_done_on", lambda *_: None)
         patch.setattr(connector.stream.staging, "no_rows", lambda session, schema: Frame(session, [], schema))
-        patch.setattr(
-            DeltaFormat,
-            "last_sequence",
-            lambda _self, _spark, table, app: _current[-1].delta.version(table.name, app),
-        )
+        patch.setattr(DeltaFormat, "later", lambda *_: Later(None))
+        patch.setattr(DeltaFormat, "lacks", lambda *_: False)
         patch.setattr(
             connector.delta.log,
             "commits",

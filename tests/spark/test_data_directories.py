@@ -5,6 +5,7 @@ version.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,16 +93,21 @@ def test_the_rows_of_a_data_directory_made_anew_reach_a_table_that_was_kept(plac
     assert place.rig.broker.engine.unapplied("app") == [] and place.rig.broker.engine.unmirrored("app") == []
 
 
-def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(place: Place) -> None:
-    place.run("a")
+def behind_its_table(place: Place, *later: str) -> None:
+    """The broker is restored to the time before these batches."""
     place.close()
-    shutil.copytree(place.root / "broker", place.root / "backup")
-    place.open()
-    place.run("b")
+    shutil.copytree(place.root / "broker", place.root / "backup", dirs_exist_ok=True)
+    place.open(place.checkpoint)
+    place.run(*later)
     place.close()
     shutil.rmtree(place.root / "broker")
     shutil.copytree(place.root / "backup", place.root / "broker")
-    place.open("another checkpoint")
+    place.open(f"{place.checkpoint}.2")
+
+
+def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(place: Place) -> None:
+    place.run("a")
+    behind_its_table(place, "b")
     with pytest.raises(Exception) as raised:
         place.run("x", on_new_checkpoint="resume")
     error = cause(raised.value)
@@ -118,8 +124,72 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     txn = txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
         append(rows, resolve(place.spark, str(place.table)), CommitId.of(decided, txn))
-    with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
+    with pytest.raises(LineageConflict, match=r"holds batch 2 .*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"):
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
+
+
+def test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restored_data(place: Place) -> None:
+    """The same for its ledger, with batches of other programs in between, and for a second time."""
+
+    def stopped(*bodies: str) -> str:
+        with pytest.raises(Exception) as raised:
+            place.run(*bodies, on_new_checkpoint="resume")
+        error = cause(raised.value)
+        assert isinstance(error, LineageConflict), raised.value
+        return str(error)
+
+    def put_back(text: str) -> None:
+        found = re.search(r"\((RESTORE TABLE .* TO VERSION AS OF \d+)\)", text)
+        assert found, text
+        place.spark.sql(found[1]).collect()
+
+    place.run("a")
+    behind_its_table(place, "b", "c")
+    text = stopped("d")
+    place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
+    assert stopped() == text and place.bodies() == ["a", "b", "c", "of somebody"]
+    put_back(text)
+    put_back(stopped())  # the ledger: the batch of d is decided, and in the table
+    assert place.bodies() == ["a", "d"]
+    for body in "ef":
+        place.run(body, on_new_checkpoint="resume")
+    assert place.bodies() == ["a", "d", "e", "f"]
+    behind_its_table(place, "g")
+    put_back(stopped("h"))
+    put_back(stopped())
+    place.run("i", on_new_checkpoint="resume")
+    assert place.bodies() == ["a", "d", "e", "f", "h", "i"]
+    engine = place.rig.broker.engine
+    assert engine.unapplied("app") == engine.unmirrored("app") == [] and place.rig.bodies("in") == []
+    rows = delta_rows(place.ledger)
+    assert sorted(row["sequence"] for row in rows) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batches_are_named_once(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "older copy" in record.getMessage()]
+        caplog.clear()
+        return found
+
+    place.run("a")
+    shutil.copytree(place.table, place.root / "older")
+    place.run("b", "c")
+    assert warnings() == []
+    shutil.rmtree(place.table)
+    shutil.move(place.root / "older", place.table)
+    place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
+    place.run("d", "e")
+    (told,) = warnings()
+    assert "it had the batches 2 to 3 of app 'app'" in told and "`txmq ledger app`" in told
+    assert place.bodies() == ["a", "d", "e", "of somebody"]
+    place.run("f")
+    place.spark.sql(f"RESTORE TABLE delta.`{place.table}` TO VERSION AS OF 0").collect()  # somebody means it
+    place.run("g")
+    place.spark.sql(f"DROP TABLE delta.`{place.table}`")
+    place.run("h")
+    assert warnings() == []
 
 
 def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
@@ -175,7 +245,7 @@ def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(
         engine.commit_batch("app", "earlier", number, opened.token, [])
     ledger = DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app")
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaLedger, "_txn_app_id", "txmq-ledger:app")
+        patch.setattr(ledger, "_writer", ledger._writer._replace(txn_app_id="txmq-ledger:app"))
         patch.setattr(engine, "mark_mirrored", lambda *_: None)
         for entry in engine.unmirrored("app")[:2]:
             ledger._append(place.spark, entry)

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core.engine import LedgerEntry, ToApply
 from broker_core.errors import LineageConflict, NotApplied, OptionError, cause
 from connector.sql import nullable
-from connector.tables.checks import refuse_a_restarted_sequence
+from connector.tables.checks import last_stored, require_numbers
 from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
@@ -60,9 +60,9 @@ def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: Tab
     bench.change(table, DELETE, bench.once(table, 1, 2), ("other", 0))  # of the first batch: it is there
     assert bench.rows(table) == [("b", 2), ("other", 0), ("x", 21), ("y", 22)]
     bench.append(table, bench.once(table, 3, 7), ("z", 0))
-    held = {app: bench.tables.last_sequence(bench.spark, bench.found(table), once.txn_app_id)
+    held = {app: last_stored(bench.tables, bench.spark, bench.found(table), once.txn_app_id)
             for app in (APP, "another") for once in [bench.once(table, 1, app=app)]}  # fmt: skip
-    assert held == {APP: 3, "another": 0}
+    assert held == {APP: (0, 3), "another": (0, 0)}
 
 
 @pytest.mark.parametrize("kind", ["path", "name"])
@@ -184,7 +184,7 @@ def test_a_number_of_another_batch_stops_and_is_found_before_the_decision_too(be
 
     def guard(app: str, decided: int) -> None:
         txn = bench.once(table, 1, app=app).txn_app_id
-        refuse_a_restarted_sequence(bench.tables, bench.spark, bench.found(table), txn, app, lambda: decided)
+        require_numbers(bench.tables, bench.spark, bench.found(table), txn, app, lambda: decided)
 
     guard(APP, 2)
     guard("another", 0)
