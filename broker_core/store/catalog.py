@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker_core import failpoint
-from broker_core.address import VHOST
-from broker_core.broker.state.change import ANY, Change, InboxRow
+from broker_core.broker.state.change import ANY, InboxRow
 from broker_core.broker.state.records import RECORDS, Damaged, HistoryRecord, Record
 from broker_core.errors import DataDirectoryFormat
 from broker_core.files import sync
@@ -32,7 +31,6 @@ from broker_core.store.codec import (
     Encoded,
     Row,
     decode,
-    encode_change,
     guard,
     is_wide,
     merged,
@@ -40,23 +38,17 @@ from broker_core.store.codec import (
     to_unsigned,
 )
 from broker_core.store.failure import corrupt_catalog
-from broker_core.store.format_8 import with_users
 from broker_core.store.inbox import (
     MAX_ROWS,
     ROW_BITS,
     Packed,
     guarded,
-    message_of_format_3,
-    pack,
     unpack,
 )
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 
 FORMAT = 12
-HOSTS = 6  # the format since which names are those of a virtual host
-USERS = 9  # the format since which tokens and branches are those of a user
-_SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024
@@ -66,14 +58,16 @@ _COPY_AGAIN_S = 0.001
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
 
 
+def other_format(what: str, found: int) -> DataDirectoryFormat:
+    age = "a newer" if found > FORMAT else "an older"
+    return DataDirectoryFormat(
+        f"{what} has format {found}, written by {age} txmq; this one reads format {FORMAT}",
+        "install the txmq that wrote it, or begin with a new directory",
+    )
+
+
 def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
-
-
-def _added() -> dict[int, str]:
-    """Returns by format what it added to the previous format of the catalog."""
-    parts = _SINCE_FORMAT.split(_text("catalog.sql"))
-    return {int(number): script for number, script in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 QUERIES: dict[str, str] = {
@@ -86,7 +80,6 @@ QUERIES: dict[str, str] = {
 
 _Rows = Iterator[tuple[Any, ...]]
 _PUT_INBOX = QUERIES["put_inbox"]
-RENAMES = [statement for statement in _added()[4].split(";") if "ALTER TABLE" in statement]  # since format 4
 
 
 def quoted(names: Iterable[str]) -> str:
@@ -114,10 +107,6 @@ def _drop_where(cls: type[Record], names: Sequence[str]) -> str:
 
 
 _RECORD_STATEMENTS = {cls: _statements(cls) for cls in RECORDS}
-
-
-# the records that have had no virtual host before format 6; it is their last column
-OF_HOSTS = [cls for cls in RECORDS if cls.columns()[-1] == "vhost"]
 
 
 class Meta(NamedTuple):
@@ -173,8 +162,6 @@ class Catalog:
     def __init__(self, path: Path, *, log: bool = True) -> None:
         """``log`` False leaves the journal unchanged, and omits all checks but SQLite's.
 
-        A catalog of an older format is upgraded, completely or not at all.
-
         Raises sqlite3.Error, CorruptCatalog, DataDirectoryFormat.
         """
         self.path = path
@@ -202,11 +189,8 @@ class Catalog:
         self._execute("PRAGMA locking_mode = EXCLUSIVE")
         # before anything that a newer format may have changed
         found = self._execute(QUERIES["read_format"]).fetchone()[0]
-        if found > FORMAT:
-            raise DataDirectoryFormat(
-                f"the data directory {self.path.parent} has format {found}, written by a newer txmq; this "
-                f"one reads up to {FORMAT}: install the newer txmq"
-            )
+        if found != FORMAT:
+            raise other_format(f"the data directory {self.path.parent}", found)
         problem = self._execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise corrupt_catalog(self.path, " ".join(str(problem).split()))
@@ -223,47 +207,6 @@ class Catalog:
             "temp_store = MEMORY",
         ):
             self._execute(f"PRAGMA {pragma}")
-        if found < FORMAT:
-            self._upgrade(found)
-
-    def _upgrade(self, found: int) -> None:
-        self._execute("BEGIN IMMEDIATE")
-        messages = (
-            [message_of_format_3(row) for row in self._guarded(QUERIES["inbox_of_format_3"], "inbox")]
-            if found <= 3
-            else []
-        )
-        for number, script in sorted(_added().items()):
-            if number <= found:
-                continue
-            hosted = self._without_hosts() if number == HOSTS else []
-            for statement in script.split(";"):
-                self._execute(statement)
-            for cls, rows in hosted:
-                self._executemany(_RECORD_STATEMENTS[cls].put, rows)
-        if found < USERS:
-            change = Change()
-            for before, since in with_users(self.records()):
-                if since != before:
-                    change.drop(type(before), before.key)
-                    change.put(since)
-            self.put_records([encode_change(change)])
-        self.put_inbox(pack(messages))
-        self.set_meta(format=FORMAT)
-        failpoint.here("store.recovery.upgraded")
-        self._execute("COMMIT")
-
-    def _without_hosts(self) -> list[tuple[type[Record], list[Row]]]:
-        """Returns the rows of the tables that have got a virtual host, in ``/``, with their new guards."""
-        hosted = []
-        for cls in OF_HOSTS:
-            columns = quoted((*cls.columns()[:-1], "guard"))
-            rows = [
-                (*row, VHOST, guard((*row, VHOST)))
-                for row in self._guarded(f'SELECT {columns} FROM "{cls.TABLE}"', cls.TABLE)
-            ]
-            hosted.append((cls, rows))
-        return hosted
 
     def lay_out_log(self) -> None:
         """Gives the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros

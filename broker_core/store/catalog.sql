@@ -7,14 +7,14 @@ CREATE TABLE meta (
   id INTEGER PRIMARY KEY CHECK (id = 1),
   format INTEGER NOT NULL,
   sequence INTEGER NOT NULL,       -- last commit sequence number, where no inbox row carries it
-  next_batch_id INTEGER NOT NULL,  -- at least this; batch and inbox may know better
+  next_block_id INTEGER NOT NULL,  -- at least this; block and inbox may know better
   next_segment INTEGER NOT NULL,   -- at least this; a number is never used again, a reader may still map the old file
   clean INTEGER NOT NULL,          -- 0 -> 1 close(clean), 1 -> 0 open
   guard INTEGER NOT NULL
 );
 
 -- state: open -> closed when the segment is full, when all its branch rows are forgotten, at close, or by recovery (which
--- cuts the torn tail and writes the end mark); closed -> row deleted by the commit that forgets its last batch, then the file goes.
+-- cuts the torn tail and writes the end mark); closed -> row deleted by the commit that forgets its last block, then the file goes.
 CREATE TABLE segment (
   segment INTEGER PRIMARY KEY,     -- data/segments/NNNNNNNN.arrow
   kind TEXT NOT NULL,              -- message, merged, branch
@@ -24,8 +24,8 @@ CREATE TABLE segment (
 );
 
 -- no row -> named (names), or moved out of the inbox (seals) -> other place, same rows (moves) -> row deleted (forgets).
-CREATE TABLE batch (
-  batch_id INTEGER PRIMARY KEY,
+CREATE TABLE block (
+  block_id INTEGER PRIMARY KEY,
   segment INTEGER NOT NULL,
   position INTEGER NOT NULL,
   length INTEGER NOT NULL,
@@ -35,34 +35,32 @@ CREATE TABLE batch (
   guard INTEGER NOT NULL
 );
 
--- Messages of small commits up to format 3, each in a row.
+-- The messages of a small commit, which share a row (inbox.py).
+-- no row -> committed in the open block -> row deleted when the block is sealed or forgotten.
 CREATE TABLE inbox (
-  id INTEGER PRIMARY KEY,          -- batch_id << 20 | row: a small commit touches the last page only
-  sequence INTEGER NOT NULL,
-  committed_at INTEGER NOT NULL,
-  exchange TEXT NOT NULL,
-  routing_key TEXT NOT NULL,
-  properties BLOB NOT NULL,
-  body BLOB NOT NULL,
-  routes BLOB NOT NULL,
+  id INTEGER PRIMARY KEY,          -- block_id << 20 | row of the first message: a small commit touches the last page only
+  count INTEGER NOT NULL,          -- of messages
+  messages BLOB NOT NULL,
   guard INTEGER NOT NULL
 );
 
 -- The records of the domain: no row -> put -> put again under the same key replaces it -> dropped.
 
 CREATE TABLE exchange (
-  name TEXT, type TEXT, durable INTEGER, auto_delete INTEGER, internal INTEGER, arguments TEXT, guard INTEGER,
-  PRIMARY KEY (name)
+  name TEXT, type TEXT, durable INTEGER, auto_delete INTEGER, internal INTEGER, arguments TEXT, vhost TEXT, guard
+  INTEGER,
+  PRIMARY KEY (name, vhost)
 ) WITHOUT ROWID;
 
 CREATE TABLE queue (
-  queue_id INTEGER, name TEXT, durable INTEGER, exclusive INTEGER, auto_delete INTEGER, arguments TEXT, guard INTEGER,
+  queue_id INTEGER, name TEXT, durable INTEGER, exclusive INTEGER, auto_delete INTEGER, arguments TEXT, vhost TEXT,
+  guard INTEGER,
   PRIMARY KEY (queue_id)
 );
 
 CREATE TABLE binding (
-  exchange TEXT, queue TEXT, routing_key TEXT, arguments TEXT, guard INTEGER,
-  PRIMARY KEY (exchange, queue, routing_key, arguments)
+  exchange TEXT, queue TEXT, routing_key TEXT, arguments TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (exchange, queue, routing_key, arguments, vhost)
 ) WITHOUT ROWID;
 
 CREATE TABLE progress (
@@ -78,61 +76,63 @@ CREATE TABLE hole (
 
 -- no row -> enqueued, or its batch sealed -> dropped when every entry is deletable.
 CREATE TABLE run (
-  queue_id INTEGER, first INTEGER, count INTEGER, batch_id INTEGER, row INTEGER, bitmap BLOB, sequence INTEGER,
+  queue_id INTEGER, first INTEGER, count INTEGER, block_id INTEGER, row INTEGER, bitmap BLOB, sequence INTEGER,
   committed_at INTEGER, guard INTEGER,
   PRIMARY KEY (queue_id, first)
 );
 
 -- no row -> claimed; immutable -> dropped when no replay can ask for it.
 CREATE TABLE claim (
-  app_id TEXT, lineage INTEGER, start TEXT, "end" TEXT, ranges TEXT, skipped TEXT, redelivered TEXT, position INTEGER, guard INTEGER,
-  PRIMARY KEY (app_id, lineage, start)
+  app_id TEXT, lineage INTEGER, start TEXT, "end" TEXT, ranges TEXT, skipped TEXT, redelivered TEXT, position INTEGER,
+  vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, lineage, start, vhost)
 );
 
 CREATE TABLE origin (
-  app_id TEXT, queues TEXT, lineage INTEGER, start TEXT, passed INTEGER, guard INTEGER,
-  PRIMARY KEY (app_id, queues)
+  app_id TEXT, queues TEXT, lineage INTEGER, start TEXT, passed INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, queues, vhost)
 ) WITHOUT ROWID;
 
 CREATE TABLE read (
-  app_id TEXT, query_id TEXT, batch_id INTEGER, queues TEXT, ranges TEXT, guard INTEGER,
-  PRIMARY KEY (app_id, query_id, batch_id, queues)
+  app_id TEXT, query_id TEXT, batch_id INTEGER, queues TEXT, ranges TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, query_id, batch_id, queues, vhost)
 ) WITHOUT ROWID;
 
 CREATE TABLE lineage (
-  app_id TEXT, query_id TEXT, position INTEGER, first_batch INTEGER, guard INTEGER,
-  PRIMARY KEY (app_id, query_id)
+  app_id TEXT, query_id TEXT, position INTEGER, first_batch INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, query_id, vhost)
 ) WITHOUT ROWID;
 
 -- no row -> opened -> dropped when its batch is decided or rolled back.
 CREATE TABLE attempt (
-  token TEXT, app_id TEXT, query_id TEXT, batch_id INTEGER, opened_at INTEGER, guard INTEGER,
-  PRIMARY KEY (token)
+  token TEXT, app_id TEXT, query_id TEXT, batch_id INTEGER, opened_at INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (token, vhost)
 ) WITHOUT ROWID;
 
 -- no row -> staged (invisible) -> dropped when published or applied, or with its attempt.
 CREATE TABLE part (
   branch TEXT, part INTEGER, token TEXT, kind TEXT, target TEXT, "partition" INTEGER, attempt INTEGER, rows INTEGER,
-  size_bytes INTEGER, checksum INTEGER, batch_id INTEGER, inline BLOB, routes TEXT, unroutable INTEGER, examples TEXT, guard INTEGER,
-  PRIMARY KEY (branch, part)
+  size_bytes INTEGER, checksum INTEGER, block_id INTEGER, inline BLOB, routes TEXT, unroutable INTEGER, examples TEXT,
+  vhost TEXT, guard INTEGER,
+  PRIMARY KEY (branch, part, vhost)
 );
 
 -- no row -> decided -> applied = 1 -> mirrored = 1.
 CREATE TABLE ledger (
-  app_id TEXT, sequence INTEGER, query_id TEXT, batch_id INTEGER, token TEXT, ranges TEXT, messages INTEGER, published INTEGER,
-  committed_at INTEGER, commit_sequence INTEGER, branches TEXT, claim_position INTEGER, applied INTEGER, mirrored INTEGER,
-  guard INTEGER,
-  PRIMARY KEY (app_id, sequence)
+  app_id TEXT, sequence INTEGER, query_id TEXT, batch_id INTEGER, token TEXT, ranges TEXT, messages INTEGER, published
+  INTEGER, committed_at INTEGER, commit_sequence INTEGER, branches TEXT, claim_position INTEGER, applied INTEGER,
+  mirrored INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, sequence, vhost)
 ) WITHOUT ROWID;
 
 CREATE TABLE released (
-  queue TEXT, commit_sequence INTEGER, guard INTEGER,
-  PRIMARY KEY (queue)
+  queue TEXT, commit_sequence INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (queue, vhost)
 ) WITHOUT ROWID;
 
 -- no row -> prepared -> dropped with its outcome, by commit or rollback only.
 CREATE TABLE prepared (
-  xid TEXT, prepared_at INTEGER, publishes BLOB, routes TEXT, settles TEXT, guard INTEGER,
+  xid TEXT, prepared_at INTEGER, publishes BLOB, routes TEXT, settles TEXT, vhost TEXT, guard INTEGER,
   PRIMARY KEY (xid)
 );
 
@@ -141,11 +141,9 @@ CREATE TABLE outcome (
   PRIMARY KEY (xid)
 ) WITHOUT ROWID;
 
--- What follows came with format 2; a catalog of format 1 is given it when it is opened.
-
 CREATE TABLE exchange_binding (
-  source TEXT, destination TEXT, routing_key TEXT, arguments TEXT, guard INTEGER,
-  PRIMARY KEY (source, destination, routing_key, arguments)
+  source TEXT, destination TEXT, routing_key TEXT, arguments TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (source, destination, routing_key, arguments, vhost)
 ) WITHOUT ROWID;
 
 -- no row -> came back from a consumer -> came back again (put again) -> dropped when it is settled.
@@ -153,8 +151,6 @@ CREATE TABLE delivery (
   queue_id INTEGER, "offset" INTEGER, count INTEGER, guard INTEGER,
   PRIMARY KEY (queue_id, "offset")
 ) WITHOUT ROWID;
-
--- What follows came with format 3; a catalog of an older format is given it when it is opened.
 
 CREATE TABLE channel_commit (
   channel TEXT, number INTEGER, decided_at INTEGER, guard INTEGER,
@@ -165,27 +161,6 @@ CREATE TABLE forgotten (
   kind TEXT, decided_at INTEGER, guard INTEGER,
   PRIMARY KEY (kind)
 ) WITHOUT ROWID;
-
--- What follows came with format 4; a catalog of an older format is given it when it is opened.
--- What the store writes is called a block since then, and a batch is a micro-batch.
-
-ALTER TABLE batch RENAME TO block;
-ALTER TABLE block RENAME COLUMN batch_id TO block_id;
-ALTER TABLE run RENAME COLUMN batch_id TO block_id;
-ALTER TABLE part RENAME COLUMN batch_id TO block_id;
-ALTER TABLE meta RENAME COLUMN next_batch_id TO next_block_id;
-
--- The messages of a commit share a row (inbox.py). An upgrade puts those of the old table into the new one.
--- no row -> committed in the open block -> row deleted when the block is sealed or forgotten.
-DROP TABLE inbox;
-CREATE TABLE inbox (
-  id INTEGER PRIMARY KEY,          -- block_id << 20 | row of the first message: a small commit touches the last page only
-  count INTEGER NOT NULL,          -- of messages
-  messages BLOB NOT NULL,
-  guard INTEGER NOT NULL
-);
-
--- What follows came with format 5; a catalog of an older format is given it when it is opened.
 
 CREATE TABLE user (
   name TEXT, password_hash TEXT, tags TEXT, guard INTEGER,
@@ -207,100 +182,10 @@ CREATE TABLE app_user (
   PRIMARY KEY (vhost, app_id)
 ) WITHOUT ROWID;
 
--- What follows came with format 6; a catalog of an older format is given it when it is opened.
--- Names are separate per virtual host. An upgrade makes each of these tables again: what is in them belongs to "/".
-
-DROP TABLE exchange;
-CREATE TABLE exchange (
-  name TEXT, type TEXT, durable INTEGER, auto_delete INTEGER, internal INTEGER, arguments TEXT, vhost TEXT, guard
-  INTEGER,
-  PRIMARY KEY (name, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE queue;
-CREATE TABLE queue (
-  queue_id INTEGER, name TEXT, durable INTEGER, exclusive INTEGER, auto_delete INTEGER, arguments TEXT, vhost TEXT,
-  guard INTEGER,
-  PRIMARY KEY (queue_id)
-);
-
-DROP TABLE binding;
-CREATE TABLE binding (
-  exchange TEXT, queue TEXT, routing_key TEXT, arguments TEXT, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (exchange, queue, routing_key, arguments, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE exchange_binding;
-CREATE TABLE exchange_binding (
-  source TEXT, destination TEXT, routing_key TEXT, arguments TEXT, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (source, destination, routing_key, arguments, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE claim;
-CREATE TABLE claim (
-  app_id TEXT, lineage INTEGER, start TEXT, "end" TEXT, ranges TEXT, skipped TEXT, redelivered TEXT, position INTEGER,
-  vhost TEXT, guard INTEGER,
-  PRIMARY KEY (app_id, lineage, start, vhost)
-);
-
-DROP TABLE origin;
-CREATE TABLE origin (
-  app_id TEXT, queues TEXT, lineage INTEGER, start TEXT, passed INTEGER, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (app_id, queues, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE read;
-CREATE TABLE read (
-  app_id TEXT, query_id TEXT, batch_id INTEGER, queues TEXT, ranges TEXT, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (app_id, query_id, batch_id, queues, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE lineage;
-CREATE TABLE lineage (
-  app_id TEXT, query_id TEXT, position INTEGER, first_batch INTEGER, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (app_id, query_id, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE attempt;
-CREATE TABLE attempt (
-  token TEXT, app_id TEXT, query_id TEXT, batch_id INTEGER, opened_at INTEGER, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (token, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE part;
-CREATE TABLE part (
-  branch TEXT, part INTEGER, token TEXT, kind TEXT, target TEXT, "partition" INTEGER, attempt INTEGER, rows INTEGER,
-  size_bytes INTEGER, checksum INTEGER, block_id INTEGER, inline BLOB, routes TEXT, unroutable INTEGER, examples TEXT,
-  vhost TEXT, guard INTEGER,
-  PRIMARY KEY (branch, part, vhost)
-);
-
-DROP TABLE ledger;
-CREATE TABLE ledger (
-  app_id TEXT, sequence INTEGER, query_id TEXT, batch_id INTEGER, token TEXT, ranges TEXT, messages INTEGER, published
-  INTEGER, committed_at INTEGER, commit_sequence INTEGER, branches TEXT, claim_position INTEGER, applied INTEGER,
-  mirrored INTEGER, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (app_id, sequence, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE released;
-CREATE TABLE released (
-  queue TEXT, commit_sequence INTEGER, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (queue, vhost)
-) WITHOUT ROWID;
-
-DROP TABLE prepared;
-CREATE TABLE prepared (
-  xid TEXT, prepared_at INTEGER, publishes BLOB, routes TEXT, settles TEXT, vhost TEXT, guard INTEGER,
-  PRIMARY KEY (xid)
-);
-
 CREATE TABLE vhost (
   name TEXT, max_queues INTEGER, max_connections INTEGER, max_messages INTEGER, guard INTEGER,
   PRIMARY KEY (name)
 ) WITHOUT ROWID;
-
--- What follows came with format 7; a catalog of an older format is given it when it is opened.
 
 CREATE TABLE release_note (
   app_id TEXT, queue TEXT, vhost TEXT, queue_id TEXT, released_at INTEGER, released_by TEXT, interrupted INTEGER,
@@ -308,18 +193,10 @@ CREATE TABLE release_note (
   PRIMARY KEY (app_id, queue, vhost)
 ) WITHOUT ROWID;
 
--- What follows came with format 8; a catalog of an older format is given it when it is opened.
--- The key of a named transaction has its user since then. One of an older format is nobody's.
-
 CREATE TABLE write_user (
   vhost TEXT, token TEXT, user TEXT, guard INTEGER,
   PRIMARY KEY (vhost, token)
 ) WITHOUT ROWID;
-
--- What follows came with format 9; a catalog of an older format is given it when it is opened.
--- Tokens and branches have their user since then (format_8.py). The tables are the same.
-
--- What follows came with format 10; a catalog of an older format is given it when it is opened.
 
 -- no row -> written by the commits it tells of -> packed with others (put again under the number of the first) -> dropped.
 CREATE TABLE history (

@@ -141,11 +141,6 @@ def guarded(row: Packed) -> tuple[int, int, bytes, int]:
     return key, count, messages, int.from_bytes(checksum, "big", signed=True)
 
 
-def message_of_format_3(row: Sequence[Any]) -> InboxRow:
-    """Returns the message of a row of formats 1 to 3, without its guard."""
-    return InboxRow(row[0] >> ROW_BITS, row[0] & _ROW_MASK, *row[1:])
-
-
 def unpack_all(rows: Iterable[tuple[Any, ...]]) -> tuple[list[InboxRow], list[HistoryBeside]]:
     """Returns the messages of all rows, and the histories beside them."""
     inbox: list[InboxRow] = []

@@ -38,6 +38,3 @@ DELETE FROM inbox WHERE id BETWEEN ? AND ?
 
 -- name: inbox
 SELECT id, count, messages, guard FROM inbox ORDER BY id
-
--- name: inbox_of_format_3
-SELECT id, sequence, committed_at, exchange, routing_key, properties, body, routes, guard FROM inbox ORDER BY id

@@ -17,16 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker_core.address import VHOST
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import RECORDS, Record
-from broker_core.errors import CorruptCatalog, DataDirectoryFormat
+from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId
-from broker_core.store.catalog import FORMAT, OF_HOSTS, RENAMES, USERS, Meta, SegmentRow, is_whole, quoted
+from broker_core.store.catalog import FORMAT, Meta, SegmentRow, is_whole, other_format, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
-from broker_core.store.format_8 import with_users
-from broker_core.store.inbox import message_of_format_3, unpack
+from broker_core.store.inbox import unpack
 from broker_core.store.salvage.damage import require_damage
 from broker_core.store.salvage.schema_pages import put_schema
 from broker_core.store.segment import BlockPlace
@@ -129,50 +127,28 @@ class _Reader:
             lambda row: found.segments.append(SegmentRow(*row)),
         )
         self._take("block", ("block_id", *BlockPlace._fields), "block_id", tables, self._block)
-        if self._has_column("inbox", "body"):
-            columns = ("id", *InboxRow._fields[2:])
-            self._take(
-                "inbox",
-                columns,
-                "id",
-                tables,
-                lambda row: found.inbox.append(message_of_format_3(row)),
-                self._doubtful_of_format_3,
-            )
-        else:
-            self._take(
-                "inbox",
-                ("id", "count", "messages"),
-                "id",
-                tables,
-                lambda row: found.inbox.extend(unpack(*row)),
-                self._doubtful,
-            )
+        self._take(
+            "inbox",
+            ("id", "count", "messages"),
+            "id",
+            tables,
+            lambda row: found.inbox.extend(unpack(*row)),
+            self._doubtful,
+        )
         for cls in RECORDS:
-            if cls.TABLE in tables or (found.meta is not None and found.meta.format == FORMAT):
-                # a catalog of an older format has no virtual hosts: everything is in one
-                old = cls in OF_HOSTS and not self._has_column(cls.TABLE, "vhost")
-                key = ", ".join(f'"{name}"' for name in cls.KEY if not (old and name == "vhost"))
-                host = (VHOST,) if old else ()
-                self._take(
-                    cls.TABLE,
-                    cls.columns()[:-1] if old else cls.columns(),
-                    key,
-                    tables,
-                    lambda row, cls=cls, host=host: (  # type: ignore[misc]
-                        found.records.append(decode(cls, (*row, *host)))
-                    ),
-                )
-        if found.meta is not None and found.meta.format < USERS:
-            found.records = [since for _, since in with_users(found.records)]
+            self._take(
+                cls.TABLE,
+                cls.columns(),
+                quoted(cls.KEY),
+                tables,
+                lambda row, cls=cls: found.records.append(decode(cls, row)),  # type: ignore[misc]
+            )
         return found
 
     def _meta(self, row: Row) -> None:
         self.found.meta = Meta(*row)
-        if self.found.meta.format > FORMAT:
-            raise DataDirectoryFormat(
-                f"the catalog {self.path} has format {self.found.meta.format}, written by a newer txmq"
-            )
+        if self.found.meta.format != FORMAT:
+            raise other_format(f"the catalog {self.path}", self.found.meta.format)
 
     def _block(self, row: Row) -> None:
         self.found.blocks[row[0]] = BlockPlace._make((*row[1:6], to_unsigned(row[6])))
@@ -181,18 +157,8 @@ class _Reader:
         with contextlib.suppress(ValueError):
             self.found.doubtful.append(unpack(*row[:-1], errors="surrogateescape"))
 
-    def _doubtful_of_format_3(self, row: Row) -> None:
-        kinds = (int, int, int, str, str, bytes, bytes, bytes)
-        if all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=False)):
-            self.found.doubtful.append([message_of_format_3(row[:-1])])
-
     def _tables(self) -> set[str]:
-        """Returns the tables, with the names of this format."""
         query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
-        if "batch" in {row[0] for row in self.connection.execute(query)}:
-            with contextlib.suppress(sqlite3.Error):
-                for statement in RENAMES:
-                    self.connection.execute(statement)
         return {row[0] for row in self.connection.execute(query)}
 
     # -- one table -------------------------------------------------------------------------------------------
@@ -247,13 +213,6 @@ class _Reader:
         if error is not None:
             self._lose(table, f"table {table} cannot be read to its end: {error}")
         return rows
-
-    def _has_column(self, table: str, name: str) -> bool:
-        try:
-            return any(row[1] == name for row in self.connection.execute(f'PRAGMA table_info("{table}")'))
-        except sqlite3.Error as error:
-            require_damage(error, self.path)
-            return False
 
     def _has_rowid(self, table: str) -> bool:
         try:
