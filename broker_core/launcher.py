@@ -79,11 +79,11 @@ class Broker:
         self._directory = directory
         self._closed = False
         self._doors = doors = options.doors
-        self.quotas = Quotas(options.quotas)
         with contextlib.ExitStack() as undo:
             # 1. the state
             self._local, id_ = _opened_state(store, directory, options)
             undo.callback(self._local.close)
+            self.quotas = Quotas(options.quotas, self._local.state.names.shares)
             self._local.limit_history(options.history)
             adopt = store.adopt if isinstance(store, DurableStore) else None
             self.engines = VhostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)

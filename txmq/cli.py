@@ -169,11 +169,33 @@ def _commit(options: Options) -> int:
     )
 
 
-@command("rollback", "roll back a prepared transaction", *BROKER, argument("XID"), OF, YES)
+@command(
+    "rollback",
+    "roll back a prepared transaction, or all of a user",
+    *BROKER,
+    argument("XID", required=False),
+    OF,
+    option("--all", "", "all that the user of --of (default: your own) has prepared in this virtual host"),
+    YES,
+)
 def _rollback(options: Options) -> int:
+    if options.all == bool(options.xid):
+        raise OptionError("rollback takes an XID or --all", "`txmq transactions` lists what is prepared")
+    if options.all:
+        return _rollback_all(options)
     _preview(options, "rollback")
     client_at(options).rollback(options.xid, of=options.of)
     return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
+
+
+def _rollback_all(options: Options) -> int:
+    whose = f"of user '{options.of}'" if options.of else "of your own"
+    count = client_at(options).rollback_all
+    confirm(options, f"rollback ends all prepared transactions {whose} for good")
+    ended = count(of=options.of)
+    return done(
+        options, f"rolled back {ended} transactions {whose}", of=options.of, state="rolled_back", ended=ended
+    )
 
 
 def _preview(options: Options, verb: str) -> None:

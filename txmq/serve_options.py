@@ -16,7 +16,7 @@ import click
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, DEFAULT_PORT, NO_AMQP
 from txmq.command.declare import CommandOption, Options, option
-from txmq.command.values import above_zero, count, positive, seconds_of_hours, staged_seconds
+from txmq.command.values import above_zero, count, part, positive, seconds_of_hours, staged_seconds
 
 if TYPE_CHECKING:
     from broker_core.server.options import ServeOptions
@@ -113,7 +113,7 @@ LIMITS = (
     ),
     ServeOption(
         "user-connections", "N", positive, "quotas.connections.user",
-        "... of one user; default: no limit",
+        "... of one user; default: its share, --user-share",
     ),
     ServeOption(
         "flight-connections", "N", positive, "quotas.flight_connections",
@@ -123,7 +123,10 @@ LIMITS = (
         "channels", "N", positive, "quotas.channels.total",
         "channels of AMQP, Spark and BrokerClient; default: no limit",
     ),
-    ServeOption("user-channels", "N", positive, "quotas.channels.user", "... of one user; default: no limit"),
+    ServeOption(
+        "user-channels", "N", positive, "quotas.channels.user",
+        "... of one user; default: its share, --user-share",
+    ),
     ServeOption(
         "calls", "N", positive, "quotas.calls.total",
         "calls of Spark and BrokerClient in progress; default 2000",
@@ -148,6 +151,10 @@ LIMITS = (
     ServeOption(
         "staged-hours", "HOURS", staged_seconds, "quotas.staged.idle_s",
         "an attempt that stages nothing for so long is dropped; default 24",
+    ),
+    ServeOption(
+        "user-share", "PART", part, "quotas.share",
+        "of what all users share, that one may have who is no administrator; 1: all; default 0.1",
     ),
     ServeOption(
         "unauthenticated-connections", "N", positive, "amqp_options.max_unauthenticated",

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from broker_core.address import VHOST
-from broker_core.broker.access.users import disowned_key, is_owned, name_of, user_of
+from broker_core.broker.access.shares import PREPARED
+from broker_core.broker.access.users import disowned_key, is_owned, name_of, payer_of, user_of
 from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages, StoredMessages
@@ -28,7 +29,7 @@ from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import Settle, State, Transaction, TransactionNames
-from broker_core.errors import PreconditionFailed, TransactionState
+from broker_core.errors import TransactionState
 from broker_core.ids import NO_SEQUENCE, CommitSequence, QueueId
 from broker_core.message.message import Message
 
@@ -185,6 +186,7 @@ class Prepared:
         self.by_key = self._names.prepared
         self.vhosts = self._names.prepared_in
         self.since_us: dict[str, int] = {}  # by key: when it was prepared, in microseconds since the epoch
+        self.keys_of: dict[str, dict[str, None]] = {}  # user whose share they take -> keys
 
     def prepare(
         self, change: Change, transaction: Transaction, xid: str, now: int, vhost: str = VHOST, user: str = ""
@@ -202,11 +204,10 @@ class Prepared:
         if not transaction:
             self._transactions.become(transaction, State.COMMITTED)
             return "read_only"
-        if len(self.by_key) >= MOST_PREPARED:
-            raise PreconditionFailed(
-                f"{MOST_PREPARED} prepared transactions are not decided, which is the limit: "
-                "`txmq transactions` lists them; commit or roll back the old ones",
-            )
+        payer = payer_of(key)
+        mine = self.keys_of.get(payer, {})
+        vhosts = map(self.vhosts.__getitem__, mine)
+        self._names.shares.require(PREPARED, payer, len(mine), len(self.by_key), MOST_PREPARED, vhosts)
         self._overflow.check(transaction.incoming)
         if self._virtual_hosts.limited:
             self._vhost_message_limit.check(transaction)
@@ -278,12 +279,23 @@ class Prepared:
             if name_of(key) == xid and vhost in virtual_hosts and user in (None, user_of(key))
         ]
 
+    def all_of(self, vhost: str, user: str, *, disowned: bool) -> list[str]:
+        """Returns the keys of what the user has prepared in a virtual host, oldest first. ``disowned``: also
+        what a deleted user of this name has.
+        """
+        keys = [*self.keys_of.get(user, ())]
+        if disowned:
+            keys += [key for key in self.keys_of.get("", ()) if user_of(key) == user and user]
+        return sorted((key for key in keys if self.vhosts[key] == vhost), key=self.since_us.__getitem__)
+
     def _keep(self, key: str, transaction: Transaction, since_us: int, vhost: str) -> None:
         self._note(key)
         self.by_key[key], self.since_us[key], self.vhosts[key] = transaction, since_us, vhost
+        self._undo.enter(self.keys_of, payer_of(key), key)
 
     def _drop(self, key: str) -> Transaction:
         self._note(key)
+        self._undo.leave(self.keys_of, payer_of(key), key)
         del self.since_us[key], self.vhosts[key]
         return self.by_key.pop(key)
 
@@ -311,3 +323,4 @@ class Prepared:
         self.by_key[record.xid] = transaction
         self.since_us[record.xid] = record.prepared_at
         self.vhosts[record.xid] = record.vhost
+        self.keys_of.setdefault(payer_of(record.xid), {})[record.xid] = None

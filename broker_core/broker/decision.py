@@ -7,12 +7,12 @@ that of another user where the caller has one too. Its owner is asked again for 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
-from broker_core.broker.access.users import is_owned, name_of, user_of
+from broker_core.broker.access.users import DEFAULT_USER, is_owned, name_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.state.change import Change
@@ -65,13 +65,35 @@ def decide(
     return Decided(dropped, user_of(key))
 
 
-def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: Collection[str]) -> str:
-    """Returns the key of the transaction that the caller means."""
+def all_of(state: BrokerState, actor: Actor, of: str | None, vhost: str) -> list[str]:
+    """Returns the keys of all that a user has prepared in a virtual host: the caller, or ``of`` another; with
+    the tag of an operator also what a deleted user of this name has. Raises AccessRefused.
+    """
+    _require_operator(actor, of)
+    user = actor.user if of is None else of
+    user = "" if user == DEFAULT_USER and state.users.default else user
+    return state.prepared.all_of(vhost, user, disowned=actor.operates)
+
+
+def rollback_all(keys: Sequence[str], state: BrokerState, change: Change, now_us: int) -> int:
+    """Rolls back those that are still prepared, in one commit; returns how many."""
+    found = [key for key in keys if key in state.prepared.by_key]
+    for key in found:
+        state.prepared.rollback(change, key, now_us)
+    return len(found)
+
+
+def _require_operator(actor: Actor, of: str | None) -> None:
     if of is not None and of != actor.user and not actor.operates:
         raise AccessRefused(
             f"access to transactions of user '{of}' refused for user '{actor.user}': "
             "it needs the tag administrator or operator",
         )
+
+
+def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: Collection[str]) -> str:
+    """Returns the key of the transaction that the caller means."""
+    _require_operator(actor, of)
     keys = [state.names.key(vhost, xid, actor.user if of is None else of) for vhost in vhosts]
     found = [key for key in keys if key in state.prepared.by_key]
     if not found and not any(map(state.names.knows, keys)) and actor.operates:

@@ -340,6 +340,12 @@ class BrokerClient:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState, AccessRefused."""
         self.administer(type(None), "rollback", xid=xid, of=of)
 
+    def rollback_all(self, *, of: str | None = None) -> int:
+        """Roll back all that is prepared in the virtual host, of the caller or ``of`` another user; how many.
+        After a failure the same call goes on. Raises AccessRefused.
+        """
+        return self.administer(int, "rollback_all", of=of)
+
     def committed(self, token: str, since: float | None = None, *, of: str | None = None) -> bool:
         """Whether a commit that was given this token took place (decision 21).
 

@@ -27,7 +27,7 @@ from broker_core.admin import (
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.decision import Decided, Decision, decide
+from broker_core.broker.decision import Decided, Decision, all_of, decide, rollback_all
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
@@ -51,6 +51,7 @@ logger = logging.getLogger("txmq.broker")
 T = TypeVar("T")
 R = TypeVar("R")
 LOCKED = 10  # queues or exchanges that are read under the lock at once
+DECIDED = 100  # transactions that are rolled back in one piece
 _leaves_out = threading.Lock()  # what is damaged: one at a time
 
 
@@ -224,6 +225,18 @@ class LocalBroker(Node):
         decided = self.run(where)
         log_dropped(xid, decided.dropped)
         return decided
+
+    def rollback_all(self, actor: Actor = OWNER, of: str | None = None, vhost: str = VHOST) -> int:
+        """Rolls back what a user has prepared in a virtual host up to now; returns how many. Each piece is a
+        commit of its own; after a crash the same call goes on. Raises AccessRefused.
+        """
+        with self.look as state:
+            keys = all_of(state, actor, of, vhost)
+        ended = 0
+        for start in range(0, len(keys), DECIDED):
+            ended += self.run(partial(rollback_all, keys[start : start + DECIDED]))
+            failpoint.here("rollback.piece")
+        return ended
 
     @checked
     def outcome(self, xid: str, since: float | None = None, vhost: str | None = None, of: str = "") -> str:

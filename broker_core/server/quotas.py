@@ -1,5 +1,5 @@
 """How much of a broker its users may take, together and each: connections, channels, calls of Flight, and
-parts that are being staged.
+parts that are being staged. A user without a limit of its own has its share (``broker/access/shares.py``).
 
 Not here: the limits of one connection (``amqp/options.py``), of one transaction
 (``broker/transaction/transaction.py``), and of what is staged (``micro_batch/branch.py``). Texts of refusals
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker_core.errors import Busy, NotAllowed, TxmqError
+from broker_core.broker.access.shares import SHARE, Shares
+from broker_core.errors import Busy, NotAllowed, OptionError, TxmqError
 from broker_core.micro_batch.branch import StagedLimits
 from broker_core.server.alarm import Alarm
 
@@ -25,7 +26,7 @@ MiB = 1024 * 1024
 
 
 class UserLimit(NamedTuple):
-    """``total``: of all users; ``user``: of each. None: no limit."""
+    """``total``: of all users; ``user``: of each. None: no limit; of a user: its share of the total."""
 
     total: int | None = None
     user: int | None = None
@@ -40,7 +41,8 @@ PART_BYTES = UserLimit(1024 * MiB, 512 * MiB)
 class QuotaLimits:
     """``connections``: of AMQP, logged in; a total of None is half of the files that the process may open.
     ``channels``: of AMQP and of Flight. ``calls``: of Flight, in progress. ``part_bytes``: of the parts that
-    calls are staging. ``flight_connections``: None is an eighth of the files.
+    calls are staging. ``flight_connections``: None is an eighth of the files. ``share``: of each bound that
+    all users share, which one of them may have.
     """
 
     connections: UserLimit = UNLIMITED
@@ -49,6 +51,13 @@ class QuotaLimits:
     part_bytes: UserLimit = PART_BYTES
     staged: StagedLimits = field(default_factory=StagedLimits)
     flight_connections: int | None = None
+    share: float = SHARE
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise OptionError(
+                f"the share of a user is {self.share:g}", "give 0.1 for a tenth, 1 for no shares"
+            )
 
 
 Refusal = Callable[[str, int, bool], TxmqError]  # of a user, for a limit, which is of this user alone
@@ -57,9 +66,10 @@ Refusal = Callable[[str, int, bool], TxmqError]  # of a user, for a limit, which
 class Quota:
     """What is in use of one thing. Thread-safe."""
 
-    def __init__(self, most: UserLimit, refusal: Refusal) -> None:
+    def __init__(self, most: UserLimit, refusal: Refusal, shares: Shares | None = None) -> None:
+        """``shares`` None: ``most.user`` is the only limit of a user."""
         self.most = most
-        self._refusal = refusal
+        self._refusal, self._shares = refusal, shares
         self._lock = threading.Lock()
         self._holders: dict[object, tuple[str, int]] = {}
         self._total = 0
@@ -68,13 +78,19 @@ class Quota:
     def __len__(self) -> int:
         return len(self._holders)
 
+    def __contains__(self, holder: object) -> bool:
+        return holder in self._holders
+
     def enter(self, holder: object, user: str, amount: int = 1) -> None:
         """``holder`` takes ``amount`` until it leaves. Raises the refusal. One that is larger than the limit
         is let in where nothing else is.
         """
         with self._lock:
             used = self._of_user.get(user, 0)
-            for limit, taken, own in ((self.most.user, used, True), (self.most.total, self._total, False)):
+            total, mine = self.most
+            if self._shares is not None and mine is None and total is not None:
+                mine = self._shares.limit(user, used + amount, total)
+            for limit, taken, own in ((mine, used, True), (total, self._total, False)):
                 if limit is not None and taken + amount > limit and (taken or amount == 1):
                     raise self._refusal(user, limit, own)
             self._holders[holder] = (user, amount)
@@ -103,15 +119,17 @@ class Quota:
 class Quotas:
     """Of one broker, at all its doors, with the alarm that stops publishers."""
 
-    def __init__(self, limits: QuotaLimits | None = None) -> None:
+    def __init__(self, limits: QuotaLimits | None = None, shares: Shares | None = None) -> None:
         limits = limits or QuotaLimits()
-        self.staged = limits.staged
+        if shares is not None:
+            shares.fraction = limits.share
+        self.staged, self.shares = limits.staged, shares
         self.alarm: Alarm | None = None
         total, user = limits.connections
-        self.connections = Quota(UserLimit(sockets() if total is None else total, user), _connection)
-        self.channels = Quota(limits.channels, _channel)
-        self.calls = Quota(limits.calls, _call)
-        self.part_bytes = Quota(limits.part_bytes, _part)
+        self.connections = Quota(UserLimit(sockets() if total is None else total, user), _connection, shares)
+        self.channels = Quota(limits.channels, _channel, shares)
+        self.calls = Quota(limits.calls, _call, shares)
+        self.part_bytes = Quota(limits.part_bytes, _part, shares)
 
 
 def sockets() -> int:

@@ -53,7 +53,7 @@ def test_a_text_names_the_default_of_the_field(option: ServeOption) -> None:
 
 @pytest.mark.parametrize("option", SETS, ids=lambda option: option.flag)
 def test_an_option_sets_its_fields_and_no_other(option: ServeOption) -> None:
-    value = {"HOST:PORT": "127.0.0.1:1", "FILE": "f", "TLS_LOGIN_FROM": "common_name"}.get(
+    value = {"HOST:PORT": "127.0.0.1:1", "FILE": "f", "PART": "0.5", "TLS_LOGIN_FROM": "common_name"}.get(
         option.value, "5000"
     )
     value = "500000000" if option.flag == "connection-bytes" else value
@@ -71,7 +71,7 @@ def test_an_option_sets_its_fields_and_no_other(option: ServeOption) -> None:
         assert attrgetter(path)(after) in (expected, [expected])
 
 
-NUMBERS = [option for option in EVERY if option.value in ("N", "SECONDS", "HOURS", "BYTES")]
+NUMBERS = [option for option in EVERY if option.value in ("N", "PART", "SECONDS", "HOURS", "BYTES")]
 SENSELESS = ("inf", "-inf", "nan", "-1", "-0.5", "1e300", "9" * 30, "", "x", "0x10")
 
 

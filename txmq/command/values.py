@@ -38,6 +38,7 @@ def _within(
 
 above_zero = _within(float, 0, MOST, above=True)
 seconds = _within(float, 0, MOST)
+part = _within(float, 0, 1, above=True)
 seconds_of_hours = _within(float, 0, MOST_HOURS, 3600, above=True)
 staged_seconds = _within(float, LEAST_HOURS, MOST_HOURS, 3600)
 positive = _within(int, 1, MOST_BYTES)

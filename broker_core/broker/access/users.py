@@ -371,6 +371,16 @@ def user_of(key: str) -> str | None:
     return unquote(parts[2]) if key.startswith(_XID) and len(parts) > 2 else None
 
 
+def payer_of(key: str) -> str:
+    """Returns whose share a transaction or a batch write takes; "": nobody's, or of the owner of the data
+    directory.
+    """
+    if key.startswith(_WRITE):
+        parts = key.partition(":")[0].split("@")
+        return unquote(parts[2]) if len(parts) == 3 else ""
+    return (user_of(key) or "") if is_owned(key) else ""
+
+
 def is_owned(key: str) -> bool:
     """Whether its user may decide it: it was not deleted since."""
     return key.startswith(_XID) and len(key.partition(":")[0].split("@")) == 3

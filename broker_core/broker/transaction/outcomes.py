@@ -1,8 +1,9 @@
 """How named transactions ended, for later queries, and up to which time that has been forgotten.
 
-An outcome is kept for ``Kept.age_s`` and while there are no more than ``Kept.count``. Forgetting an outcome
-moves the horizon of its kind, which is durable with the same commit. So an absent outcome means that no
-transaction of this name has ended after the horizon; whether one ended before it is unknown.
+An outcome is kept for ``Kept.age_s``, while there are no more than ``Kept.count``, and no more of its user
+than its share of them (``access/shares.py``). Forgetting an outcome moves the horizon of its kind, or that of
+its user alone, which is durable with the same commit. So an absent outcome means that no transaction of this
+name has ended after the horizon; whether one ended before it is unknown.
 
 A channel in another process numbers its calls. Its last commit is kept in one record per channel. Such
 commits are not queried by name, so they do not count among the names.
@@ -17,9 +18,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TypeVar
+from itertools import islice
+from typing import TypeAlias, TypeVar
+from urllib.parse import quote
 
-from broker_core.broker.access.users import name_in
+from broker_core.broker.access.shares import Shares
+from broker_core.broker.access.users import name_in, name_of, payer_of, user_in
 from broker_core.broker.state.change import Change
 from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord, Record
 from broker_core.broker.state.undo import Undo
@@ -29,6 +33,7 @@ R = TypeVar("R", OutcomeRecord, ChannelCommitRecord)
 
 # forgotten together, so that not every commit writes the horizon
 BLOCK = 1_000
+Payer: TypeAlias = tuple[str, str]  # the kind of a record, and its user
 NAMES, CHANNELS = "outcome", "channel_commit"  # kinds, as the horizons have them
 
 
@@ -50,12 +55,13 @@ class Kept:
 class Outcomes(OrderedDict[str, OutcomeRecord]):
     """Outcomes by xid or token, oldest first; ``channels`` by channel."""
 
-    def __init__(self, undo: Undo) -> None:
+    def __init__(self, undo: Undo, shares: Shares) -> None:
         super().__init__()
         self.kept = Kept()
         self.channels: OrderedDict[str, ChannelCommitRecord] = OrderedDict()
-        self.horizons: dict[str, int] = {}
-        self._undo = undo
+        self.horizons: dict[str, int] = {}  # by kind, and by kind and user
+        self._of_user: dict[Payer, OrderedDict[str, None]] = {}  # keys, oldest first
+        self._undo, self._shares = undo, shares
 
     def restore(
         self,
@@ -68,22 +74,43 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
             (record.channel, record) for record in sorted(channels, key=lambda record: record.decided_at)
         )
         self.horizons.update((record.kind, record.decided_at) for record in horizons)
+        for table in (self, self.channels):
+            for key, record in table.items():
+                self._of_user.setdefault(_payer(record), OrderedDict())[key] = None
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
         """Records how a named transaction ended."""
-        self._undo.item(self, record.xid)
-        self[record.xid] = record
-        change.put(record)
-        self._forget(change, NAMES, self, record.decided_at)
+        self._remember(change, self, record.xid, record)
 
     def remember_call(self, change: Change, channel: str, number: int, now: int) -> None:
         """Records that a channel in another process has committed or prepared by this call."""
-        record = ChannelCommitRecord(channel, number, now)
-        self._undo.item(self.channels, channel)
-        self.channels[channel] = record
-        self.channels.move_to_end(channel)
+        self._remember(change, self.channels, channel, ChannelCommitRecord(channel, number, now))
+
+    def _remember(self, change: Change, table: OrderedDict[str, R], key: str, record: R) -> None:
+        payer = kind, user = _payer(record)
+        mine = self._of_user.setdefault(payer, OrderedDict())
+        self._undo.item(table, key)
+        self._undo.item(mine, key)
+        table[key], mine[key] = record, None
+        table.move_to_end(key)
+        mine.move_to_end(key)
         change.put(record)
-        self._forget(change, CHANNELS, self.channels, now)
+        now, most = record.decided_at, self.kept.count
+        surplus = len(table) - most
+        aged = next(iter(table.values())).decided_at < self._oldest_us(now, spare=24)
+        if surplus >= min(BLOCK, most) or aged:
+            oldest_us = self._oldest_us(now)
+            gone: list[R] = []
+            for each in table.values():
+                if len(gone) == BLOCK or (len(gone) >= surplus and each.decided_at >= oldest_us):
+                    break
+                gone.append(each)
+            self._forget(change, kind, table, gone)
+            self._forget_horizons(change, kind)
+        surplus = self._shares.over(user, len(mine), most)
+        if surplus >= min(BLOCK, len(mine) - surplus):
+            oldest = [table[each] for each in islice(mine, min(surplus, BLOCK))]
+            self._forget(change, _of(kind, user), table, oldest)
 
     def call_took_place(self, channel: str, number: int, since_us: int) -> bool:
         """Returns whether a channel opened at ``since_us`` committed by this call. Raises UnknownOutcome.
@@ -92,53 +119,81 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         """
         record = self.channels.get(channel) or self.channels.get(name_in(channel))
         if record is None:
-            self._require_later(CHANNELS, since_us, f"call {number} of channel {name_in(channel)}")
+            horizon_us = self.horizon(CHANNELS, user_in(channel))
+            _require_later(horizon_us, self.kept, since_us, f"call {number} of channel {name_in(channel)}")
         return record is not None and record.number == number
 
-    def require_known(self, xid: str, since_us: int) -> None:
-        """Checks that ``xid``, which is absent, has not ended since ``since_us``. Raises UnknownOutcome if it
+    def require_known(self, key: str, since_us: int) -> None:
+        """Checks that ``key``, which is absent, has not ended since ``since_us``. Raises UnknownOutcome if it
         may have, and is forgotten.
         """
-        self._require_later(NAMES, since_us, f"transaction '{xid}'")
+        horizon_us = self.horizon(NAMES, payer_of(key))
+        _require_later(horizon_us, self.kept, since_us, f"transaction '{name_of(key)}'")
 
-    def _require_later(self, kind: str, since_us: int, what: str) -> None:
-        horizon = self.horizons.get(kind, 0)
-        if horizon and since_us <= horizon:
-            raise UnknownOutcome(
-                f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten",
-                "if it began later it was not committed, ask with `since`; else look for what it was to do "
-                f"({self.kept.count} of {self.kept.age_s / 3600:g} hours are kept)",
-            )
+    def horizon(self, kind: str, user: str) -> int:
+        """Returns up to which time outcomes of the user may be forgotten; 0: none."""
+        return max(self.horizons.get(kind, 0), self.horizons.get(_of(kind, user), 0))
 
-    def _forget(self, change: Change, kind: str, table: OrderedDict[str, R], now: int) -> None:
-        """Forgets the oldest, a block at a time: surplus ones, and those that are past their age."""
-        count, age_us = self.kept.count, int(self.kept.age_s * 1_000_000)
-        oldest = next(iter(table.values()))
-        surplus = len(table) - count
-        if surplus < min(BLOCK, count) and oldest.decided_at >= now - age_us - age_us // 24:
-            return
-        gone: list[R] = []
-        for record in table.values():
-            if len(gone) == BLOCK or (len(gone) >= surplus and record.decided_at >= now - age_us):
-                break
-            gone.append(record)
-        self._undo.append((_put_first, table, gone))
+    def _oldest_us(self, now: int, spare: int = 0) -> int:
+        """Returns when the oldest one that is kept ended; ``spare``: a part of the age to add."""
+        age_us = int(self.kept.age_s * 1_000_000)
+        return now - age_us - (age_us // spare if spare else 0)
+
+    def _forget(self, change: Change, kind: str, table: OrderedDict[str, R], gone: list[R]) -> None:
+        """Forgets these, which are the oldest, and moves the horizon of ``kind``."""
+        self._undo.append((_put_first, table, self._of_user, gone))
         for record in gone:
-            del table[_key(record)]
+            key, payer = _key(record), _payer(record)
+            mine = self._of_user[payer]
+            del table[key], mine[key]
+            if not mine:
+                del self._of_user[payer]
             change.drop(type(record), record.key)
         self._undo.item(self.horizons, kind)
         self.horizons[kind] = max(self.horizons.get(kind, 0), *(record.decided_at for record in gone))
         change.put(ForgottenRecord(kind, self.horizons[kind]))
+
+    def _forget_horizons(self, change: Change, kind: str) -> None:
+        """Forgets those of users that are below that of all."""
+        for own in [own for own in self.horizons if own.startswith(_of(kind, ""))]:
+            if self.horizons[own] <= self.horizons[kind]:
+                self._undo.item(self.horizons, own)
+                del self.horizons[own]
+                change.drop(ForgottenRecord, (own,))
+
+
+def _require_later(horizon_us: int, kept: Kept, since_us: int, what: str) -> None:
+    if horizon_us and since_us <= horizon_us:
+        raise UnknownOutcome(
+            f"whether {what} was committed is not known: outcomes up to {_text(horizon_us)} are forgotten",
+            "if it began later it was not committed, ask with `since`; else look for what it was to do "
+            f"({kept.count} of {kept.age_s / 3600:g} hours are kept, and of a user its share of them)",
+        )
+
+
+def _of(kind: str, user: str) -> str:
+    return f"{kind}@{quote(user, safe='')}"
+
+
+def _payer(record: OutcomeRecord | ChannelCommitRecord) -> Payer:
+    if isinstance(record, ChannelCommitRecord):
+        return CHANNELS, user_in(record.channel)
+    return NAMES, payer_of(record.xid)
 
 
 def _key(record: Record) -> str:
     return str(record.key[0])
 
 
-def _put_first(table: OrderedDict[str, R], records: list[R]) -> None:
+def _put_first(
+    table: OrderedDict[str, R], of_user: dict[Payer, OrderedDict[str, None]], records: list[R]
+) -> None:
     for record in reversed(records):
-        table[_key(record)] = record
-        table.move_to_end(_key(record), last=False)
+        key = _key(record)
+        mine = of_user.setdefault(_payer(record), OrderedDict())
+        table[key], mine[key] = record, None
+        table.move_to_end(key, last=False)
+        mine.move_to_end(key, last=False)
 
 
 def _text(time_us: int) -> str:

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from broker_core.arrow.parts import stream_of
+from broker_core.broker.access.shares import Shares
 from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, older_keys, transaction_key
 from broker_core.broker.arguments import check_text
 from broker_core.broker.queue import Queue, Queues
@@ -407,11 +408,11 @@ class TransactionNames:
     """
 
     def __init__(self, undo: Undo, users: Users) -> None:
-        self._users = users
+        self._users, self.shares = users, Shares(users)
         self.identity = ""  # of the data directory
         self.prepared: dict[str, Transaction] = {}
         self.prepared_in: dict[str, str] = {}  # the virtual host of each
-        self.outcomes = Outcomes(undo)
+        self.outcomes = Outcomes(undo, self.shares)
         self._undo = undo
         self._by_time: dict[int, str] = {}  # commit time -> name
 
@@ -452,7 +453,7 @@ class TransactionNames:
         if key in self.prepared:
             return "prepared"
         if key not in self.outcomes:
-            self.outcomes.require_known(name_of(key), since_us)
+            self.outcomes.require_known(key, since_us)
             raise UnknownTransaction(
                 f"no transaction has the xid '{name_of(key)}': it was not prepared and has not ended"
             )

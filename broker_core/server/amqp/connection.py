@@ -55,7 +55,9 @@ HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading fro
 
 
 class Listener(Server, Protocol):
-    """The server, for its connections. ``connections_to``: how many have entered a virtual host."""
+    """The server, for its connections. ``connections_to``: how many have entered a virtual host, of one user
+    or of all.
+    """
 
     handlers: Handlers
     logins: Logins
@@ -66,7 +68,7 @@ class Listener(Server, Protocol):
     @property
     def unauthenticated(self) -> UnauthenticatedLimit: ...
 
-    def connections_to(self, vhost: str) -> int: ...
+    def connections_to(self, vhost: str, user: str | None = None) -> int: ...
 
     def opened(self, connection: Connection) -> None: ...
 

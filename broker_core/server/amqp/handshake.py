@@ -142,7 +142,9 @@ def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
 
 
 class AdmittingServer(Protocol):
-    """The server that a connection enters. ``connections_to``: how many have entered a virtual host."""
+    """The server that a connection enters. ``connections_to``: how many have entered a virtual host, of one
+    user or of all.
+    """
 
     broker: LocalBroker
     logins: Logins
@@ -151,7 +153,7 @@ class AdmittingServer(Protocol):
     @property
     def unauthenticated(self) -> UnauthenticatedLimit: ...
 
-    def connections_to(self, vhost: str) -> int: ...
+    def connections_to(self, vhost: str, user: str | None = None) -> int: ...
 
 
 def enter(connection: ClientConnection, server: AdmittingServer, vhost: str) -> None:
@@ -168,6 +170,12 @@ def enter(connection: ClientConnection, server: AdmittingServer, vhost: str) -> 
         refused = f"access to vhost '{vhost}' refused for user '{user}'"
         if 0 <= limit <= server.connections_to(vhost):
             raise NotAllowed(f"{refused}: connection limit ({limit}) is reached")
+        mine = server.connections_to(vhost, user) if limit > 0 else 0
+        if mine and state.names.shares.over(user, mine + 1, limit) > 0:
+            raise NotAllowed(
+                f"{refused}: it has {mine} connections, its share of the connection limit ({limit})",
+                "close some, raise the limit with txmq vhosts limit, or raise --user-share",
+            )
         if not rights.enters:
             raise NotAllowed(refused)
         server.quotas.connections.enter(connection, user)

@@ -170,10 +170,10 @@ class AmqpServer(LoopThread):
             self._idle_since = time.monotonic()
             self._empty.set()
 
-    def connections_to(self, vhost: str) -> int:
-        """For any thread: how many have entered a virtual host."""
+    def connections_to(self, vhost: str, user: str | None = None) -> int:
+        """For any thread: how many have entered a virtual host, of one user or of all."""
         return sum(
-            each.state is ConnectionState.open and each.seen.vhost == vhost
+            each in self.quotas.connections and each.seen.vhost == vhost and user in (None, each.user)
             for each in tuple(self.connections)
         )
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from broker_core.broker.access.users import payer_of
 from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decision
@@ -94,10 +95,11 @@ class Answer(NamedTuple):
 
 def asked(xid: str, user: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
     """None: there is no such transaction, and there was none."""
+    key = state.names.key(state.vhost, xid, user)
     try:
-        return Answer(state.names.outcome(state.names.key(state.vhost, xid, user)).encode())
+        return Answer(state.names.outcome(key).encode())
     except UnknownTransaction:
         return None
     except UnknownOutcome:
-        horizon_s = -(-state.names.outcomes.horizons[NAMES] // 1_000_000)
+        horizon_s = -(-state.names.outcomes.horizon(NAMES, payer_of(key)) // 1_000_000)
         return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode())

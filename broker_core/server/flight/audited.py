@@ -29,6 +29,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.close": ("id",),
     "admin.commit": ("xid", "of"),
     "admin.rollback": ("xid", "of"),
+    "admin.rollback_all": ("of",),
     "get.backup": (),
     "admin.skip_damaged": ("queue", "check"),
     "engine.release": ("app_id", "queue", "force"),

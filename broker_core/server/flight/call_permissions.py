@@ -142,6 +142,7 @@ ADMIN: dict[str, Check] = {
     "prepared": _look("the list of prepared transactions"),
     "commit": _enter,
     "rollback": _enter,
+    "rollback_all": _enter,
     "committed": _outcome,
     "outcome": _outcome,
     "call_took_place": _enter,

@@ -38,6 +38,10 @@ class Transactions:
     def rollback(self, xid: str, of: str | None = None) -> None:
         self._decide("rollback", xid, of)
 
+    def rollback_all(self, of: str | None = None) -> int:
+        self.decided_for = self._user(of)
+        return self._broker.rollback_all(self._caller.actor, of, self._vhost)
+
     def _decide(self, verb: Decision, xid: str, of: str | None) -> int:
         caller = self._caller
         decided = self._broker.decide(verb, xid, caller.actor, caller.rights, self._vhost, of)

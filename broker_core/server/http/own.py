@@ -165,6 +165,13 @@ def _decide(verb: Decision, call: HttpCall) -> Row:
     return {"decided": verb, "dropped": done.dropped}
 
 
+def _rollback_all(call: HttpCall) -> Row:
+    of = call.get("of", str, "") or None
+    ended = call.served.broker.rollback_all(call.caller.actor, of, call.vhost)
+    call.record("transaction.rollback_all", vhost=call.vhost, of=of)
+    return {"decided": "rollback", "transactions": ended}
+
+
 def _skip_damaged(call: HttpCall) -> Row:
     """Only looks, unless the body says otherwise: what leaves a queue does not come back."""
     vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
@@ -192,6 +199,13 @@ ROUTES = (
         "vhost",
         partial(_decide, "rollback"),
         "Roll a prepared transaction back",
+    ),
+    Route(
+        "POST",
+        "/api/txmq/prepared/{vhost}/rollback",
+        "vhost",
+        _rollback_all,
+        'Roll back all that the caller has prepared; with {"of": USER}, that of another user',
     ),
     Route(
         "POST",

@@ -131,7 +131,7 @@ class Server:
         self.connection.connection_made(self.transport)
         self.commits.answered = self.connection.flush
 
-    def connections_to(self, _vhost: str) -> int:
+    def connections_to(self, _vhost: str, _user: str | None = None) -> int:
         return 0
 
     def opened(self, _connection: Connection) -> None: ...

@@ -178,6 +178,7 @@ ADMIN: dict[str, dict[str, Any]] = {
     "ledger": {"app_id": "", "sequence": 0, "limit": 10},
     "commit": {"xid": "xa"},
     "rollback": {"xid": "xa"},
+    "rollback_all": {},
 }
 ACCOUNTS: dict[str, dict[str, Any]] = {
     "users": {},

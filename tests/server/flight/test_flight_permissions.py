@@ -84,7 +84,7 @@ ROWS = (
     *(Row(f"admin.{word}", (LOOK,)) for word in (*call_permissions.LISTS, "prepared")),
     Row("admin.status", (LOOK,)),
     Row("admin.close", (OPERATE,)),
-    *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # access/test_transaction_owners.py
+    *(Row(f"admin.{word}") for word in ("commit", "rollback", "rollback_all")),  # access/test_shares.py
     *(
         Row(f"admin.{word}")
         for word in (

@@ -98,6 +98,7 @@ vhost
     GET /api/txmq/history/{vhost}
     POST /api/txmq/prepared/{vhost}/{xid}/commit
     POST /api/txmq/prepared/{vhost}/{xid}/rollback
+    POST /api/txmq/prepared/{vhost}/rollback
     GET /api/queues/{vhost}/{name}/bindings
     GET /api/exchanges/{vhost}
     GET /api/exchanges/{vhost}/{name}

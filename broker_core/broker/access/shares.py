@@ -1,0 +1,92 @@
+"""What one user may have of what all users share, so that no user fills it for the others: one rule for every
+bound. Pure.
+
+A share is a tenth of the bound (``--user-share``). It binds who is not an administrator, as long as there is
+another user: an administrator may delete the others, the owner of the data directory and the default user
+have nobody to share with. Where an option gives a bound for each user, that is the share, and binds all.
+
+====================================  ===============================================================
+shared                                who is above the share
+====================================  ===============================================================
+PREPARED, QUEUES, BINDINGS            is refused, and named what to do
+connections, channels, calls, parts   is refused (``server/quotas.py``)
+outcomes, commits and ids of channels loses the oldest of its own, and nobody another's
+====================================  ===============================================================
+
+Not here: what is counted, which is where it changes, by the records that the catalog has; so a restart counts
+the same.
+Invariant: what a user has is never taken away because a share became smaller. It gets no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from shlex import quote
+from typing import NamedTuple
+
+from broker_core.broker.access.users import ADMINISTRATOR, Users
+from broker_core.errors import PreconditionFailed, printable
+
+SHARE = 0.1
+
+
+class Shared(NamedTuple):
+    """A bound that refuses. ``what``: of it, with ``{n}`` for the number; ``user_advice``: to who is at the
+    share, with ``{user}``; ``advice``: where all together are at the bound.
+    """
+
+    what: str
+    user_advice: str
+    advice: str
+
+
+PREPARED = Shared(
+    "{n} prepared transactions",
+    "commit or roll back some, `txmq rollback --of {user} --all` ends all of a vhost; or raise --user-share",
+    "`txmq transactions` lists them; commit or roll back the old ones",
+)
+
+
+class Shares:
+    """The shares of the users of one broker. Reading is for any thread."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self.fraction = SHARE
+
+    def most(self, user: str, total: int) -> int:
+        """Returns how much of ``total`` the user may have; "": the owner of the data directory."""
+        return total if self._has_all(user) else self._part(total)
+
+    def over(self, user: str, amount: int, total: int) -> int:
+        """Returns how much ``amount`` of the user is above what it may have; 0 or less: it fits."""
+        return amount - self.limit(user, amount, total)
+
+    def limit(self, user: str, amount: int, total: int) -> int:
+        """Returns a limit that ``amount`` of the user may not exceed."""
+        part = self._part(total)
+        return part if amount <= part else self.most(user, total)
+
+    def require(
+        self, shared: Shared, user: str, mine: int, everyone: int, total: int, vhosts: Iterable[str]
+    ) -> None:
+        """Before a user who has ``mine`` of what all have takes one more. ``vhosts``: of what is the user's;
+        read for a refusal only. Raises PreconditionFailed.
+        """
+        if everyone >= total:
+            what = shared.what.format(n=total)
+            raise PreconditionFailed(f"{what} are there, which is the limit: {shared.advice}")
+        if self.over(user, mine + 1, total) > 0:
+            what = shared.what.format(n=self._part(total))
+            where = ", ".join(f"'{vhost}'" for vhost in sorted(set(vhosts)))
+            advice = shared.user_advice.format(user=quote(printable(user)))
+            raise PreconditionFailed(
+                f"user '{user}' has {what} in vhost {where}, which is its share of {total}: {advice}"
+            )
+
+    def _part(self, total: int) -> int:
+        return max(1, int(total * self.fraction))
+
+    def _has_all(self, user: str) -> bool:
+        users = self._users
+        return not user or ADMINISTRATOR in users.tags(user) or len({*users.by_name, *users.given}) < 2
