@@ -88,8 +88,9 @@ class Quota:
         with self._lock:
             used = self._of_user.get(user, 0)
             total, mine = self.most
-            if self._shares is not None and mine is None and total is not None:
-                mine = self._shares.limit(user, used + amount, total)
+            shares = self._shares
+            if shares and mine is None and total is not None and used + amount > total * shares.fraction:
+                mine = shares.most(user, total)
             for limit, taken, own in ((mine, used, True), (total, self._total, False)):
                 if limit is not None and taken + amount > limit and (taken or amount == 1):
                     raise self._refusal(user, limit, own)

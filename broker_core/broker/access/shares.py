@@ -60,12 +60,8 @@ class Shares:
 
     def over(self, user: str, amount: int, total: int) -> int:
         """Returns how much ``amount`` of the user is above what it may have; 0 or less: it fits."""
-        return amount - self.limit(user, amount, total)
-
-    def limit(self, user: str, amount: int, total: int) -> int:
-        """Returns a limit that ``amount`` of the user may not exceed."""
         part = self._part(total)
-        return part if amount <= part else self.most(user, total)
+        return amount - part if amount <= part else amount - self.most(user, total)
 
     def require(
         self, shared: Shared, user: str, mine: int, everyone: int, total: int, vhosts: Iterable[str]
