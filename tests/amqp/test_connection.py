@@ -54,8 +54,13 @@ class Wire:
         """What the caller does with one of them applies to the next ones."""
         for event in self.connection.receive(data, self.now):
             yield event
-            if isinstance(event, Command) and isinstance(event.method, m.ConnectionStartOk):
-                self.connection.authenticated()
+            match event:
+                case Command(_, m.ConnectionStartOk()):
+                    self.connection.authenticated()
+                case Failed(_, error, method):
+                    self.connection.close(error, self.now, method)
+                case ChannelFailed(number, channel_error, method):
+                    self.connection.channels.close(number, channel_error, method)
 
     def answers(self) -> list[tuple[int, Method]]:
         """What the client gets."""
@@ -137,7 +142,7 @@ def test_a_refused_login_is_told_only_to_a_client_that_understands_it() -> None:
 def test_a_frame_larger_than_negotiated_closes_the_connection_and_only_close_ok_is_heard() -> None:
     wire = Wire().opened(1)
     (failed,) = wire.receive(b"\x01\0\x01\0\1\0\0", publish(1))
-    assert isinstance(failed, Failed) and failed.text.startswith("FRAME_ERROR")
+    assert isinstance(failed, Failed) and failed.error.reply_name == "FRAME_ERROR"
     assert wire.names() == ["connection.close"]
     assert wire.receive(publish(1), encode_method(0, m.ConnectionCloseOk())[:5]) == []
     assert wire.connection.state is ConnectionState.closing
@@ -156,7 +161,7 @@ def test_a_content_that_is_too_large_closes_its_channel_alone() -> None:
 
 def test_what_comes_behind_a_channel_error_is_ignored_until_close_ok() -> None:
     wire = Wire().opened(1)
-    wire.connection.close_channel(1, AccessRefused("no"), (60, 40))
+    wire.connection.channels.close(1, AccessRefused("no"), (60, 40))
     assert wire.receive(publish(1), (1, m.TxCommit()), (1, m.ChannelClose())) == []
     assert wire.names() == ["channel.close", "channel.close-ok"]
     reopened = wire.receive((1, m.ChannelCloseOk()), (1, m.ChannelOpen()), publish(1))
@@ -173,7 +178,7 @@ def test_a_channel_error_in_the_middle_of_the_bytes_holds_for_the_rest_of_them()
         assert isinstance(event, Command)
         seen.append(event.body)
         if event.body == b"1":
-            wire.connection.close_channel(1, AccessRefused("no"))
+            wire.connection.channels.close(1, AccessRefused("no"))
     assert seen == [b"1", b"3"]
 
 
@@ -185,14 +190,14 @@ def test_a_channel_that_the_client_closes_is_answered_when_its_work_is_done() ->
         m.ChannelClose,
     ]
     assert wire.names() == []
-    wire.connection.channel_ended(1)
+    wire.connection.channels.ended(1)
     assert wire.names() == ["channel.close-ok"] and not wire.connection.channels.states
 
 
 def test_a_channel_that_fails_behind_the_clients_close_says_both() -> None:
     wire = Wire().opened(1)
     wire.receive((1, m.ChannelClose()))
-    wire.connection.close_channel(1, AccessRefused("no"))
+    wire.connection.channels.close(1, AccessRefused("no"))
     assert wire.names() == ["channel.close", "channel.close-ok"]
     assert wire.connection.channels.states == {1: ChannelState.closing}
 
@@ -298,7 +303,7 @@ def seen(wire: Wire, chunks: list[bytes]) -> list[str]:
         for event in wire.events(chunk):
             assert not isinstance(event, Violation)
             if isinstance(event, Command) and isinstance(event.method, m.ChannelClose):
-                wire.connection.channel_ended(event.channel)
+                wire.connection.channels.ended(event.channel)
             found.append(repr(event))
         assert buffered_bytes(wire.connection._decoder) <= MAX_PENDING + FRAME_MAX + 8
         assert len(wire.connection.channels.states) <= 11

@@ -10,6 +10,7 @@ import re
 from functools import partial
 
 from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.encoder import Outgoing
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
@@ -22,10 +23,11 @@ _NAMES = re.compile(r"(?<![^\s(])'[^']{13,}'|(?<!\S)(?!\[TXMQ_)\S{13,}")  # of q
 class ChannelTable:
     """``states``: by number. Answers that concern a channel which is not open go to ``out``."""
 
-    __slots__ = ("_out", "states")
+    __slots__ = ("_decoder", "_out", "states")
 
-    def __init__(self, out: Outgoing) -> None:
+    def __init__(self, out: Outgoing, decoder: Decoder) -> None:
         self._out = out
+        self._decoder = decoder
         self.states: dict[int, ChannelState] = {}
 
     def is_open(self, number: int) -> bool:
@@ -51,8 +53,27 @@ class ChannelTable:
             self._out.send(number, m.ChannelCloseOk())  # both closed at once; the answer to ours still comes
         return before is ChannelState.open or before is ChannelState.closed
 
-    def close(self, number: int, error: ChannelError, ids: tuple[int, int]) -> str:
-        """Send channel.close; returns the reply text."""
+    @property
+    def unanswered(self) -> bool:
+        """The client has closed one, and has no answer."""
+        return ChannelState.ending in self.states.values()
+
+    def reopen(self, number: int) -> None:
+        """The client's channel.close is not carried out."""
+        if self.states[number] is ChannelState.ending:
+            self.states[number] = ChannelState.open
+
+    def fail(self, number: int) -> None:
+        """Ignore what comes on it from now on: ``close`` is called when what came before is answered."""
+        self._decoder.discard(number)
+        self.states[number] = channel_step(self.states[number], Step.fail)
+
+    def close(self, number: int, error: ChannelError, ids: tuple[int, int] = (0, 0)) -> str:
+        """Send channel.close, and ignore what comes on the channel until close-ok. Returns the reply text.
+
+        ``ids``: class and method that caused it.
+        """
+        self._decoder.discard(number)
         before = self.states[number]
         self.states[number] = channel_step(before, Step.close)
         text = reply_text(error.reply_name, error.summary)

@@ -39,7 +39,6 @@ from broker_core.amqp.v0_9_1.negotiation import Negotiation, Offer
 from broker_core.amqp.v0_9_1.states import WORK, ChannelState, ConnectionState, Step, connection_step
 from broker_core.checks import assert_never
 from broker_core.errors import (
-    ChannelError,
     ConnectionAccessRefused,
     ConnectionException,
     NotAllowed,
@@ -67,7 +66,7 @@ class _Listener:
 class AmqpConnection:
     """``now`` is the time of each call, in seconds of any clock that never goes back.
 
-    ``out``: what waits for ``data_to_send``; it is mute after connection.close or the last close-ok.
+    ``out``: what waits for ``data_to_send``; mute after connection.close or close-ok. ``stopped``: fails
     ``state`` closed: close the sending half of the socket after ``data_to_send``.
     """
 
@@ -81,16 +80,18 @@ class AmqpConnection:
         "_zero",
         "channels",
         "out",
+        "stopped",
     )
 
     def __init__(self, offer: Offer, now: float) -> None:
         self.out = Outgoing(offer.frame_max)
-        self.channels = ChannelTable(self.out)
         self._max_body_bytes = offer.max_body_bytes
         self._decoder = Decoder(offer.frame_max, offer.max_body_bytes, offer.max_pending_bytes)
+        self.channels = ChannelTable(self.out, self._decoder)
         self._life = Lifecycle(self.out, Timers(now, offer.handshake_timeout_s), offer.close_timeout_s)
         self._zero = Negotiation(offer, self._life, self.out, self._decoder)
         self._held: list[Decoded] | None = None  # decoded while the caller holds events back
+        self.stopped = False
         self._listener: _Listener | None = None  # set when the bytes cannot be decoded
         self._look: Callable[[Event], Event | None] | None = None
 
@@ -185,7 +186,7 @@ class AmqpConnection:
         blamed = event.method if isinstance(event, Command) else None
         if self._look is not None and not isinstance(event, Violation):
             looked = self._look(event)
-            if looked is None or life.ignores(looked):  # it may have closed the connection
+            if looked is None or self.stopped or life.ignores(looked):  # it may have closed the connection
                 return None
             event = looked
         try:
@@ -227,16 +228,17 @@ class AmqpConnection:
         if not self.channels.is_open(number):
             return None
         error = PreconditionFailed(f"message size {event.size} is larger than configured max size {most}")
-        return ChannelFailed(number, self.close_channel(number, error, _PUBLISH))
+        self.channels.fail(number)
+        return ChannelFailed(number, error, _PUBLISH)
 
     def _violated(self, event: Violation) -> ConnectionEvent | None:
-        """Send the reason. Later bytes cannot be decoded: only close-ok is looked for."""
+        """Later bytes cannot be decoded: only close-ok is looked for."""
         failed = None if self.state is ConnectionState.closing else self._fail(event.error, 0, event.method)
         self._listener = _Listener()
         return failed
 
     def _fail(self, error: ConnectionException, number: int, ids: tuple[int, int] = (0, 0)) -> Failed:
-        return Failed(number, self.close(error, self._life.timers.heard_at, ids))
+        return Failed(number, error, ids)
 
     def _listen(self, data: bytes) -> None:
         if (
@@ -253,22 +255,17 @@ class AmqpConnection:
         """
         self._zero.authenticated(admit)
 
-    def close_channel(self, number: int, error: ChannelError, ids: tuple[int, int] = (0, 0)) -> str:
-        """Send channel.close, and ignore what comes on the channel until close-ok. Returns the reply text.
-
-        ``ids``: class and method that caused it.
-        """
-        self._decoder.discard(number)
-        return self.channels.close(number, error, ids)
-
-    def channel_ended(self, number: int) -> None:
-        """All that came on the channel before its end is done: a channel.close of the client is answered."""
-        self.channels.ended(number)
+    def stop(self) -> None:
+        """Give no more events: ``close`` is called when what came before is answered."""
+        self.hold()
+        self.stopped = True
 
     def close(self, error: ConnectionException, now: float, ids: tuple[int, int] = (0, 0)) -> str:
-        """Send connection.close, unless one side has closed already. Returns the reply text."""
+        """Send connection.close, unless it is closed already. Returns the reply text."""
         text = reply_text(error.reply_name, error.summary)
-        if self.closing:
+        ending = self.state is ConnectionState.ending
+        self.stopped = False
+        if self.closing and not ending:
             return text
         self._life.timers.heard_at = now
         refused = isinstance(error, ConnectionAccessRefused)
@@ -279,6 +276,8 @@ class AmqpConnection:
             self.out.send(0, m.ConnectionClose(error.reply_code, text, *((0, 0) if refused else ids)))
             self.out.stop_after_current()
             self._life.go(Step.close)
+            if ending:
+                self.out.final_frame(m.ConnectionCloseOk())
         held, self._held = self._held, None
         for event in held or ():
             if type(event) is not Publishes:  # which are ignored from now on

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias, final
 
 from broker_core.amqp.v0_9_1.methods import Method
-from broker_core.errors import ConnectionException
+from broker_core.errors import ChannelError, ConnectionException
 
 
 @final  # so that ``type(event) is Command`` narrows
@@ -75,17 +75,23 @@ Decoded: TypeAlias = Event | Publishes
 
 
 class ChannelFailed(NamedTuple):
-    """The connection has sent channel.close with ``text``: it has no events until it is opened again."""
+    """The channel is to be closed with ``error``: it has no events until it is opened again. Call
+    ``channels.close`` when what came before is answered. ``method``: of a :class:`Violation`.
+    """
 
     channel: int
-    text: str
+    error: ChannelError
+    method: tuple[int, int]
 
 
 class Failed(NamedTuple):
-    """The connection has sent connection.close with ``text`` because of ``channel`` (0: none)."""
+    """The connection is to be closed with ``error`` because of ``channel`` (0: none). Call ``stop``, and
+    ``close`` when what came before is answered. ``method``: of a :class:`Violation`.
+    """
 
     channel: int
-    text: str
+    error: ConnectionException
+    method: tuple[int, int]
 
 
 class CloseRequested(NamedTuple):

@@ -49,9 +49,12 @@ class ConnectionState(Enum):
 
 
 class ChannelState(Enum):
-    """``closing`` and ``ending`` as for a connection."""
+    """``closing`` and ``ending`` as for a connection. ``failing``: the broker sends channel.close when what
+    came before is answered.
+    """
 
     open = "open"
+    failing = "failing"
     closing = "closing"
     ending = "ending"
     closed = "closed"
@@ -61,6 +64,7 @@ class Step(Enum):
     """What changes a state besides a method of the client."""
 
     header = "protocol header"
+    fail = "a command fails"
     close = "the broker sends close"
     close_ok = "the broker sends close-ok"
     end = "the broker ends the socket, or it is lost"
@@ -88,6 +92,8 @@ CONNECTION: Mapping[tuple[ConnectionState, Cause], ConnectionState] = {
     # Both closed at once: the client's close is answered, and the answer to the broker's still comes.
     (_C.closing, ConnectionClose): _C.closing,
     (_C.closing, ConnectionCloseOk): _C.closed,
+    # A command before the client's close failed: both are answered.
+    (_C.ending, Step.close): _C.closing,
     (_C.ending, Step.close_ok): _C.closed,
     **{(state, Step.end): _C.closed for state in _C if state is not _C.closed},
 }
@@ -106,7 +112,11 @@ CHANNEL: Mapping[tuple[ChannelState, Cause], ChannelState] = {
     (_H.closed, ChannelOpen): _H.open,
     **{(_H.open, kind): _H.open for kind in WORK},
     (_H.open, ChannelClose): _H.ending,
+    (_H.open, Step.fail): _H.failing,
     (_H.open, Step.close): _H.closing,
+    (_H.failing, ChannelClose): _H.ending,
+    (_H.failing, Step.close): _H.closing,
+    (_H.ending, Step.fail): _H.ending,
     (_H.ending, Step.close_ok): _H.closed,
     # It failed before the client's close was answered: the answer to the broker's close still comes.
     (_H.ending, Step.close): _H.closing,
@@ -116,7 +126,7 @@ CHANNEL: Mapping[tuple[ChannelState, Cause], ChannelState] = {
 
 # In these states a method that is not in the table is ignored; in all others it is refused.
 CONNECTION_IGNORES = frozenset({_C.closing, _C.ending, _C.closed})
-CHANNEL_IGNORES = frozenset({_H.closing, _H.ending})
+CHANNEL_IGNORES = frozenset({_H.failing, _H.closing, _H.ending})
 
 
 def connection_step(state: ConnectionState, cause: Cause) -> ConnectionState:

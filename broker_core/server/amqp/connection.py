@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -236,26 +237,26 @@ class Connection(asyncio.Protocol):
 
     def _on_event(self, event: ChannelFailed | Failed | CloseRequested) -> None:
         match event:
-            case ChannelFailed(number, text):
-                self._channel_failed(number, text)
-            case Failed(number, text):
-                self._failed(number, text, late=False)
+            case ChannelFailed():
+                self.sessions.by_number[event.channel].refuse(event)
+            case Failed(_, error, ids):
+                self.sessions.fail_all(error, ids, math.inf)
             case CloseRequested():
                 self._read_on()
-                self.sessions.close_all("its connection was closed", self._send_close_ok)
+                why = "its connection was closed"
+                self.sessions.close_all(partial(self.sessions.end_all, why, self._send_close_ok))
             case _:
                 assert_never(event)
 
     # -- closing ---------------------------------------------------------------------------------------------
     def fail(
-        self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False
+        self, number: int, error: BaseException, method: m.Method | None = None, order: float = math.inf
     ) -> None:
-        """Close channel ``number``, or the connection, with ``error``; ``method`` caused it.
-
-        ``late``: the command waited, so commands that wait in other channels may have come after it.
+        """Close channel ``number``, or the connection, with ``error``, when what came before is answered;
+        ``method`` caused it. ``order``: of its command, if that has waited.
         """
         session = self.sessions.by_number.get(number)
-        if self.protocol.closing:
+        if self.closed_for_sending:
             self.end_session(number)  # nothing else ends it
             return
         if not isinstance(error, TxmqError):
@@ -267,9 +268,9 @@ class Connection(asyncio.Protocol):
         ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
         if not isinstance(shown, ChannelError) or not number:
             closing = shown if isinstance(shown, ConnectionException) else InternalFault(shown.summary)
-            self._failed(number, self.protocol.close(closing, time.monotonic(), ids), late)
+            self.sessions.fail_all(closing, ids, order)
         elif session is not None:
-            self._channel_failed(number, self.protocol.close_channel(number, shown, ids))
+            session.refuse(ChannelFailed(number, shown, ids), order)
 
     def carried_out(self, method: m.Method) -> None:
         audited.carried_out(self.server.logins.audit, self, method)
@@ -280,23 +281,20 @@ class Connection(asyncio.Protocol):
     def end_session(self, number: int) -> None:
         self.sessions.close(number)
 
-    def _channel_failed(self, number: int, text: str) -> None:
+    def close_channel(self, failed: ChannelFailed) -> None:
+        number = failed.channel
+        if self.closed_for_sending:
+            self.end_session(number)
+            return
+        text = self.protocol.channels.close(*failed)
         logger.info("%s of user '%s': channel %d is closed: %s", self.name, self.user, number, text)
         self.flush_later()
         self.sessions.fail(number, text)
 
-    def _failed(self, number: int, text: str, late: bool) -> None:
-        """The broker has sent connection.close because of channel ``number``.
-
-        Earlier commands are still carried out, except on transactional channels.
-        """
-        logger.warning("connection %s is closed: %s", self.name, text)
+    def close(self, error: ConnectionException, ids: tuple[int, int]) -> None:
+        self.protocol.close(error, time.monotonic(), ids)
         self.flush()
         self._read_on()
-        self.sessions.stop_deliveries()
-        self.sessions.close_all(
-            text, None, lambda each: late or each.number == number or each.channel.transactional
-        )
 
     def _send_close_ok(self) -> None:
         self.protocol.finish(time.monotonic())

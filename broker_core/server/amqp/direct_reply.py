@@ -24,7 +24,7 @@ from broker_core.broker.state.change import Change
 from broker_core.broker.topology import refusals
 from broker_core.errors import NotAllowed, PreconditionFailed
 from broker_core.message.properties import Properties, with_reply_to
-from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import Session, sender
 
 NAME = REPLIES[:-1]
 RAW_NAME = NAME.encode()
@@ -47,7 +47,7 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
             change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection
         )
         consumer = session.channel.consume(
-            queue, tag, session.sender(tag, name), session.cancelled, no_ack=True
+            queue, tag, sender(session, tag, name), session.cancelled, no_ack=True
         )
         consumer.limited = False
         return consumer

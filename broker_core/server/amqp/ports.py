@@ -8,15 +8,17 @@ Invariant: this module imports nothing else of the AMQP server.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
-from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.events import ChannelFailed, Command
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
+from broker_core.errors import ConnectionException
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas
@@ -98,12 +100,19 @@ class ClientConnection(Protocol):
         ...
 
     def fail(
-        self, number: int, error: BaseException, method: Method | None = None, *, late: bool = False
+        self, number: int, error: BaseException, method: Method | None = None, order: float = math.inf
     ) -> None:
-        """Close channel ``number``, or the connection, with ``error``; ``method`` caused it.
-
-        ``late``: the command waited, so commands that wait in other channels may have come after it.
+        """Close channel ``number``, or the connection, with ``error``, when what came before is answered;
+        ``method`` caused it. ``order``: of its command, if that has waited.
         """
+        ...
+
+    def close(self, error: ConnectionException, ids: tuple[int, int]) -> None:
+        """Close the connection now. ``ids``: class and method that caused it, or 0 and 0."""
+        ...
+
+    def close_channel(self, failed: ChannelFailed) -> None:
+        """Close it now."""
         ...
 
     def end_session(self, number: int) -> None:

@@ -4,15 +4,18 @@ rest.
 Not here: the socket (``connection.py``), what each command does (``commands/``), what is gathered outside a
 transaction (``tick_commit.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
 
-Commands are answered in the order in which they came. Publishes and acks outside a transaction are gathered
-and committed at the end of the loop's tick; every other command waits until that is done. While a command
-waits for its commit, later ones wait in the backlog, because a client may send more during a commit.
+Commands are answered in the order in which they came, and so is an error: it waits for what came before it.
+Publishes and acks outside a transaction are gathered and committed at the end of the loop's tick; every other
+command waits until that is done. While a command waits for its commit, later ones wait in the backlog,
+because a client may send more during a commit.
 Invariant: a confirm, a commit-ok and every other reply about the broker's state is sent after that state is
 durable.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +25,7 @@ from typing import TypeVar
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import DeliverEncoder, require_header_fits
-from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.events import ChannelFailed, Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue.consumer import Consumer, Send
@@ -45,6 +48,11 @@ from broker_core.server.amqp.tick_commit import TickCommit
 BACKLOG = 1_000  # commands that wait; then the connection is not read
 BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
+_GATHERED = frozenset({m.BasicPublish, m.BasicAck, m.BasicNack, m.BasicReject})
+
+# The order of the commands of all channels, of those that do not end at once: an error has to know what came
+# before it.
+_ORDER = itertools.count(1)
 
 T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
@@ -84,14 +92,17 @@ _READY = Phase.ready
 
 
 class Backlog:
-    """The commands that wait behind a commit. ``full`` is a hint to stop reading; commands that were read
-    still go in. ``_size`` is the length of all their bodies.
+    """The commands that wait behind a commit, with their order. ``full`` is a hint to stop reading; commands
+    that were read still go in. ``_size`` is the length of all their bodies.
+
+    ``order``: of the command that waits, or is carried out after it waited; 0: it did not.
     """
 
-    __slots__ = ("_commands", "_size")
+    __slots__ = ("_commands", "_size", "order")
 
     def __init__(self) -> None:
-        self._commands: deque[Command] = deque()
+        self.order = 0
+        self._commands: deque[tuple[int, Command | ChannelFailed]] = deque()
         self._size = 0
 
     def __bool__(self) -> bool:
@@ -101,28 +112,47 @@ class Backlog:
     def full(self) -> bool:
         return len(self._commands) >= BACKLOG or self._size > BACKLOG_BYTES
 
-    def append(self, command: Command) -> None:
-        self._commands.append(command)
-        self._size += len(command.body)
+    def append(self, command: Command | ChannelFailed) -> None:
+        self._commands.append((next(_ORDER), command))
+        self._size += _size(command)
 
-    def put_back(self, command: Command) -> None:
-        """Make it the next one."""
-        self._commands.appendleft(command)
-        self._size += len(command.body)
+    def put_back(self, command: Command | ChannelFailed) -> None:
+        """Make it the next one, with the current order."""
+        self.stamp()
+        self._commands.appendleft((self.order, command))
+        self._size += _size(command)
 
-    def pop(self) -> Command:
-        command = self._commands.popleft()
-        self._size -= len(command.body)
+    def stamp(self) -> None:
+        """The current command does not end at once: others may go on before it has failed."""
+        if not self.order:
+            self.order = next(_ORDER)
+
+    def pop(self) -> Command | ChannelFailed:
+        self.order, command = self._commands.popleft()
+        self._size -= _size(command)
         return command
+
+    def drop_behind(self, order: float) -> bool:
+        """Drop what came after the command of this order; whether a channel.close was among it."""
+        closes = False
+        while self._commands and self._commands[-1][0] > order:
+            command = self._commands.pop()[1]
+            self._size -= _size(command)
+            closes |= type(command) is Command and type(command.method) is m.ChannelClose
+        return closes
 
     def clear(self) -> None:
         self._commands.clear()
         self._size = 0
 
 
+def _size(command: Command | ChannelFailed) -> int:
+    return len(command.body) if type(command) is Command else 0
+
+
 class Session:
     """``handle`` raises ChannelError and ConnectionException: the connection closes the channel, or itself,
-    with them.
+    with them, when what came before is answered.
 
     ``state``: as its virtual host sees it. ``last_queue``: declared last. ``replies``: the queue of its
     direct reply-to consumer, "" without one.
@@ -159,8 +189,14 @@ class Session:
         """Returns whether a command is carried out at once."""
         return self._phase is _READY
 
+    @property
+    def order(self) -> float:
+        """Of the current command. Infinity: all that waits in other channels came before it."""
+        return self._backlog.order or math.inf
+
     def move(self, move: Move) -> None:
         self._phase = PHASES[self._phase, move]
+        self._backlog.stamp()
 
     def clock(self) -> int:
         return self.broker.clock()
@@ -178,7 +214,10 @@ class Session:
                 self.connection.pause(self)
             return
         method = command.method
-        self._commands[type(method)](self, method, command)
+        kind = type(method)
+        # a transactional channel gathers nothing
+        if kind in _GATHERED or self.channel.transactional or not self.wait_for_tick_commit(command):
+            self._commands[kind](self, method, command)
 
     def go_on(self) -> None:
         """The current command is answered: carry out the commands that came meanwhile, as many as take a
@@ -188,6 +227,9 @@ class Session:
         backlog, turn_ends = self._backlog, time.monotonic() + TURN_S
         while backlog and self._phase is Phase.ready:
             command = backlog.pop()
+            if isinstance(command, ChannelFailed):
+                self.refuse(command)
+                continue
             if self.connection.closed_for_sending and isinstance(command.method, _HANDS_OUT):
                 continue  # its messages could not be sent
             try:
@@ -197,6 +239,8 @@ class Session:
             if backlog and self.ready and time.monotonic() > turn_ends:
                 self.move(Move.wait)  # once the others have had their turn
                 self._loop.call_soon(self.durable)
+        if self._phase is Phase.ready:
+            backlog.order = 0
         if not backlog.full:
             self.connection.resume(self)
 
@@ -206,7 +250,27 @@ class Session:
             self.go_on()
 
     def fail(self, error: BaseException, method: m.Method | None) -> None:
-        self.connection.fail(self.number, as_amqp(error), method, late=True)
+        self.connection.fail(self.number, as_amqp(error), method, self.order)
+
+    def refuse(self, failed: ChannelFailed, order: float = math.inf) -> None:
+        """Close the channel when all that came before is answered. ``order``: of the command that failed, if
+        it has waited.
+
+        1. what comes from now on is ignored
+        2. what waits before it is carried out; nothing more is delivered
+        3. what was gathered is durable and answered
+        4. channel.close
+        """
+        self.connection.protocol.channels.fail(self.number)
+        if self.ready and self.tick_commit.durable:
+            self.connection.close_channel(failed)
+        elif order == math.inf and not self.ready:
+            self._backlog.append(failed)
+        else:
+            self.stop_deliveries()
+            self._backlog.put_back(failed)
+            if self.ready:
+                self.move(Move.wait)
 
     def wait_for_tick_commit(self, command: Command) -> bool:
         """Whether ``command`` has to wait until what was gathered is durable; it is carried out then."""
@@ -251,64 +315,7 @@ class Session:
         method = m.BasicReturn(312, "NO_ROUTE", message.exchange, message.routing_key)
         self.send(method, message.properties, message.body)
 
-    def sender(self, tag: str, queue: str) -> Send:
-        """The function that sends messages of ``queue`` to a consumer.
-
-        It takes the fast path if there are no handlers.
-        """
-        connection = self.connection
-        if not connection.observed:
-            encoder = DeliverEncoder(self.number, tag, connection.protocol.tuned.frame_max)
-            encode, encode_many, write = encoder.encode, encoder.encode_many, connection.write
-            out = connection.protocol.out
-
-            def deliver(
-                consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
-            ) -> int:
-                messages = [row[4:8] for row in rows]
-                given = 0
-                try:
-                    if len(messages) == 1:
-                        write(encode(first_tag, redelivered[0], *messages[0]))
-                        return 1
-                    while given < len(messages) and consumer.writable:
-                        room = FLUSH_BYTES - out.size
-                        data, count = encode_many(
-                            first_tag + given, redelivered[given:], messages[given:], room
-                        )
-                        write(data)
-                        given += count
-                except PreconditionFailed as error:
-                    self._refuse(consumer, error)
-                return given
-
-            return deliver
-
-        def observed(
-            consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
-        ) -> int:
-            given = 0
-            for row, again in zip(rows, redelivered):
-                if not consumer.writable:
-                    break
-                try:
-                    require_header_fits(row.properties, connection.protocol.tuned.frame_max)
-                except PreconditionFailed as error:
-                    self._refuse(consumer, error)
-                    break
-                method = m.BasicDeliver(tag, first_tag + given, again, row.exchange, row.routing_key)
-                connection.send(self.number, method, row.properties, row.body, queue=queue)
-                given += 1
-            return given
-
-        return observed
-
-    def _refuse(self, consumer: Consumer, error: PreconditionFailed) -> None:
-        """Its client cannot take a message: close the channel, once this dispatch is over."""
-        consumer.writable = False
-        self._loop.call_soon_threadsafe(self._fail_open, error)
-
-    def _fail_open(self, error: PreconditionFailed) -> None:
+    def fail_open(self, error: PreconditionFailed) -> None:
         if not self.ended:
             self.fail(error, None)
 
@@ -352,6 +359,12 @@ class Session:
         for consumer in tuple(self.channel.consumers.values()):  # a copy: another thread may change it
             consumer.writable = False
 
+    def end_before(self, failed: float) -> None:
+        """End after the commands that wait, but for those behind the one of order ``failed``."""
+        if self._backlog.drop_behind(failed):
+            self.connection.protocol.channels.reopen(self.number)
+        self.handle(Command(self.number, m.ChannelClose()))
+
     def end(self, why: str, then: Callable[[], None] | None = None) -> None:
         """Commit what was gathered, roll back, requeue and cancel the consumers; then call ``then``.
 
@@ -367,6 +380,63 @@ class Session:
         self.tick_commit.hand_over()
         self.connection.resume(self)
         _close(self, why, then)
+
+
+def sender(session: Session, tag: str, queue: str) -> Send:
+    """The function that sends messages of ``queue`` to a consumer.
+
+    It takes the fast path if there are no handlers.
+    """
+    connection = session.connection
+    if not connection.observed:
+        encoder = DeliverEncoder(session.number, tag, connection.protocol.tuned.frame_max)
+        encode, encode_many, write = encoder.encode, encoder.encode_many, connection.write
+        out = connection.protocol.out
+
+        def deliver(
+            consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+        ) -> int:
+            messages = [row[4:8] for row in rows]
+            given = 0
+            try:
+                if len(messages) == 1:
+                    write(encode(first_tag, redelivered[0], *messages[0]))
+                    return 1
+                while given < len(messages) and consumer.writable:
+                    room = FLUSH_BYTES - out.size
+                    data, count = encode_many(first_tag + given, redelivered[given:], messages[given:], room)
+                    write(data)
+                    given += count
+            except PreconditionFailed as error:
+                _refuse(session, consumer, error)
+            return given
+
+        return deliver
+
+    def observed(
+        consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+    ) -> int:
+        given = 0
+        for row, again in zip(rows, redelivered):
+            if not consumer.writable:
+                break
+            try:
+                require_header_fits(row.properties, connection.protocol.tuned.frame_max)
+            except PreconditionFailed as error:
+                _refuse(session, consumer, error)
+                break
+            method = m.BasicDeliver(tag, first_tag + given, again, row.exchange, row.routing_key)
+            connection.send(session.number, method, row.properties, row.body, queue=queue)
+            given += 1
+        return given
+
+    return observed
+
+
+def _refuse(session: Session, consumer: Consumer, error: PreconditionFailed) -> None:
+    """Its client cannot take a message: close the channel, once this dispatch is over."""
+    consumer.writable = False
+    session.connection.server.loop.call_soon_threadsafe(session.fail_open, error)
 
 
 def submit_steps(

@@ -8,16 +8,20 @@ deleted; then the function given to ``close_all`` is called.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from functools import partial
 
-from broker_core.amqp.v0_9_1.events import Command
-from broker_core.amqp.v0_9_1.methods import ChannelClose
+from broker_core.amqp.v0_9_1.channels import reply_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.state.change import Change
+from broker_core.errors import ConnectionException
 from broker_core.node.channel import DELETED
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session
+
+logger = logging.getLogger("txmq.amqp")
 
 
 class Sessions:
@@ -26,7 +30,7 @@ class Sessions:
     Their channels are open, or closed by the client with work left to do.
     """
 
-    __slots__ = ("_connection", "_ended", "_ending", "_finish", "_server", "by_number")
+    __slots__ = ("_connection", "_ended", "_ending", "_failed", "_finish", "_server", "by_number")
 
     def __init__(self, connection: ClientConnection, server: Server) -> None:
         self._connection = connection
@@ -35,6 +39,7 @@ class Sessions:
         self._ending = 0  # sessions whose end is not durable yet
         self._finish: Callable[[], None] | None = None  # called when all have ended
         self._ended = False
+        self._failed: float | None = None  # the order of the command that closes the connection
 
     def open(self, number: int) -> None:
         """Raises NotAllowed: the limit of channels is reached."""
@@ -45,6 +50,7 @@ class Sessions:
         """The broker has closed the channel."""
         self._left(number)
         self.by_number.pop(number).end(text)
+        self._finish_when_all_ended()
 
     def close(self, number: int) -> None:
         """All commands before channel.close are done: answer it when the end is durable."""
@@ -53,26 +59,46 @@ class Sessions:
             self._left(number)
             self._ending += 1
             session.end("it was closed", partial(self._closed, number))
+            self._finish_when_all_ended()
 
     def _closed(self, number: int) -> None:
         self._ending -= 1
-        self._connection.protocol.channel_ended(number)
+        self._connection.protocol.channels.ended(number)
         self._connection.flush_later()
         self._finish_when_all_ended()
 
-    def close_all(
-        self, why: str, then: Callable[[], None] | None, at_once: Callable[[Session], bool] = lambda _: False
-    ) -> None:
-        """The connection closes.
+    def fail_all(self, error: ConnectionException, ids: tuple[int, int], order: float) -> None:
+        """Close the connection because of the command with this ``order``.
 
-        Sessions end after their commands that wait, or ``at_once``; then ``then`` is called.
+        1. nothing that came after it is carried out
+        2. what came before is, on all channels, and answered
+        3. connection.close
+        Of two such commands the first one counts, which may fail later.
         """
-        self._finish = partial(self.end_all, why, then)
+        connection = self._connection
+        first = self._failed is None or order < self._failed
+        if not first or (connection.protocol.closing and order == math.inf):
+            return
+        self._failed = order
+        text = reply_text(error.reply_name, error.summary)
+        logger.warning("connection %s is closed: %s", connection.name, text)
+        connection.pause(self)
+        connection.protocol.stop()
+        self.stop_deliveries()
+
+        def finish() -> None:
+            connection.close(error, ids)
+            self.end_all(text, None)
+
+        self.close_all(finish, order)
+
+    def close_all(self, finish: Callable[[], None], failed: float = math.inf) -> None:
+        """The connection closes: sessions end after their waiting commands. Then ``finish`` is called, which
+        calls ``end_all``. ``failed``: what came after the command of this order is dropped.
+        """
+        self._finish = finish
         for session in list(self.by_number.values()):
-            if at_once(session):
-                self.close(session.number)
-            else:
-                session.handle(Command(session.number, ChannelClose()))
+            session.end_before(failed)
         self._finish_when_all_ended()
 
     def stop_deliveries(self) -> None:
@@ -147,5 +173,10 @@ class Sessions:
         self._server.quotas.channels.leave((self._connection, number))
 
     def _finish_when_all_ended(self) -> None:
-        if self._finish is not None and not self.by_number and not self._ending:
-            self._finish()
+        if self._finish is None or self.by_number or self._ended:
+            return
+        connection = self._connection.protocol
+        # an error does not wait for the end of a channel to which no answer is due
+        if connection.channels.unanswered if connection.stopped else self._ending:
+            return
+        self._finish()

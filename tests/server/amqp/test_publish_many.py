@@ -117,10 +117,10 @@ class Transport:
 class Server:
     """The server of one connection, without sockets and threads."""
 
-    def __init__(self, limits: Limits, spill_rows: int) -> None:
+    def __init__(self, limits: Limits, spill_rows: int, options: AmqpOptions | None = None) -> None:
         self.broker = LocalBroker(MemoryStore(), Clock(), limits=limits, upkeep=False)
         self.broker.channel_commits.spill_rows = spill_rows
-        self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
+        self.handlers, self.options, self.commands = Handlers(), options or AmqpOptions(), COMMANDS
         self.logins = Logins(self.broker.state.users)
         self.tls, self.unauthenticated, self.quotas = None, UnauthenticatedLimit(1), Quotas()
         self.loop: Any = Loop()

@@ -17,6 +17,5 @@ def flow(session: Session, method: m.ChannelFlow, _: Command) -> None:
 
 
 @command
-def close(session: Session, method: m.ChannelClose, command: Command) -> None:
-    if not session.wait_for_tick_commit(command):
-        session.connection.end_session(session.number)
+def close(session: Session, method: m.ChannelClose, _: Command) -> None:
+    session.connection.end_session(session.number)

@@ -10,8 +10,6 @@ from broker_core.server.amqp.session import Session
 
 @command
 def select(session: Session, method: m.ConfirmSelect, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     session.channel.confirm_select()
     if not method.nowait:
         session.send(m.ConfirmSelectOk())

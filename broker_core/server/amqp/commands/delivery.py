@@ -22,7 +22,7 @@ from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import get_outcome
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import Session, sender
 
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 
@@ -42,8 +42,6 @@ def qos(session: Session, method: m.BasicQos, _: Command) -> None:
 
 @command
 def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     name = session.queue_name(method.queue)
     tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
     if name == direct_reply.NAME:
@@ -60,7 +58,7 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         consumer = session.channel.consume(
             queue,
             tag,
-            session.sender(tag, name),
+            sender(session, tag, name),
             session.cancelled,
             no_ack=method.no_ack,
             exclusive=method.exclusive,
@@ -84,8 +82,6 @@ def _consume_priority(queue: str, arguments: dict[str, object], vhost: str) -> i
 
 @command
 def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     tag = method.consumer_tag
     reply = None if method.nowait else m.BasicCancelOk(tag)
     with session.look:
@@ -105,8 +101,6 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
 
 @command
 def get(session: Session, method: m.BasicGet, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     name = session.queue_name(method.queue)
     command_permissions.read_queue(session.rights, name)
     if name.startswith(transaction_exchange.QUEUE_PREFIX):
@@ -206,8 +200,6 @@ def recover_async(session: Session, method: m.BasicRecoverAsync, command: Comman
 def _recover(
     session: Session, method: m.BasicRecover | m.BasicRecoverAsync, command: Command, reply: m.Method | None
 ) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     if not method.requeue:
         raise NotImplementedFeature("requeue=false")
 

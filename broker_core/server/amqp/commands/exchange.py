@@ -20,9 +20,7 @@ from broker_core.server.amqp.session import Session
 @command
 def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> None:
     if not method.passive:
-        check_type(method.type)  # here: it ends the connection, so nothing behind it may begin
-    if session.wait_for_tick_commit(command):
-        return
+        check_type(method.type)
     name, rights, topology = one_line(method.exchange), session.rights, session.state.topology
     if not method.passive:
         command_permissions.declare_exchange(rights, topology, name, method.type, method.arguments)

@@ -24,8 +24,6 @@ from broker_core.server.amqp.session import Session, submit_steps
 
 @command
 def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     name = one_line(method.queue)
     if name.startswith(direct_reply.NAME):
         direct_reply.declare(session, method, name)
@@ -92,8 +90,6 @@ def _binding(
 
 @command
 def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     name = session.queue_name(method.queue)
     command_permissions.read_queue(session.rights, name)
 
@@ -103,8 +99,6 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
 
 @command
 def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     name, connection = session.queue_name(one_line(method.queue)), session.connection
     command_permissions.delete_queue(session.rights, name)
 

@@ -23,8 +23,6 @@ from broker_core.server.amqp.session import Move, Session
 
 @command
 def select(session: Session, method: m.TxSelect, command: Command) -> None:
-    if session.wait_for_tick_commit(command):
-        return
     session.channel.tx_select(session.clock())
     session.send(m.TxSelectOk())
 
@@ -67,6 +65,7 @@ def _spilled(
         return
     if error is not None:
         session.fail(error, method)
+        session.go_on()
         return
     if spilled is not None:
         transaction.spill(spilled)
@@ -97,6 +96,7 @@ def _committed(
         return
     if error is not None:
         session.fail(error, method)
+        session.go_on()
         return
     with session.look:
         session.channel.finish(session.now)  # 3. finish
