@@ -1,8 +1,10 @@
 """Connections of Flight that have not logged in: their number, time, bytes and streams are bounded.
 
-gRPC limits none of that, and pyarrow does not pass its settings on. So a thread looks at the connections of
-the ports (``kernel_sockets.py``), and shuts down those that have no right to be there: nothing lies between a
-client and gRPC. While all have logged in and this host has as many sockets as before, it looks less often.
+gRPC's own limits do not do: pyarrow does not pass its settings on, and by default gRPC takes any number of
+connections, keeps a silent one for a minute and one that answers its SETTINGS for good; STREAMS calls that
+send nothing would refuse all others meanwhile. So a thread looks at the connections of the ports
+(``kernel_sockets.py``), and shuts down those that have no right to be there: nothing lies between a client
+and gRPC. While all have logged in and this host has as many sockets as before, it looks less often.
 
 Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
 Invariant: a connection on which a call was let in is never ended. At most STREAMS calls wait for their first

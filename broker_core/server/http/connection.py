@@ -2,6 +2,11 @@
 
 Not here: the login (``gate.py``), what a request is answered (``application.py``).
 
+Why uvicorn's protocol is extended: as it is, it has no time for headers, for a body or for an answer that
+nobody reads, httptools bounds no headers, ``limit_concurrency`` counts neither users nor logins, and an
+application does not see which connection a request came on. Without this class the tests of large headers,
+bytes that are no request, slow senders, slow readers and connections of a user fail (``test_http_door.py``).
+
 Invariant: a client holds a connection no longer than it sends or reads: headers, bodies and answers have
 their time, and nothing that it sends before its headers are complete takes more than ``head_bytes``.
 """
