@@ -52,8 +52,6 @@ class SkippedDamage:
 
     messages: list[DamagedMessages]
     blocks: int = 0  # damaged ones, also those that are intact in memory
-    file: str = ""  # on the host of the broker: what can be parsed of them
-    doubtful: int = 0  # rows in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -424,11 +424,6 @@ def _salvage(options: Options) -> int:
         )
     for text in found.losses:
         print_lines(f"lost: {text}")
-    if found.doubtful:
-        print_lines(
-            f"{found.doubtful} of these rows can be parsed and may be wrong: "
-            f"{os.path.join(found.to, 'doubtful.arrow')}"
-        )
     if found.whole:
         print_lines("nothing was lost")
     return 0

@@ -44,8 +44,7 @@ from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
 from broker_core.node.upkeep import compact_history
 from broker_core.pieces import in_order
-from broker_core.store.salvage.doubtful import Doubtful
-from broker_core.store.salvage.live import DamagedBlock, damaged, write_doubtful
+from broker_core.store.salvage.live import DamagedBlock, damaged
 
 logger = logging.getLogger("txmq.broker")
 T = TypeVar("T")
@@ -140,9 +139,8 @@ class LocalBroker(Node):
     @checked
     def skip_damaged(self, queue: str, check: bool = False, vhost: str = VHOST) -> SkippedDamage:
         """Takes the messages in damaged rows of the blocks of ``queue`` out of every queue that needs these
-        rows; what can be parsed of them is written to a file in the data directory first. ``check``: only
-        says what that would be. Raises QueueNotFound, ResourceLocked, ResourceShortage, and
-        PreconditionFailed if somebody holds or has claimed one of the messages.
+        rows. ``check``: only says what that would be. Raises QueueNotFound, ResourceLocked, ResourceShortage,
+        and PreconditionFailed if somebody holds or has claimed one of the messages.
         """
         with _leaves_out:
             with self.look as state:
@@ -159,34 +157,22 @@ class LocalBroker(Node):
         intact = {block_id: each.intact for block_id, each in damage.items()}
         with self.look as state:
             found = damaged_entries(state.queues, state.blocks, intact)
-            doubtful, messages = Doubtful(), []
-            for queue, run, start, end in found:
-                each = damage[run.block_id]
-                doubtful.want(
-                    run.record(queue.queue_id),
-                    start,
-                    end,
-                    queue.name,
-                    each.directory,
-                    each.place,
-                    each.schema,
-                )
-                messages.append(DamagedMessages(queue.vhost, queue.name, start, end, each.why))
+            messages = [
+                DamagedMessages(queue.vhost, queue.name, start, end, damage[run.block_id].why)
+                for queue, run, start, end in found
+            ]
             require_free(found)
         if check:
             return SkippedDamage(messages, len(damage))
         failpoint.here("skip.found")
-        # 2. what can be parsed of the damaged rows
-        file, count = write_doubtful(next(iter(damage.values())).directory, doubtful)
-        failpoint.here("skip.doubtful.synced")
-        # 3. the blocks again, without the damaged rows
+        # 2. the blocks again, without the damaged rows
         moved = [block_id for block_id, each in damage.items() if each.block is not None]
         with self.writing(), self.open_store() as store:
             for block_id in moved:
                 store.rewrite(block_id, None, damage[block_id].block)
         failpoint.here("skip.rewritten")
 
-        # 4. the messages leave, and the blocks move, in one commit
+        # 3. the messages leave, and the blocks move, in one commit
         def work(state: BrokerState, change: Change, _now: int) -> None:
             settle(damaged_entries(state.queues, state.blocks, intact), change)
             for block_id in moved:
@@ -194,7 +180,7 @@ class LocalBroker(Node):
 
         self.run(work)
         failpoint.here("skip.committed")
-        return SkippedDamage(messages, len(damage), file, count)
+        return SkippedDamage(messages, len(damage))
 
     @checked
     def commit(self, xid: str, vhost: str | None = None, of: str | None = None) -> int:

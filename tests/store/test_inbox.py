@@ -10,7 +10,6 @@ import tracemalloc
 from itertools import accumulate
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -213,13 +212,6 @@ def test_a_damaged_group_is_refused_by_name_and_salvage_names_the_offsets_that_i
         report.inbox_rows == 5
         and f"table inbox: the row with key {key} does not match its checksum" in report.losses
     )
-    if where in ("body", "key"):
-        assert "share a checksum" in report.lost[0].why
-        rows = pa.ipc.open_stream((tmp_path / "new" / "doubtful.arrow").read_bytes()).read_all().to_pylist()
-        bodies = [b"body-%03d" % number for number in range(2, 6)]
-        assert [row["body"] for row in rows] == [
-            body.replace(b"y-003", b"Y-003") if where == "body" else body for body in bodies
-        ]
     assert verify(tmp_path / "new").problems == []
     store = DurableStore(tmp_path / "new")
     assert [row.body for row in store.load().inbox] == [b"body-%03d" % number for number in (0, 6, 7, 8, 9)]

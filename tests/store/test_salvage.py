@@ -129,7 +129,7 @@ def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(
 ) -> None:
     (filled / "id").write_text("some-id\n")
     report = salvage(filled, tmp_path / "new")
-    assert report.whole and report.doubtful == 0
+    assert report.whole
     assert (tmp_path / "new" / "id").read_text() == "some-id\n"
     (filled / "id").unlink()
     assert verify(tmp_path / "new").problems == []
@@ -163,13 +163,6 @@ def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_na
         assert segment.name in each.where and "position" in each.where
     if verify(damaged).problems:
         assert not report.whole
-    if report.doubtful:
-        with pa.ipc.open_stream((tmp_path / "new" / "doubtful.arrow").read_bytes()) as reader:
-            rows = reader.read_all().to_pylist()
-        assert {(row["queue"], row["offset"]) for row in rows} <= {
-            (queue, offset) for queue, offsets in lost.items() for offset in offsets
-        }
-        assert sum(row["body"] != expected[row["queue"]][row["offset"]] for row in rows) <= 2
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -214,34 +207,6 @@ def _copy(directory: Path, to: Path) -> Path:
 
 def _settled(filled: Path) -> set[bytes]:
     return {b"big %06d " % number + b"x" * 50 for number in range(200)}
-
-
-@pytest.mark.parametrize("page", range(12))
-def test_a_catalog_whose_list_of_tables_is_damaged_is_read_with_that_of_a_new_one(
-    damaged: Path, tmp_path: Path, page: int, expected: Contents
-) -> None:
-    catalog = damaged / "catalog.db"
-    content = bytearray(catalog.read_bytes())
-    content[page * 1024 : page * 1024 + 1024] = random.Random(page).randbytes(1024)
-    catalog.write_bytes(content)
-    report = salvage(damaged, tmp_path / "new")
-    assert verify(tmp_path / "new").problems == []
-    found = contents(tmp_path / "new")
-    assert report.losses
-    lost = lost_offsets(report)
-    for queue, messages in expected.items():
-        if queue not in found:
-            assert any(name.startswith("salvaged-") for name in found), (
-                "its name is lost, its messages are not"
-            )
-            continue
-        assert (
-            messages.items()
-            >= {offset: body for offset, body in found[queue].items() if offset in messages}.items()
-        )
-        assert messages.keys() - found[queue].keys() <= lost.get(queue, set())
-    if page == 0:
-        assert found == expected
 
 
 @pytest.mark.parametrize("where", ["segment", "catalog"])
@@ -300,7 +265,6 @@ def test_one_flipped_byte_among_thousands_of_messages_loses_a_few_hundred_at_mos
     assert found["half"] == {
         n: b"%05d " % (2 * n + 1) + b"y" * 100 for n in range(1500) if n not in lost.get("half", ())
     }
-    assert report.doubtful == sum(map(len, lost.values()))
 
 
 def test_segments_that_go_take_their_sums_with_them(tmp_path: Path) -> None:
@@ -358,6 +322,24 @@ def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others
     salvage(damaged, tmp_path / "new")
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
     assert broker.state.topology.queue("big").log.next_offset == 4500
+    broker.close()
+
+
+def test_messages_that_a_damaged_catalog_loses_at_the_end_of_a_claim_do_not_give_it_others(
+    damaged: Path, tmp_path: Path
+) -> None:
+    broker = LocalBroker(DurableStore(damaged), upkeep=False)
+    broker.rollback("x1")  # its message is the last one
+    EmbeddedEngine(broker).claim("other", ["small"], {"small": START}, Limit(), Origin(), "fail")
+    end = broker.state.topology.queue("small").log.next_offset
+    broker.close()
+    content = (damaged / "catalog.db").read_bytes()
+    (damaged / "catalog.db").write_bytes(content.replace(b"small 000039", b"small 000093"))
+    report = salvage(damaged, tmp_path / "new")
+    assert lost_offsets(report)["small"] == {end - 1}
+    broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
+    publish(broker, "small", 9000, 1)
+    assert broker.state.topology.queue("small").log.next_offset == end + 1
     broker.close()
 
 

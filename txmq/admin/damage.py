@@ -25,9 +25,7 @@ def _skip_damaged(options: Options) -> int:
         return done(options, text, **dataclasses.asdict(found))
     confirm(options, f"skip-damaged takes out {_text(found)}")
     skipped = skip_damaged(client, options.queue)
-    where = f"; {skipped.doubtful} of them can be parsed and may be wrong: {skipped.file}"
-    text = f"skipped {_text(skipped)}{where if skipped.file else ''}"
-    return done(options, text, **dataclasses.asdict(skipped))
+    return done(options, f"skipped {_text(skipped)}", **dataclasses.asdict(skipped))
 
 
 def _text(found: SkippedDamage) -> str:

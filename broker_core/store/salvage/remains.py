@@ -1,16 +1,14 @@
 """The readable part of a catalog that may be damaged: every row that matches its checksum.
 
 Not here: what the rows mean together (``salvage.py``). It reads a copy, because SQLite may write to it. A
-table is read from its start, and, if a damaged page stops that, from its end and from points between. Only
-rows in the table's tree are used: freed pages still contain deleted rows.
+table is read from its start, and, if a damaged page stops that, from its end. Only rows in the table's tree
+are used: freed pages still contain deleted rows.
 Invariant: a returned row matches its checksum; ``lost`` names rows that do not, and tables that were not read
 to their end.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,20 +17,15 @@ from typing import Any
 
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import RECORDS, Record
-from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId
 from broker_core.store.catalog import FORMAT, Meta, SegmentRow, is_whole, other_format, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.inbox import unpack
 from broker_core.store.salvage.damage import require_damage
-from broker_core.store.salvage.schema_pages import put_schema
 from broker_core.store.segment import BlockPlace
 
 Row = tuple[Any, ...]
-
-_PROBES = 2_000  # reads between two ends of a table whose pages are damaged
-_FIRST, _LAST = -(1 << 62), 1 << 62  # row ids
 
 
 @dataclass(slots=True)
@@ -43,8 +36,6 @@ class Remains:
     segments: list[SegmentRow] = field(default_factory=list)
     blocks: dict[BlockId, BlockPlace] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
-    # messages of inbox rows that do not match their checksum
-    doubtful: list[list[InboxRow]] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     torn: set[str] = field(default_factory=set)  # tables with lost rows
@@ -61,32 +52,9 @@ class Remains:
 def read_remains(path: Path) -> Remains:
     """Reads the copy of a catalog at ``path``. Raises CorruptCatalog if nothing can be read,
     DataDirectoryFormat, ResourceShortage, DiskFull.
-
-    The pages with the list of tables may be damaged too: those of a new catalog are the same.
     """
-    other = path.with_name("with-new-schema") / path.name
-    shutil.copytree(path.parent, other.parent, ignore=shutil.ignore_patterns(other.parent.name))
-    found: Remains | None = None
-    failure: CorruptCatalog | None = None
-    try:
-        found = _read(path)
-        if found.torn:
-            found = _read(path)  # a disk may fail once
-    except CorruptCatalog as error:
-        failure = error
-    if found is None or found.torn:
-        put_schema(other)
-        with contextlib.suppress(CorruptCatalog):
-            again = _read(other)
-            if again.rows > (found.rows if found else 0):
-                found = again
-                found.lost.append(
-                    "the pages that name the catalog's tables were damaged; those of a new catalog were taken"
-                )
-    if found is None:
-        assert failure is not None
-        raise failure
-    return found
+    found = _read(path)
+    return _read(path) if found.torn else found  # a disk may fail once
 
 
 def _read(path: Path) -> Remains:
@@ -133,7 +101,6 @@ class _Reader:
             "id",
             tables,
             lambda row: found.inbox.extend(unpack(*row)),
-            self._doubtful,
         )
         for cls in RECORDS:
             self._take(
@@ -153,10 +120,6 @@ class _Reader:
     def _block(self, row: Row) -> None:
         self.found.blocks[row[0]] = BlockPlace._make((*row[1:6], to_unsigned(row[6])))
 
-    def _doubtful(self, row: Row) -> None:
-        with contextlib.suppress(ValueError):
-            self.found.doubtful.append(unpack(*row[:-1], errors="surrogateescape"))
-
     def _tables(self) -> set[str]:
         query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
         return {row[0] for row in self.connection.execute(query)}
@@ -169,7 +132,6 @@ class _Reader:
         key: str,
         tables: set[str],
         keep: Callable[[Row], None],
-        doubt: Callable[[Row], None] = lambda row: None,
     ) -> None:
         if table not in tables:
             self._lose(table, f"table {table} is gone")
@@ -181,8 +143,6 @@ class _Reader:
                     continue
                 except (TypeError, ValueError):
                     pass
-            else:
-                doubt(row)
             self._lose(
                 table,
                 f"table {table}: the row with key {_shown(row[: key.count(',') + 1])} does not "
@@ -195,71 +155,24 @@ class _Reader:
 
     def _rows(self, table: str, columns: tuple[str, ...], key: str) -> list[Row]:
         """Returns every reachable row, once."""
-        columns = (*columns, "guard")
-        if self._has_rowid(table):
-            rows, error = self._read(
-                f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED ORDER BY rowid'
-            )
-            if error is not None:
-                select = f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED'
-                rows = self._around(f"{select} WHERE rowid BETWEEN ? AND ? ORDER BY rowid")
-            rows = [row[1:] for row in rows]
-        else:
-            query = f'SELECT {quoted(columns)} FROM "{table}" ORDER BY '
-            rows, error = self._read(query + key)
-            if error is not None:
-                backward, _ = self._read(query + ", ".join(f"{name} DESC" for name in key.split(", ")))
-                rows = list(dict.fromkeys((*rows, *reversed(backward))))
+        query = f'SELECT {quoted((*columns, "guard"))} FROM "{table}" ORDER BY '
+        rows, error = self._read(query + key)
         if error is not None:
+            backward, _ = self._read(query + ", ".join(f"{name} DESC" for name in key.split(", ")))
+            rows = list(dict.fromkeys((*rows, *reversed(backward))))
             self._lose(table, f"table {table} cannot be read to its end: {error}")
         return rows
 
-    def _has_rowid(self, table: str) -> bool:
-        try:
-            self.connection.execute(f'SELECT rowid FROM "{table}" LIMIT 0')
-        except sqlite3.OperationalError as error:
-            return "no such column" not in str(error)
-        except sqlite3.Error as error:
-            require_damage(error, self.path)
-        return True
-
-    def _read(self, query: str, values: tuple[int, ...] = ()) -> tuple[list[Row], sqlite3.Error | None]:
+    def _read(self, query: str) -> tuple[list[Row], sqlite3.Error | None]:
         """Returns the rows up to the first error, and the error."""
         rows: list[Row] = []
         try:
-            for row in self.connection.execute(query, values):
+            for row in self.connection.execute(query):
                 rows.append(row)  # one by one, to keep the rows before the error
         except sqlite3.Error as error:
             require_damage(error, self.path)
             return rows, error
         return rows, None
-
-    def _around(self, select: str) -> list[Row]:
-        """Reads by row id: from both ends of a range, then from the first readable id after the damage."""
-        found: dict[int, Row] = {}
-        ranges = [(_FIRST, _LAST)]
-        probes = 0
-        while ranges:
-            low, high = ranges.pop()
-            forward, error = self._read(select, (low, high))
-            found.update((row[0], row) for row in forward)
-            if error is None:
-                continue
-            backward, _ = self._read(select + " DESC", (low, high))
-            found.update((row[0], row) for row in backward)
-            low = forward[-1][0] + 1 if forward else low
-            high = backward[-1][0] - 1 if backward else high
-            step = 1
-            while low + step <= high and probes < _PROBES:
-                probes += 1
-                next_row, error = self._read(select + " LIMIT 1", (low + step, high))
-                if error is None:
-                    ranges.append((low + step // 2 + 1, low + step - 1))
-                    if next_row:
-                        ranges.append((low + step, high))
-                    break
-                step *= 2
-        return [found[number] for number in sorted(found)]
 
 
 def _shown(key: Row) -> str:

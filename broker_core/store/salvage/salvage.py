@@ -1,8 +1,7 @@
 """``salvage``: makes a new data directory from the intact part of a damaged one, and reports what is lost.
 
 The old directory is only read, and no broker may own it. Of a damaged block the rows whose own checksums
-match (``sums.py``) are kept. Other rows that can be parsed are written to ``doubtful.arrow``, for manual
-inspection.
+match (``sums.py``) are kept.
 Not here: reading a damaged catalog (``remains.py``), what its records mean together (``broker/repair.py``).
 
 Invariant: the new directory holds no message that does not match its checksum, and no message that the old
@@ -16,7 +15,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +28,7 @@ from broker_core.address import VHOST
 from broker_core.broker.access.users import name_of
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.repair import repair
+from broker_core.broker.state.block import RowSelection, row_numbers
 from broker_core.broker.state.change import Change, InboxRow, routes_of
 from broker_core.broker.state.records import (
     ClaimRecord,
@@ -52,7 +52,6 @@ from broker_core.store.failure import store_error
 from broker_core.store.inbox import pack
 from broker_core.store.port import BlockInfo
 from broker_core.store.salvage.damage import copy_catalog, read_twice, require_damage
-from broker_core.store.salvage.doubtful import Doubtful, selected
 from broker_core.store.salvage.remains import Remains, read_remains
 from broker_core.store.segment import BlockPlace, Segments, parse, read_buffer
 from broker_core.store.sums import NOT_READABLE, read_sums, whole_rows
@@ -81,7 +80,6 @@ class SalvageReport:
     messages: dict[str, int] = field(default_factory=dict)  # not settled, per queue, in the new directory
     lost: list[LostMessages] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)  # everything lost besides messages of queues
-    doubtful: int = 0  # rows in ``doubtful.arrow``
 
     @property
     def whole(self) -> bool:
@@ -137,7 +135,6 @@ class _Salvage:
         self.partial: dict[BlockId, npt.NDArray[np.bool_]] = {}
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[QueueId, IntervalSet] = {}
-        self.doubtful = Doubtful()
 
     def run(self) -> SalvageReport:
         self.report.losses += self.remains.lost
@@ -150,7 +147,6 @@ class _Salvage:
         records, inbox = self._records()
         self._write(records, inbox)
         self._count(records, inbox)
-        self.report.doubtful = self.doubtful.write(self.target / "doubtful.arrow")
         return self.report
 
     # -- what is intact --------------------------------------------------------------------------------------
@@ -231,8 +227,6 @@ class _Salvage:
                 kept.append(self._prepared(record))
             else:
                 kept.append(record)
-        for rows in self.remains.doubtful:
-            self._lose_rows(rows, by_queue)
         if not self.remains.torn.isdisjoint(("run", "inbox")):
             self._unaccounted(kept, inbox, by_queue)
         return self._follow(kept), _numbered(row for row in inbox if self._is_read(row, found.unread))
@@ -272,7 +266,7 @@ class _Salvage:
         place, reason = self.lost_blocks.get(run.block_id, (None, why))
         if not reason:
             return [run]
-        rows = selected(run)
+        rows = row_numbers(RowSelection(run.row, run.count, run.bitmap))
         whole = (
             self.partial[run.block_id][rows]
             if run.block_id in self.partial and not why
@@ -287,16 +281,6 @@ class _Salvage:
                 continue
             for start, stop in settled.outside(first, end):
                 self._lose(run.queue_id, start, stop, place, reason)
-                if place is not None:
-                    self.doubtful.want(
-                        run,
-                        start,
-                        stop,
-                        self.queues[run.queue_id],
-                        self.source,
-                        place,
-                        self.schemas.get(place.segment),
-                    )
         return kept
 
     def _lose(self, queue_id: QueueId, start: int, end: int, place: BlockPlace | None, why: str) -> None:
@@ -307,18 +291,6 @@ class _Salvage:
         )
         self.report.lost.append(LostMessages(self.queues[queue_id], start, end, where, why))
         self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
-
-    def _lose_rows(self, rows: Sequence[InboxRow], settled: dict[QueueId, IntervalSet]) -> None:
-        """Reports messages of a catalog row that does not match its checksum. Their places are right unless
-        these were damaged.
-        """
-        lost: dict[QueueId, IntervalSet] = {}
-        for queue_id, offset, row in _unsettled(rows, settled):
-            lost.setdefault(queue_id, IntervalSet()).add(offset, offset + 1)
-            self.doubtful.add(self.queues[queue_id], offset, row)
-        for queue_id, offsets in lost.items():
-            for start, end in offsets:
-                self._lose(queue_id, start, end, None, f"{_named(rows)} not match the checksum")
 
     def _unaccounted(
         self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[QueueId, IntervalSet]
@@ -495,26 +467,6 @@ def _settled(records: Iterable[Record], queues: Iterable[QueueId]) -> dict[Queue
         elif isinstance(record, HoleRecord):
             settled[record.queue_id].add(record.start, record.end)
     return settled
-
-
-def _unsettled(
-    rows: Iterable[InboxRow], settled: dict[QueueId, IntervalSet]
-) -> Iterator[tuple[QueueId, int, InboxRow]]:
-    """Yields queue ids, offsets and messages of rows that may be wrong."""
-    for row in rows:
-        for queue_id, offset in routes_of(row):
-            if queue_id in settled and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
-                yield queue_id, offset, row
-
-
-def _named(rows: Sequence[InboxRow]) -> str:
-    first, last = rows[0], rows[-1]
-    named = f"row {first.row} of open block {first.block_id} does"
-    return (
-        named
-        if first is last
-        else f"rows {first.row} to {last.row} of open block {first.block_id} share a checksum and do"
-    )
 
 
 def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
