@@ -25,6 +25,7 @@ import pyarrow as pa
 from broker_core import __version__, endpoint, failpoint
 from broker_core.address import VHOST, bracketed
 from broker_core.admin import PreparedInfo, QueueInfo
+from broker_core.broker.access.shares import Shares
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
@@ -108,7 +109,7 @@ class Broker:
             self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
             # 3. Flight
             parts = (self.engines, self._local, hello, self._logins, of_flight, vhosts, self.quotas)
-            entrance = _connection_limit(self._logins, options)
+            entrance = _connection_limit(self._logins, options, self.quotas.shares)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
             self.host, self.port = options.host, self._server.listen(options.host, options.port, files)
@@ -369,9 +370,10 @@ def _amqp_server(
     )
 
 
-def _connection_limit(logins: Logins, options: ServeOptions) -> FlightConnectionLimit:
+def _connection_limit(logins: Logins, options: ServeOptions, shares: Shares | None) -> FlightConnectionLimit:
     most, handshake_s = options.quotas.flight_connections, options.amqp_options.handshake_timeout_s
-    return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=options.doors.token_only)
+    of_this_host = options.doors.token_only
+    return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=of_this_host, shares=shares)
 
 
 def _reachable(host: str) -> str:

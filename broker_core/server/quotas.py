@@ -175,6 +175,13 @@ def _part(user: str, limit: int, own: bool) -> TxmqError:
     )
 
 
+def flight_connection(user: str, limit: int, own: bool) -> TxmqError:
+    if own:
+        text = f"{limit} connections of user '{user}' are open, which is its share"
+        return Busy(text, "close some, raise --flight-connections or --user-share")
+    return Busy(f"{limit} connections are open, which is the limit", "raise --flight-connections")
+
+
 def http_connection(user: str, limit: int, own: bool) -> TxmqError:
     if own:
         return Busy(f"{limit} connections of HTTP of user '{user}' are open: the limit", "close some")

@@ -20,9 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from broker_core.errors import Busy
+from broker_core.broker.access.shares import Shares
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer, plain
-from broker_core.server.quotas import sockets
+from broker_core.server.quotas import Quota, UserLimit, flight_connection, sockets
 
 logger = logging.getLogger("txmq.flight")
 
@@ -47,9 +47,10 @@ class FlightConnectionLimit:
         handshake_s: float = HANDSHAKE_S,
         *,
         of_this_host: bool = False,
+        shares: Shares | None = None,
     ) -> None:
-        self.limit = max(sockets() // 4, 16) if limit is None else limit
-        self._most_waiting = min(WAITING, max(self.limit // 2, 1))
+        limit = max(sockets() // 4, 16) if limit is None else limit
+        self._quota = Quota(UserLimit(limit), flight_connection, shares)
         self.gone, self._handshake_s = [gone], handshake_s
         self._look_s = LOOK_SELDOM_S if of_this_host else LOOK_S
         self._lock = threading.Lock()
@@ -64,6 +65,10 @@ class FlightConnectionLimit:
         self._wake, self._ended = threading.Event(), False
         self._reported_at = 0.0
         self._thread: threading.Thread | None = None
+
+    @property
+    def limit(self) -> int:
+        return self._quota.most.total or 0
 
     def watch(self, ports: Callable[[], Sequence[int]]) -> None:
         """From now on. If the kernel does not list its sockets, that is logged, and nothing is limited."""
@@ -97,25 +102,25 @@ class FlightConnectionLimit:
         self._silent.discard(call)
 
     @contextlib.contextmanager
-    def login(self, name: str) -> Iterator[None]:
-        """Around the login of a call of the client that gRPC calls ``name``. Raises Busy."""
-        if name in self._proved:
-            yield
-            return
-        peer = peer_of(name)
+    def login(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Around the login of a call of the client that gRPC calls ``name``; it calls what this yields with
+        the user, which raises Busy.
+        """
+        peer = None if name in self._proved else peer_of(name)
         if peer is None:
-            yield
+            yield lambda _user: None
             return
+
+        def prove(user: str) -> None:
+            with self._lock:
+                if name not in self._proved:  # another call of this connection may have been faster
+                    self._quota.enter(name, user)
+                    self._proved[name] = (peer, time.monotonic())
+
         with self._lock:
             self._asked[peer] += 1
         try:
-            yield
-            with self._lock:
-                if len(self._proved) >= self.limit:
-                    raise Busy(
-                        f"{self.limit} connections are open, which is the limit", "raise --flight-connections"
-                    )
-                self._proved[name] = (peer, time.monotonic())
+            yield prove
         finally:
             with self._lock:
                 self._asked[peer] -= 1
@@ -162,6 +167,7 @@ class FlightConnectionLimit:
             left = [name for name, (peer, at) in self._proved.items() if peer not in there and at < now]
             for name in left:
                 del self._proved[name]
+                self._quota.leave(name)
             proved, asked = {peer for peer, _ in self._proved.values()}, set(self._asked)
         for name in left:
             for tell in self.gone:
@@ -175,7 +181,9 @@ class FlightConnectionLimit:
             for each in idle
             if flooded or each.received > BYTES or now - self._seen[each.peer] > self._handshake_s
         }
-        over = max(len(waiting) - self._most_waiting, len(found) - self.limit) - len(ending)
+        over = max(len(waiting) - min(WAITING, max(self.limit // 2, 1)), len(found) - self.limit) - len(
+            ending
+        )
         left_over = [each for each in idle if each not in ending]
         of_address = Counter(each.peer.address for each in left_over)
         while over > 0 and left_over:  # the oldest of the address that has most

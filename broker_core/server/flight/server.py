@@ -134,8 +134,9 @@ class FlightServer:
     def _caller(self, context: pyarrow.flight.ServerCallContext, name: str) -> Caller:
         """Raises LoginRefused, NotAllowed (no such virtual host; a client says hello before that)."""
         address = peer_address(context.peer())
-        with self.connection_limit.login(context.peer()):
+        with self.connection_limit.login(context.peer()) as prove:
             who = identity(context, self._logins, address)
+            prove(who.user)
         vhost = VHOST if name == "hello" else asked_vhost(context)
         rights, state = self._logins.rights(who, vhost), self._broker.state.of(vhost)
         caller = Caller(who, rights, address, state, client_of(context))

@@ -21,10 +21,12 @@ from broker_core.broker.access.shares import SHARE
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
+from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.quotas import QuotaLimits, UserLimit
 from tests.amqp_peer import Peer
+from tests.server.flight.flight_calls import Raw
 from tests.server.http.http_client import Api
 from txmq.cli import main
 
@@ -359,3 +361,24 @@ def test_a_user_has_its_share_of_channels_at_both_doors(opened: Open) -> None:
         with pytest.raises(errors.NotAllowed, match=r"allowed user limit of \(4\).*--user-channels"):
             man.channel().tx_select()
         stack.enter_context(connected(broker, ANN)).open(1)
+
+
+def test_a_user_has_its_share_of_connections_of_flight(opened: Open) -> None:
+    broker = opened(MAN, ANN, BOSS, quotas=QuotaLimits(flight_connections=30))
+    with contextlib.ExitStack() as stack:
+
+        def one_more(user: str) -> None:
+            """Without the patience of a client."""
+            raw = Raw(broker.url, Basic(user, PASSWORD).header)
+            stack.callback(raw.client.close)
+            answer = raw.action("engine.identity", b"")
+            if isinstance(answer, errors.TxmqError):
+                raise answer
+
+        for _ in range(3):
+            one_more(MAN)
+        with pytest.raises(errors.Busy, match="3 connections of user 'man' are open"):
+            one_more(MAN)
+        for _ in range(4):
+            one_more(BOSS)
+        one_more(ANN)

@@ -168,8 +168,8 @@ def made(limit: int) -> FlightConnectionLimit:
 
 
 def log_in(connection_limit: FlightConnectionLimit, name: str) -> None:
-    with connection_limit.login(name):
-        pass
+    with connection_limit.login(name) as prove:
+        prove("")
 
 
 def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
@@ -186,7 +186,8 @@ def test_who_is_asked_or_let_in_is_not_ended() -> None:
     connection_limit = made(2)
     first, second = Connected(Peer("10.0.0.1", 1), 1, 1 << 30), Connected(Peer("10.0.0.2", 1), 2, 1 << 30)
     assert connection_limit.overdue([first], 0.0) == [first]
-    with connection_limit.login("ipv4:10.0.0.1:1"):
+    with connection_limit.login("ipv4:10.0.0.1:1") as prove:
+        prove("")
         assert connection_limit.overdue([first, second], 60.0, flooded=True) == [second]
     with contextlib.suppress(errors.LoginRefused), connection_limit.login("ipv4:10.0.0.2:1"):
         raise errors.LoginRefused("wrong")
