@@ -209,6 +209,31 @@ def _settled(filled: Path) -> set[bytes]:
     return {b"big %06d " % number + b"x" * 50 for number in range(200)}
 
 
+@pytest.mark.parametrize("page", range(12))
+def test_a_catalog_whose_list_of_tables_is_damaged_is_refused_and_says_where_the_messages_are(
+    damaged: Path, tmp_path: Path, page: int
+) -> None:
+    """The pages of a table alone are losses of the report."""
+    catalog = damaged / "catalog.db"
+    content = bytearray(catalog.read_bytes())
+    content[page * 1024 : page * 1024 + 1024] = random.Random(page).randbytes(1024)
+    catalog.write_bytes(content)
+    try:
+        report = salvage(damaged, tmp_path / "new")
+    except errors.CorruptCatalog as error:
+        said = error.message
+    else:
+        assert page and report.losses and verify(tmp_path / "new").problems == []
+        return
+    assert f"any Arrow stream reader reads the messages in {damaged / 'segments'}" in said
+    assert not (tmp_path / "new").exists()
+    read = set[bytes]()
+    for segment in (damaged / "segments").iterdir():
+        with pa.ipc.open_stream(segment.read_bytes()) as reader:
+            read.update(reader.read_all().column("body").to_pylist())
+    assert {b"owned %06d " % number + b"x" * 50 for number in range(3600)} <= read
+
+
 @pytest.mark.parametrize("where", ["segment", "catalog"])
 def test_the_error_of_a_flipped_byte_names_the_command_that_goes_past_it(damaged: Path, where: str) -> None:
     if where == "catalog":

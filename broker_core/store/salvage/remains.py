@@ -17,10 +17,10 @@ from typing import Any
 
 from broker_core.broker.state.change import InboxRow
 from broker_core.broker.state.records import RECORDS, Record
+from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId
 from broker_core.store.catalog import FORMAT, Meta, SegmentRow, is_whole, other_format, quoted
 from broker_core.store.codec import decode, to_unsigned
-from broker_core.store.failure import corrupt_catalog
 from broker_core.store.inbox import unpack
 from broker_core.store.salvage.damage import require_damage
 from broker_core.store.segment import BlockPlace
@@ -49,19 +49,19 @@ class Remains:
         return len(self.segments) + len(self.blocks) + len(self.inbox) + len(self.records)
 
 
-def read_remains(path: Path) -> Remains:
-    """Reads the copy of a catalog at ``path``. Raises CorruptCatalog if nothing can be read,
+def read_remains(path: Path, source: Path) -> Remains:
+    """Reads the copy at ``path`` of the catalog of ``source``. Raises CorruptCatalog if nothing can be read,
     DataDirectoryFormat, ResourceShortage, DiskFull.
     """
-    found = _read(path)
-    return _read(path) if found.torn else found  # a disk may fail once
+    found = _read(path, source)
+    return _read(path, source) if found.torn else found  # a disk may fail once
 
 
-def _read(path: Path) -> Remains:
+def _read(path: Path, source: Path) -> Remains:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.text_factory = _text
     try:
-        return _Reader(path, connection).read()
+        return _Reader(path, source, connection).read()
     finally:
         connection.close()
 
@@ -72,8 +72,8 @@ def _text(raw: bytes) -> str:
 
 
 class _Reader:
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
+    def __init__(self, path: Path, source: Path, connection: sqlite3.Connection) -> None:
+        self.path, self.source = path, source
         self.connection = connection
         self.found = Remains()
 
@@ -83,9 +83,9 @@ class _Reader:
             tables = self._tables()
         except sqlite3.Error as error:
             require_damage(error, self.path)
-            raise corrupt_catalog(self.path, f"{error}; not even its list of tables can be read") from error
+            raise self._unreadable(error) from error
         if "meta" not in tables:
-            raise corrupt_catalog(self.path, "its list of tables is damaged")
+            raise self._unreadable("the table meta is not in it")
         self._take("meta", Meta._fields, "id", tables, self._meta)
         self._take(
             "segment",
@@ -112,10 +112,17 @@ class _Reader:
             )
         return found
 
+    def _unreadable(self, why: object) -> CorruptCatalog:
+        return CorruptCatalog(
+            f"the list of tables of {self.source / 'catalog.db'} cannot be read: {why}",
+            "restore the whole data directory from a backup; without one, any Arrow stream reader reads the "
+            f"messages in {self.source / 'segments'}",
+        )
+
     def _meta(self, row: Row) -> None:
         self.found.meta = Meta(*row)
         if self.found.meta.format != FORMAT:
-            raise other_format(f"the catalog {self.path}", self.found.meta.format)
+            raise other_format(f"the data directory {self.source}", self.found.meta.format)
 
     def _block(self, row: Row) -> None:
         self.found.blocks[row[0]] = BlockPlace._make((*row[1:6], to_unsigned(row[6])))

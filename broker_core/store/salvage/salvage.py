@@ -108,7 +108,7 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
     try:
         with tempfile.TemporaryDirectory(prefix="txmq-salvage-", ignore_cleanup_errors=True) as copy:
             hidden = copy_catalog(source / "catalog.db", Path(copy))
-            remains = read_remains(Path(copy) / "catalog.db")
+            remains = read_remains(Path(copy) / "catalog.db", source)
             if hidden is not None:
                 remains.lost.append(
                     f"the commits of the catalog's log behind position {hidden.position}, at "
