@@ -227,8 +227,8 @@ class Ledger:
             raise LineageConflict(
                 f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
                 f"{current.query_id} (last: batch {decided.batch_id}, number {decided.sequence} of the app). "
-                "Go on with that checkpoint, give the new pipeline an appId of its own, or set "
-                "onNewCheckpoint=resume to go on where the last committed batch ended"
+                "Go on with that checkpoint, or set onNewCheckpoint=resume to go on where the last committed "
+                "batch ended; another pipeline needs an appId and queues of its own"
             )
 
     def _follow(self, batch: MicroBatch, *, consumes: bool, claim_position: int) -> LedgerRecord | None:

@@ -208,7 +208,7 @@ def _new_checkpoint(
     where = canonical(consumed) if consumed else "what its source acknowledged"
     return LineageConflict(
         f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(queues)} "
-        f"(query {last_query or 'unknown'}, consumed up to {where}). Go on with the old checkpoint, give the "
-        "new pipeline an appId of its own, or set onNewCheckpoint=resume to go on where the app's last "
-        "committed batch ended"
+        f"(query {last_query or 'unknown'}, consumed up to {where}). Go on with the old checkpoint, or set "
+        "onNewCheckpoint=resume to go on where the app's last committed batch ended; another pipeline needs "
+        "an appId and queues of its own"
     )
