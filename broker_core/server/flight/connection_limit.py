@@ -181,9 +181,8 @@ class FlightConnectionLimit:
             for each in idle
             if flooded or each.received > BYTES or now - self._seen[each.peer] > self._handshake_s
         }
-        over = max(len(waiting) - min(WAITING, max(self.limit // 2, 1)), len(found) - self.limit) - len(
-            ending
-        )
+        most_waiting = min(WAITING, max(self.limit // 2, 1))
+        over = max(len(waiting) - most_waiting, len(found) - self.limit) - len(ending)
         left_over = [each for each in idle if each not in ending]
         of_address = Counter(each.peer.address for each in left_over)
         while over > 0 and left_over:  # the oldest of the address that has most
