@@ -299,14 +299,17 @@ class Source(Protocol):
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         acks: bool = True,
+        ran: bool = False,
     ) -> Vector:
         """Acks everything below ``start``, which Spark has committed (else ``acks`` is False), then returns
         its end vector: the recorded one, or a new claim; ``start`` if nothing is new (S2). The end has no
-        symbolic entry unless it is ``start``.
+        symbolic entry unless it is ``start``. ``ran``: this reader has planned the batch that ends at
+        ``start``. Without it nothing is acked that may still have to be decided here.
 
         ``start`` names every queue or logs of it. The end may name logs that ``start`` lacks: they were added
         to a queue, and are read from their beginning, whatever the origin. Raises QueueNotFound, OptionError,
-        ResourceLocked (another app or a channel holds a queue), LineageConflict.
+        ResourceLocked (another app or a channel holds a queue), LineageConflict: also where the ledger of the
+        app has not decided what Spark has committed.
         """
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
@@ -338,9 +341,9 @@ class Source(Protocol):
         QueueNotFound, OptionError if this engine's queues never have one.
         """
 
-    def ack(self, app_id: str, end: Vector) -> None:
-        """Allows the deletion of everything below ``end`` (S5). Raises LineageConflict if ``end`` is not the
-        end of a claim.
+    def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
+        """Allows the deletion of everything below ``end`` (S5), as ``claim`` does. Raises LineageConflict if
+        ``end`` is not the end of a claim, or not decided.
         """
 
 

@@ -52,7 +52,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "connector.batch.batch_transaction.BatchTransaction": (253, "one method for each operation of ``tx``"),
     "broker_core.client.broker.BrokerClient": (265, ENTRY),
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
-    "broker_core.kafka.source.source.KafkaSource": (255, ENTRY),
     "broker_core.kafka.sink.sink.KafkaSink": (280, ENTRY),
     "broker_core.micro_batch.claims.claim.Claims": (375, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (421, LEDGER),

@@ -134,7 +134,7 @@ class KafkaEngine:
         if self._wire is None:
             self._wire = self._arguments[2](self._settings)
         client = Client(self._wire, self._settings.bootstrap, reconnect_s=self._settings.reconnect_s)
-        source = KafkaSource(client, lambda app_id: sink.consumed(app_id))
+        source = KafkaSource(client, lambda app_id: sink.decided(app_id))
 
         def progress(app_id: str) -> AppProgress:
             return AppProgress(client, app_id, source.journal(app_id), source)

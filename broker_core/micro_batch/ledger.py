@@ -164,6 +164,12 @@ class Ledger:
         """Returns per log where its last decided range ended; logs without consumption are missing."""
         return {log: self._consumed[log][0] for log in logs if log in self._consumed}
 
+    def has_decided(self, query_id: str, batch_id: int, counts: Callable[[str], bool]) -> bool | None:
+        """Returns whether the batch is decided; None: its query does not decide here, by apps that count."""
+        queries = ((app, each.query_id) for app, known in self._lineages.items() for each in known)
+        apps = [app for app, query in queries if query == query_id and counts(app)]
+        return any(self.entry(MicroBatch(app, query_id, batch_id)) for app in apps) if apps else None
+
     def next_sequence(self, app_id: str) -> int:
         last = self.last(app_id)
         return last.sequence + 1 if last else 1
@@ -317,26 +323,30 @@ class Ledger:
             )
 
     def require_ranges(
-        self, batch: MicroBatch, ranges: Mapping[str, list[int]], settled: Callable[[str, int, int], bool]
+        self,
+        batch: MicroBatch,
+        ranges: Mapping[str, list[int]],
+        settled: Callable[[str, int | None, int], bool],
     ) -> None:
         """Raises LineageConflict unless every range starts where the app's last range of that log ended.
 
-        It may start later if everything between is settled: a batch that did not read its range consumed
-        nothing, and Spark's commit acknowledged it.
+        It may start later if everything between is ``settled`` (from None: all that the app has claimed), or
+        if the batch before did not read its range: it is decided, and so is every one before it.
         """
         consumed = self.consumed(ranges)
+        before = self.entry(batch._replace(batch_id=batch.batch_id - 1))
         for log, (start, _) in ranges.items():
-            if (
-                log in consumed
-                and consumed[log] != start
-                and not (consumed[log] < start and settled(log, consumed[log], start))
-            ):
-                raise LineageConflict(
-                    f"batch {batch.batch_id} of query {batch.query_id} has read {canonical(ranges)}, but "
-                    f"{log!r} is consumed up to {consumed[log]}: committing it would lose or duplicate "
-                    f"messages. The checkpoint does not fit the ledger of app {batch.app_id!r}; use the one "
-                    "that was last in use, or start once more with a new one and onNewCheckpoint=resume"
-                )
+            at = consumed.get(log)
+            passed = before is not None and log not in before.ranges
+            if at == start or ((at is None or at < start) and (passed or settled(log, at, start))):
+                continue
+            where = "claimed below it and not consumed" if at is None else f"consumed up to {at}"
+            raise LineageConflict(
+                f"batch {batch.batch_id} of query {batch.query_id} has read {canonical(ranges)}, but "
+                f"{log!r} is {where}: committing it would lose or duplicate messages. The checkpoint does "
+                f"not fit the ledger of app {batch.app_id!r}; use the one that was last in use, or start "
+                "once more with a new one and onNewCheckpoint=resume"
+            )
 
     def new_entry(
         self,

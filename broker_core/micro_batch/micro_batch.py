@@ -288,9 +288,12 @@ class MicroBatches:
         transaction = StagedTransaction(name, now_us)
         return transaction, self.branches.gather(self._state, named, transaction)
 
-    def _settled(self, log: str, start: int, end: int) -> bool:
-        """Returns whether everything between two offsets is settled."""
-        settled = self._state.topology.queue(log).progress.settled_within(start, end)
+    def _settled(self, log: str, start: int | None, end: int) -> bool:
+        """Returns whether everything between two offsets is settled; None: all that is claimed below."""
+        progress = self._state.topology.queue(log).progress
+        if start is None:
+            return not progress.claimed_below(end)
+        settled = progress.settled_within(start, end)
         return sum(last - first for first, last in settled) == end - start
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:

@@ -53,6 +53,7 @@ from broker_core.failpoint import here
 from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked, StagedLimits, inline_rows
+from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import MicroBatch
 from broker_core.micro_batch.micro_batch import MicroBatches
@@ -198,6 +199,7 @@ class EmbeddedEngine:
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         acks: bool = True,
+        ran: bool = False,
     ) -> Vector:
         def work(_state: BrokerState, change: Change, now_us: int) -> Vector:
             self.batches.owners.take(change, self._actor, app_id)
@@ -210,8 +212,7 @@ class EmbeddedEngine:
                 limit,
                 origin,
                 on_new_checkpoint,
-                self._ledger.consumed({*queues, *start}),
-                acks=acks,
+                CommittedBelow(self._ledger, acks, ran, partial(self.batches.owners.same, app_id)),
             )
 
         return self._run(work)
@@ -281,9 +282,10 @@ class EmbeddedEngine:
         exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
         return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
 
-    def ack(self, app_id: str, end: Vector) -> None:
+    def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
         def work(_state: BrokerState, change: Change, now_us: int) -> None:
-            self._claims.ack(self.batches.logs(change, now_us), change, app_id, end)
+            committed = CommittedBelow(self._ledger, True, ran, partial(self.batches.owners.same, app_id))
+            self._claims.ack(self.batches.logs(change, now_us), change, app_id, end, committed)
 
         self._run(work)
 

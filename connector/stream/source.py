@@ -121,6 +121,7 @@ class StreamReader(DataSourceStreamReader):
         self._idle: tuple[Vector, dict[str, int]] | None = None
         self._acked: Vector | None = None  # everything below it, by the last claim
         self._claimed: tuple[Vector, Vector] | None = None  # start and end of the last claim
+        self._ran: Vector | None = None  # the end of the batch that this reader planned last
         # when the ends of the logs were asked, and they
         self._latest: tuple[float, dict[str, int]] = (-ENDS_S, {})
 
@@ -193,6 +194,7 @@ class StreamReader(DataSourceStreamReader):
             self._origin(start),
             options.on_new_checkpoint,
             acks=acks,
+            ran=start == self._ran,
         )
         if acks:
             self._acked = start
@@ -233,7 +235,7 @@ class StreamReader(DataSourceStreamReader):
         if first == last:
             # An empty batch 0 has one task without rows: only tasks tell a sink its query.
             return [ClaimedSlice({}, (), self._options.app_id)]
-        ranges = self._ranges(first, last)
+        ranges, self._ran = self._ranges(first, last), last
         found = {log: Available(first, last, last - first, 0) for log, (first, last) in ranges.items()}
         if task_count(found, self._options) > 1:  # of fewer rows, which are one task too
             found = self._engine.count(self._options.app_id, ranges)
@@ -265,7 +267,7 @@ class StreamReader(DataSourceStreamReader):
         """S5: Spark has ``end`` in its commit log. Nothing is left to do if the next claim was first (S2)."""
         vector = self._vector(end)
         if vector != self._acked and not offset.is_symbolic(vector):
-            self._engine.ack(self._options.app_id, vector)
+            self._engine.ack(self._options.app_id, vector, vector == self._ran)
 
 
 def _marked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -50,5 +50,8 @@ def test_c4_a_range_behind_messages_that_nobody_acknowledged_is_refused(bench: B
     )
     with pytest.raises(LineageConflict, match="consumed up to 1"):
         ledger.require_ranges(MicroBatch(APP, "q", 1), {"in": [3, 4]}, lambda *_: False)
+    with pytest.raises(LineageConflict, match="claimed below it"):
+        ledger.require_ranges(MicroBatch(APP, "q", 2), {"in2": [3, 4]}, lambda *_: False)
+    ledger.require_ranges(MicroBatch(APP, "q", 1), {"in2": [3, 4]}, lambda *_: False)  # batch 0 passed it
     with pytest.raises(LineageConflict, match="consumed up to 1"):
         ledger.require_ranges(MicroBatch(APP, "q", 1), {"in": [0, 4]}, lambda *_: True)

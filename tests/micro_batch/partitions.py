@@ -9,7 +9,9 @@ from broker_core.broker.state.records import ClaimRecord, OriginRecord, ReadReco
 from broker_core.engine import EARLIEST, LATEST, Available, Limit, Origin, Ranges, Vector
 from broker_core.errors import QueueNotFound
 from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.claims.logs import Claimed
+from broker_core.micro_batch.ledger import Ledger, MicroBatch
 
 APP = "app"
 
@@ -99,10 +101,10 @@ class PartitionedEngine:
         origin: Origin,
         on_new: Any,
         acks: bool = True,
+        ran: bool = False,
     ) -> Vector:
-        return self._claims.claim(
-            self._logs, Written(), app_id, queues, start, limit, origin, on_new, {}, acks=acks
-        )
+        asked = app_id, queues, start, limit, origin, on_new
+        return self._claims.claim(self._logs, Written(), *asked, CommittedBelow(Ledger(), acks, ran))
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
         found = self._claims.resolve(app_id, start, end)
@@ -111,8 +113,8 @@ class PartitionedEngine:
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
         return {log: Available(start, end, end - start, 0) for log, (start, end) in ranges.items()}
 
-    def ack(self, app_id: str, end: Vector) -> None:
-        self._claims.ack(self._logs, Written(), app_id, end)
+    def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
+        self._claims.ack(self._logs, Written(), app_id, end, CommittedBelow(Ledger(), ran=ran))
         self.acked.append(end)
 
 
@@ -160,5 +162,17 @@ def claim(
         Limit(),
         origin or Origin(),
         "resume" if resume else "fail",
-        consumed or {},
+        CommittedBelow(decided(consumed) if consumed else Ledger(), ran=True),
     )
+
+
+def decided(ends: Mapping[str, int]) -> Ledger:
+    """A ledger whose last ranges of these logs ended there."""
+    ranges = {log: [0, end] for log, end in ends.items()}
+    batch = MicroBatch(APP, "decided", 0)
+    ledger = Ledger()
+    entry = ledger.new_entry(
+        batch, "token", ranges, [], messages=0, published=0, committed_at=0, claim_position=0
+    )
+    ledger.apply(entry)
+    return ledger

@@ -10,6 +10,8 @@ from broker_core.engine import START, Origin, Vector
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.claims import claim as claim_rules
 from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.finished import CommittedBelow
+from broker_core.micro_batch.ledger import Ledger
 from tests.micro_batch.partitions import APP, Partitions, Written, claim
 from tests.undo.snapshot import difference, snapshot
 
@@ -165,7 +167,7 @@ def history(claims: Claims, written: Written, rounds: int = 6) -> Vector:
         ranges = {log: (int(first), int(last)) for log, (first, last) in found.ranges.items()}
         claims.record_read(written, APP, "query", batch, ranges)
         vector = following
-    claims.ack(logs, written, APP, vector)
+    claims.ack(logs, written, APP, vector, CommittedBelow(Ledger()))
     logs.ends["pay"][0] += 2
     newest = claim(claims, logs, written, {"pay": START}, "pay", consumed={"pay/0": 3}, resume=True)
     claims.release(logs, written, APP, "orders", logs.of("orders"))

@@ -189,8 +189,8 @@ class Driver:
             self.world.user_function,
             url=URL,
             app_id=self.world.app,
-            ledger="lake/ledger",
-            ledger_sync=self.world.ledger_sync,
+            ledger=self.world.ledger or None,
+            ledger_sync=bool(self.world.ledger) and self.world.ledger_sync,
             after_commit={"upsert": self.world.upsert},
             on_new_checkpoint=self.sink_on_new,  # type: ignore[arg-type]
             resume_from=self.world.resume_from,

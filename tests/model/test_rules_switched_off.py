@@ -76,6 +76,9 @@ def batch_0_of_latest_is_replayed(w: World) -> None:
 def checkpoint_is_lost_after_a_restart_with_a_sink_that_is_not_ours(w: World) -> None:
     """Crash rows 10 and 13: the first latestOffset of a restarted query acks what Spark has committed."""
     w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.produce(2)
     driver = w.start_driver()
     w.until(driver, "commit log write")
     w.step(driver)
@@ -225,6 +228,31 @@ def older_data_directory(w: World) -> None:
     while not driver.done and driver.pending != "idle":
         driver.step()
     require(isinstance(driver.error, BatchGap), f"C1: batch 1 follows on nothing, and {driver!r}")
+
+
+def a_copy_of_a_claimed_batch_is_restored(w: World) -> None:
+    """The lost directory has decided the batch, and Spark has committed it."""
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.produce(2)
+    driver = w.until(w.start_driver(), "offset log write")
+    copy = w.copy_engine()
+    w.until(driver, "idle")
+    w.restore_engine(copy)
+    w.finish()
+
+
+def a_copy_is_restored_and_a_batch_goes_on_behind_its_claim(w: World) -> None:
+    """The copy knows no batch of the app: its first one is claimed, and the query resumes behind it."""
+    w.produce(2)
+    driver = w.until(w.start_driver(), "offset log write")
+    copy = w.copy_engine()
+    w.until(driver, "idle")
+    w.restore_engine(copy)
+    w.produce(1)
+    w.until(w.start_driver(on_new="resume"), "idle")
+    w.finish(on_new="resume")
 
 
 def engine_dies_between_decision_and_apply(w: World) -> None:
@@ -491,6 +519,7 @@ def told_ends_are_forgotten(patch: Patch) -> None:
 
 
 def every_start_is_acked(patch: Patch) -> None:
+    whatever_spark_committed_is_acknowledged(patch)
     end = StreamReader._end
     patch.setattr(
         StreamReader, "_end", lambda self, start, *, limited, acks=True: end(self, start, limited=limited)
@@ -648,6 +677,19 @@ def the_frame_is_not_executed(patch: Patch) -> None:
 
 def commits_are_not_remembered(patch: Patch) -> None:
     patch.setattr(Ledger, "entry", lambda *_: None)
+
+
+def whatever_spark_committed_is_acknowledged(patch: Patch) -> None:
+    patch.setattr(claim_rules, "is_consumed", lambda *_, **_named: True)
+
+
+def whatever_is_claimed_below(patch: Patch) -> None:
+    settled = MicroBatches._settled
+    patch.setattr(
+        MicroBatches,
+        "_settled",
+        lambda self, log, start, end: start is None or settled(self, log, start, end),
+    )
 
 
 def any_range(patch: Patch) -> None:
@@ -901,6 +943,18 @@ CASES = [
     ),
     Case("s5_deletion_by_acks_only", the_decision_deletes, decided_batch_is_replayed),
     Case("s5_the_last_range_is_kept", acks_delete_the_last_range, newest_commit_log_entry_is_lost),
+    Case(
+        "s2_only_what_is_decided_is_acknowledged",
+        whatever_spark_committed_is_acknowledged,
+        a_copy_of_a_claimed_batch_is_restored,
+        NATIVE,
+    ),
+    Case(
+        "c4_nothing_claimed_is_left_below_the_first_range",
+        whatever_is_claimed_below,
+        a_copy_is_restored_and_a_batch_goes_on_behind_its_claim,
+        NATIVE,
+    ),
     Case("s6_ownership", nobody_owns, another_consumer_takes_what_it_can),
     Case("s6_freeze", claims_freeze_nothing, claimed_messages_meet_a_full_queue, SMALL),
     Case("c1_lineage", no_refusal, new_checkpoint_where_only_the_source_resumes),

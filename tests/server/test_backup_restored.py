@@ -12,7 +12,7 @@ from broker_core.address import parse_address
 from broker_core.client.backup import backup
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import BatchGap, TxmqError
+from broker_core.errors import BatchGap, LineageConflict, TxmqError
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch, bodies, fill
 
@@ -55,6 +55,38 @@ def test_a_checkpoint_that_is_ahead_of_the_copy_stops_before_anything_is_consume
             client.open_batch("app", "query", 2, "fail")
         assert "which is not the end of a range that this broker ga" in str(source.value), sink
         assert client.available(["in"])["in"].rows == 20 and len(bodies(client, "out")) == 5
+
+
+@pytest.mark.parametrize("arrive", [0, 3])
+def test_row_21_a_backup_of_a_claimed_batch_is_restored_and_its_messages_are_not_acknowledged(
+    tmp_path: Path, arrive: int
+) -> None:
+    """The error says that nothing was done, and what it tells to do brings each message once."""
+    with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
+        fill(client, "in", 5)
+        fill(client, "out", 0)
+        end = MicroBatch(client, "in", "out").run()
+        fill(client, "in", 5)
+        client.claim("app", ["in"], end, Limit(), Origin(), "fail", ran=True)
+        backup(parse_address(broker.url), tmp_path / "copy")
+        end = MicroBatch(client, "in", "out", batch_id=1).run(end)
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "copy").rename(tmp_path / "data")
+    with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
+        fill(client, "in", arrive)
+        for call in (
+            lambda: client.claim("app", ["in"], end, Limit(), Origin(), "fail"),
+            lambda: client.claim("app", ["in"], end, Limit(), Origin(), "fail", ran=True),
+            lambda: client.ack("app", end),
+        ):
+            with pytest.raises(LineageConflict, match=r"Nothing was done, .* onNewCheckpoint=resume"):
+                call()
+        assert len(bodies(client, "in")) == 5 + arrive and len(bodies(client, "out")) == 5
+        new = client.claim("app", ["in"], {"in": START}, Limit(), Origin(), "resume")
+        client.open_batch("app", "another", 0, "resume")
+        MicroBatch(client, "in", "out", query="another").run()
+        assert new == {"in": 10 + arrive}
+        assert bodies(client, "in") == [] and len(bodies(client, "out")) == 10 + arrive
 
 
 def test_a_new_checkpoint_goes_on_where_the_copy_was(tmp_path: Path) -> None:

@@ -264,8 +264,10 @@ class AppProgress:
                 "onNewCheckpoint=resume",
             )
 
-    def settled(self, log: str, start: int, end: int) -> bool:
-        """Returns whether the source has acknowledged everything between two offsets."""
+    def settled(self, log: str, start: int | None, end: int) -> bool:
+        """Returns whether the source has acknowledged everything between two offsets; None: the first one
+        that it read.
+        """
         position = self._journal.positions.get(parse_log(log).topic)
         return position is not None and int(position.acked.get(log, 0)) >= end
 

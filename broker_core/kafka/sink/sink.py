@@ -133,20 +133,20 @@ class KafkaSink:
         """Returns the id of the topic that holds the app's ledger; one that is made again has another."""
         return self._client.topic(self._app(app_id).decisions.log.topic).id.hex
 
-    def consumed(self, app_id: str) -> Mapping[str, int]:
-        """Returns by log where the app's last decided range ended, for its source.
+    def decided(self, app_id: str) -> Ledger:
+        """Returns what the app has decided, for its source: a copy, which nobody changes.
 
         An open transaction is of a driver that is deciding or was killed: a fence settles it at once, and a
         live driver decides again.
         """
         app = self._found(app_id)
         if app is None:
-            return {}
+            return Ledger()
         with app.lock:
             app.decisions.replay()
             if app.decisions.has_open():
                 app.decider.fence()
-            return app.decisions.consumed()
+            return Ledger(app.ledger.records())
 
     # -- C1, C2, C4 ------------------------------------------------------------------------------------------
     def open_batch(

@@ -38,12 +38,14 @@ from broker_core.kafka.source.partition_logs import PartitionLogs
 from broker_core.kafka.source.partitions import Partitions, require_same_topics
 from broker_core.kafka.source.reader import PartitionReader, Slice
 from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.claims.releases import Release
+from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.resume import take_ends
 
 T = TypeVar("T")
 Rows = Iterator[pa.RecordBatch]
-Consumed = Callable[[str], Mapping[str, int]]  # app -> where the last decided range of each log ended
+Decided = Callable[[str], Ledger]  # app -> its decisions
 
 WAIT_SLICE_S = 0.1  # how late a second leader is asked while the first one has nothing new
 WAIT_LANE = "wait"
@@ -52,9 +54,9 @@ WAIT_LANE = "wait"
 class KafkaSource:
     """In one process. Threads may share it."""
 
-    def __init__(self, client: Client, consumed: Consumed) -> None:
+    def __init__(self, client: Client, decided: Decided) -> None:
         self._client = client
-        self._consumed = consumed
+        self._decided = decided
         self._partitions = Partitions(client)
         self._journals: dict[str, Journal] = {}
         self._lock = threading.Lock()
@@ -119,32 +121,23 @@ class KafkaSource:
         on_new_checkpoint: OnNewCheckpoint,
         *,
         acks: bool = True,
+        ran: bool = False,
     ) -> Vector:
         """The end of the range that begins at ``start`` (S2): 1. ends of the logs and of the journal; 2. what
-        is decided, where a start is symbolic; 3. the rules; 4. one change of the journal.
+        is decided, where the rules ask for it; 3. the rules; 4. one change of the journal.
         """
         journal = self.journal(app_id)
         logs = self._logs(queues)
         journal.ensure()
         ends = self._partitions.ends([*logs, journal.log])
-        consumed = self._consumed(app_id) if START in start.values() else {}
+        committed = self._committed(app_id, start, acks, ran)
+        question = app_id, queues, start, limit, origin, on_new_checkpoint
 
         def compute(claims: Claims, proposal: Proposal) -> Vector:
             require_same_topics(journal.positions, self._partitions, queues)
             asked = PartitionLogs(self._partitions, app_id, journal.positions, ends)
             try:
-                end = claims.claim(
-                    asked,
-                    proposal,
-                    app_id,
-                    queues,
-                    start,
-                    limit,
-                    origin,
-                    on_new_checkpoint,
-                    consumed,
-                    acks=acks,
-                )
+                end = claims.claim(asked, proposal, *question, committed)
             except errors.LineageConflict:
                 if START in start.values() or claims.position(app_id) or claims.release_text(app_id, start):
                     raise
@@ -154,7 +147,7 @@ class KafkaSource:
 
         end = journal.change(compute, ends[journal.log])
         if acks:
-            self._show_lag(app_id, start)
+            show_lag(self._client, app_id, self._acked(app_id, start))
         return end
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
@@ -173,16 +166,32 @@ class KafkaSource:
         self._answered(self.journal(app_id), lambda claims: claims.by_ranges(app_id, ranges))
         return self._counted({parse_log(log): span for log, span in ranges.items()})
 
-    def ack(self, app_id: str, end: Vector) -> None:
+    def _committed(self, app_id: str, vector: Vector, by_spark: bool, ran: bool) -> CommittedBelow:
+        """Asks what is decided where the rules need it: of a symbolic start, and where more is committed than
+        this process knows to be acknowledged.
+        """
+        known = START not in vector.values() and (
+            ran or not by_spark or self._acked(app_id, vector) == vector
+        )
+        return CommittedBelow(Ledger() if known else self._decided(app_id), by_spark, ran)
+
+    def _acked(self, app_id: str, vector: Vector) -> dict[str, int]:
+        """Returns what of a vector is acknowledged, as far as memory knows."""
+        positions = self.journal(app_id).positions.values()
+        acked = {log: int(at) for position in positions for log, at in position.acked.items()}
+        return {log: int(at) for log, at in vector.items() if at != START and acked.get(log, -1) >= int(at)}
+
+    def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
         journal = self.journal(app_id)
+        committed = self._committed(app_id, end, True, ran)
 
         def compute(claims: Claims, proposal: Proposal) -> None:
             asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
-            claims.ack(asked, proposal, app_id, end)
+            claims.ack(asked, proposal, app_id, end, committed)
             asked.record(proposal)
 
         journal.change(compute)
-        self._show_lag(app_id, end)
+        show_lag(self._client, app_id, self._acked(app_id, end))
 
     def note_release(
         self, app_id: str, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool
@@ -292,15 +301,14 @@ class KafkaSource:
         position = journal.positions.get(queue)
         return position is not None and position.topic_id == str(self._client.topic(queue).id)
 
-    def _show_lag(self, app_id: str, vector: Vector) -> None:
-        """Commits the offsets to the group of the app, for tools that show its lag. Nothing waits for it."""
-        offsets = {parse_log(log): int(offset) for log, offset in vector.items() if offset != START}
-        if offsets:
-            arguments = names.producer_of(app_id), offsets
-            threading.Thread(
-                target=self._commit_offsets, args=arguments, name="txmq-lag", daemon=True
-            ).start()
 
-    def _commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+def show_lag(client: Client, app_id: str, acked: Mapping[str, int]) -> None:
+    """Commits offsets to the group of the app, for tools that show its lag. Nothing waits for it."""
+    offsets = {parse_log(log): offset for log, offset in acked.items()}
+
+    def commit() -> None:
         with contextlib.suppress(errors.TxmqError):
-            self._client.commit_offsets(group, offsets)
+            client.commit_offsets(names.producer_of(app_id), offsets)
+
+    if offsets:
+        threading.Thread(target=commit, name="txmq-lag", daemon=True).start()

@@ -11,7 +11,7 @@ may have been sent before).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker_core.address import VHOST
 from broker_core.broker.state.records import (
@@ -25,6 +25,7 @@ from broker_core.broker.state.records import (
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
+from broker_core.micro_batch.claims.finished import CommittedBelow, Counts, is_consumed
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
@@ -60,6 +61,7 @@ class Claims:
         self.reads = Reads(self._undo, vhost, self.release_text)
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
+        self._opened = dict(self._positions)  # claims above were made by this process
 
     def size(self) -> int:
         """Returns how many claims, origins and reads there are. For any thread."""
@@ -164,12 +166,11 @@ class Claims:
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
-        consumed: Mapping[str, int],
-        acks: bool = True,
+        committed: CommittedBelow,
     ) -> Vector:
         """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
-        read from their beginning. ``consumed`` is where the last decided range of each log ended (missing:
-        another system's sink). Steps 1 to 4 check and read, and change nothing; 5 to 7 are one change.
+        read from their beginning. ``committed`` is what is known of all below ``start``. Steps 1 to 4 check
+        and read, and change nothing; 5 to 7 are one change.
         """
         # 1. whose the start is, and who owns the logs
         names = {queue: logs.of(queue) for queue in sorted(queues)}
@@ -178,13 +179,15 @@ class Claims:
         goes_on = not symbolic and on_new_checkpoint == "resume"
         origin_record = self._released_at(logs, app_id, names, acked) if goes_on else None
         finished = self._require_end(app_id, start) if acked and origin_record is None else None
+        consumed = finished is None or self._is_consumed(finished, committed)
         for log in every:
             logs.require_ownable(log, app_id)
         # 2. what a symbolic start means
         if symbolic:
             query, left = self.reads.last_query(app_id), self.releases.left_at(logs, app_id, names)
+            ends = committed.decided.consumed(every)
             origin_record = self.origins.meaning(
-                logs, app_id, symbolic, origin, on_new_checkpoint, consumed, names, query, left
+                logs, app_id, symbolic, origin, on_new_checkpoint, ends, names, query, left
             )
         lineage = self.origins.lineage(app_id, names) if origin_record is None else origin_record.lineage
         # 3. the range: that of a known claim, or a new one
@@ -204,9 +207,9 @@ class Claims:
             logs.own(log, app_id, first)
         if origin_record is not None:
             self.origins.keep(sink, origin_record)
-        # 6. ack below a concrete start
-        if acked and acks:
-            self._ack(logs, sink, app_id, finished, acked)
+        # 6. ack below a concrete start, which no checkpoint asks for again
+        if acked and committed.by_spark:
+            self._ack(logs, sink, app_id, finished, acked, consumed=consumed)
         # 7. add the claim, unless it is known
         if known is None:
             if end == begin:
@@ -283,12 +286,7 @@ class Claims:
         if self._by_start.get((app_id, canonical(start))) or self.origins.starts_at(app_id, vector):
             return None
         self._refuse_released(app_id, vector)
-        raise LineageConflict(
-            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is not the end of a "
-            "range that this broker gave to the app; it is the checkpoint of another app, of another broker, "
-            f"or older than the last {KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a "
-            "new one with onNewCheckpoint=resume"
-        )
+        raise _no_end(app_id, vector)
 
     # -- S3, S4, S5 ------------------------------------------------------------------------------------------
     def resolve(self, app_id: str, start: Vector, end: Vector) -> ClaimRecord | None:
@@ -299,11 +297,7 @@ class Claims:
             if claim.end == end:
                 return claim
         self._refuse_released(app_id, end)
-        raise LineageConflict(
-            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
-            "given; the checkpoint belongs to another app or broker, or is older than what the broker "
-            "remembers. Use the checkpoint that belongs to the app"
-        )
+        raise _no_range(app_id, start, end)
 
     def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
         """Returns the newest claim with these concrete ranges. Raises LineageConflict if there is none."""
@@ -324,7 +318,7 @@ class Claims:
         self.reads.record(sink, app_id, query_id, batch_id, ranges, kept=KEPT_CLAIMS)
 
     def ranges_read(
-        self, query_id: str, batch_id: int, counts: Callable[[str], bool] = lambda _app_id: True
+        self, query_id: str, batch_id: int, counts: Counts = lambda _app_id: True
     ) -> dict[str, list[int]]:
         """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id,
         if that ``counts``.
@@ -343,11 +337,24 @@ class Claims:
             ranges |= read.ranges
         return ranges
 
-    def ack(self, logs: Logs, sink: RecordSink, app_id: str, end: Vector) -> None:
+    def ack(
+        self,
+        logs: Logs,
+        sink: RecordSink,
+        app_id: str,
+        end: Vector,
+        committed: CommittedBelow,
+    ) -> None:
         """Acks below ``end`` (S5), which Spark has in its commit log."""
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
         if vector:
-            self._ack(logs, sink, app_id, self._require_end(app_id, end), vector)
+            finished = self._require_end(app_id, end)
+            consumed = finished is None or self._is_consumed(finished, committed)
+            self._ack(logs, sink, app_id, finished, vector, consumed=consumed)
+
+    def _is_consumed(self, finished: ClaimRecord, committed: CommittedBelow) -> bool:
+        made = finished.position > self._opened.get(finished.app_id, 0)
+        return is_consumed(finished, committed, self._sources.claims(finished), self.reads, made=made)
 
     def _ack(
         self,
@@ -356,14 +363,18 @@ class Claims:
         app_id: str,
         finished: ClaimRecord | None,
         vector: Mapping[str, int],
+        *,
+        consumed: bool,
     ) -> None:
-        """Settles entries below ``vector``, where ``finished`` ends, and keeps only the range of ``finished``
-        for replays.
+        """Settles entries below ``vector``, where ``finished`` ends, if they are ``consumed``, and keeps only
+        the range of ``finished`` for replays.
 
         That range is kept until the next ack: Spark runs the batch again if its newest commit log entry is
-        lost.
+        lost. None: whoever claimed behind it has acked it.
         """
         self.origins.pass_by(sink, app_id, vector, finished)
+        if not consumed:
+            return
         for log, offset in vector.items():
             logs.ack(log, app_id, offset, int(finished.ranges[log][0]) if finished is not None else None)
 
@@ -419,6 +430,24 @@ def _split(
             "onNewCheckpoint=resume"
         )
     return acked, symbolic
+
+
+def _no_end(app_id: str, vector: Mapping[str, int]) -> LineageConflict:
+    return LineageConflict(
+        f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is not the end of a "
+        "range that this broker gave to the app; it is the checkpoint of another app, of another broker, "
+        f"or older than the last {KEPT_CLAIMS} batches, or the data directory is older than it. Use the "
+        "checkpoint that belongs to the app, or a new one with onNewCheckpoint=resume"
+    )
+
+
+def _no_range(app_id: str, start: Vector, end: Vector) -> LineageConflict:
+    return LineageConflict(
+        f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
+        "given; the checkpoint belongs to another app or broker, or is older than what the broker "
+        "remembers, or the data directory is older than it. Use the checkpoint that belongs to the app, or a "
+        "new one with onNewCheckpoint=resume"
+    )
 
 
 def _begin(

@@ -75,6 +75,11 @@ class Reads:
     def of_batch(self, query_id: str, batch_id: int) -> Collection[ReadRecord]:
         return self._by_batch.get((query_id, batch_id), {}).values()
 
+    def of_ranges(self, app_id: str, ranges: Mapping[str, list[int]]) -> list[ReadRecord]:
+        """Returns the reads of just these ranges."""
+        reads = self._by_logs.get((app_id, canonical(sorted(ranges))), ())
+        return [read for read in reads if read.ranges == ranges]
+
     def last_query(self, app_id: str) -> str:
         """Returns the query that has read last for the app; "" for none."""
         for (query_id, _), reads in reversed(self._by_batch.items()):

@@ -94,14 +94,16 @@ class EngineBench(ABC):
         limit: Limit = NO_LIMIT,
         origin: Origin = EARLIEST,
         on_new: Any = "fail",
+        ran: bool = True,
     ) -> Vector:
+        """``ran``: as of ``ack``."""
         asked = self._by_log(start or {"in": START})
         if origin.offsets is not None:
             origin = replace(origin, offsets=self._by_log(origin.offsets))
         if limit.end is not None:
             limit = replace(limit, end=self._by_log(limit.end))
         return self._by_queue(
-            self.engine.claim(app, list(start or {"in": START}), asked, limit, origin, on_new)
+            self.engine.claim(app, list(start or {"in": START}), asked, limit, origin, on_new, ran=ran)
         )
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int]) -> bool:
@@ -134,8 +136,9 @@ class EngineBench(ABC):
         assert all(found.schema.equals(READ_SCHEMA) for found in batches)
         return [body for found in batches for body in found.column("body").to_pylist()]
 
-    def ack(self, end: Vector) -> None:
-        self.engine.ack(APP, self._by_log(end))
+    def ack(self, end: Vector, *, ran: bool = True) -> None:
+        """``ran``: by the reader that has planned the batch, whose sink may be another system."""
+        self.engine.ack(APP, self._by_log(end), ran)
 
     # -- the sink --------------------------------------------------------------------------------------------
     def stage(

@@ -65,7 +65,7 @@ class KafkaBench(EngineBench):
         journal.catch_up()
         position = journal.positions.get(queue)
         acked = 0 if position is None else int(position.acked.get(log, 0))
-        begin = max(acked, sink.consumed(APP).get(log, 0))
+        begin = max(acked, sink.decided(APP).consumed([log]).get(log, 0))
         end = self.engine.available([log])[log].end
         return [
             body

@@ -63,8 +63,8 @@ class View:
             raise LineageConflict("released")
         return ranges
 
-    def settled(self, log: str, start: int, end: int) -> bool:
-        return self._seen.acked.get(log, 0) >= end
+    def settled(self, log: str, start: int | None, end: int) -> bool:
+        return start is None or self._seen.acked.get(log, 0) >= end
 
     def position(self) -> int:
         return self._seen.position

@@ -16,6 +16,7 @@ from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Request, TopicPartition
 from broker_core.kafka.record.encode import encode, encode_headers, stamp
 from broker_core.kafka.source.source import KafkaSource
+from broker_core.micro_batch.ledger import Ledger
 from tests.kafka.bench.fake_kafka import FakeKafka
 
 APP, QUEUE = "app", "orders"
@@ -26,7 +27,7 @@ class SourceBench:
     def __init__(self, partitions: int = 2) -> None:
         self.kafka = FakeKafka()
         self.now = 1000.0
-        self.decided: dict[str, int] = {}
+        self.decided = Ledger()
         self.client = self.connect()
         self.client.create_topic(QUEUE, partitions)
 
@@ -110,9 +111,10 @@ def claim(
     queues: Sequence[str] = (QUEUE,),
     app_id: str = APP,
     new: OnNewCheckpoint = "fail",
+    ran: bool = True,
 ) -> Vector:
     first: Vector = dict.fromkeys(queues, START)
-    return source.claim(app_id, queues, start or first, limit or Limit(), origin or Origin(), new)
+    return source.claim(app_id, queues, start or first, limit or Limit(), origin or Origin(), new, ran=ran)
 
 
 def read(

@@ -19,6 +19,8 @@ from broker_core.kafka.journal.history import History, PositionRecord, Proposal,
 from broker_core.kafka.topics.entry import Entry, Row, dumps, fields_of
 from broker_core.micro_batch.claims import claim
 from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.finished import CommittedBelow
+from broker_core.micro_batch.ledger import Ledger
 from tests.micro_batch.partitions import APP, Partitions
 
 DRIVERS = 3
@@ -175,7 +177,7 @@ class Journals(RuleBasedStateMachine):
                 Limit(),
                 Origin(),
                 "resume" if resume else "fail",
-                {},
+                CommittedBelow(Ledger()),
             )
             proposal.put(PositionRecord(APP, queues[0], "id", {"orders/0": self.changes}))
 

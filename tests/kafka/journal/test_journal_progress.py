@@ -15,7 +15,7 @@ from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver
 def driver(cluster: Cluster) -> Driver:
     """One whose facts are those of the journal."""
     found = cluster.driver()
-    source = KafkaSource(found.client, lambda app_id: found.sink.consumed(app_id))
+    source = KafkaSource(found.client, lambda app_id: found.sink.decided(app_id))
     found.sink = KafkaSink(
         found.client,
         lambda app_id: AppProgress(found.client, app_id, source.journal(app_id), source),

@@ -216,7 +216,7 @@ def test_a_transaction_whose_end_kafka_has_lost_and_forgotten_is_one_error_that_
     hang(cluster, state="CompleteCommit" if of_older_version else "Empty")
     stable = cluster.reader.offsets({DECISIONS: LATEST})[DECISIONS]
     driver = cluster.driver(reconnect_s=0.05)
-    for ask in (lambda: driver.open(1), lambda: driver.commit(1, "", []), lambda: driver.sink.consumed(APP)):
+    for ask in (lambda: driver.open(1), lambda: driver.commit(1, "", []), lambda: driver.sink.decided(APP)):
         with pytest.raises(
             errors.KafkaError, match=rf"hangs in {DECISIONS} at offset {stable}: .*--start-offset {stable};"
         ):

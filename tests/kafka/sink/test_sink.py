@@ -476,12 +476,15 @@ def test_s2_where_the_next_range_begins_is_known_at_once_behind_a_driver_that_di
     def kill(_: str) -> None:
         raise Killed
 
-    assert cluster.driver().sink.consumed(APP) == {}
+    assert cluster.driver().sink.decided(APP).consumed(["input/0"]) == {}
     first, fences = cluster.driver(), watched(cluster, port.InitProducer)
     cluster.journal.reads[(QUERY, 0)] = {"input/0": [0, 7]}
     first.run(0, [b"a", b"b"])
     fences.clear()
-    assert cluster.driver(reconnect_s=1).sink.consumed(APP) == {"input/0": 7} and fences == []
+    assert (
+        cluster.driver(reconnect_s=1).sink.decided(APP).consumed(["input/0"]) == {"input/0": 7}
+        and fences == []
+    )
     cluster.journal.reads[(QUERY, 1)] = {"input/0": [7, 9]}
     failpoint.arm("kafka.decide.entered", kill)
     try:
@@ -490,9 +493,11 @@ def test_s2_where_the_next_range_begins_is_known_at_once_behind_a_driver_that_di
     finally:
         failpoint.disarm()
     assert not nothing_open(cluster)
-    assert cluster.driver(reconnect_s=1).sink.consumed(APP) == {"input/0": 7} and nothing_open(cluster)
+    assert cluster.driver(reconnect_s=1).sink.decided(APP).consumed(["input/0"]) == {
+        "input/0": 7
+    } and nothing_open(cluster)
     assert first.run(1, [b"c", b"d"]).entry.ranges == {"input/0": (7, 9)}
-    assert cluster.driver(reconnect_s=1).sink.consumed(APP) == {"input/0": 9}
+    assert cluster.driver(reconnect_s=1).sink.decided(APP).consumed(["input/0"]) == {"input/0": 9}
     assert sorted(cluster.bodies()) == [b"a", b"b", b"c", b"d"]
 
 

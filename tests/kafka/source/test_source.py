@@ -15,6 +15,7 @@ from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.source.source import KafkaSource
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, now_ms, read
+from tests.micro_batch.partitions import decided
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_s1_a_new_checkpoint_goes_on_where_the_app_is(bench: SourceBench) -> Non
     resumed = claim(bench.source(), new="resume")
     ranges = source.resolve(APP, {QUEUE: START}, resumed)
     assert ranges["orders/0"] == (2, 3)  # acked up to 2
-    bench.decided = {"orders/0": 3}
+    bench.decided = decided({"orders/0": 3})
     bench.send(0, b"d")
     claim(source, resumed)
     assert source.resolve(APP, {QUEUE: START}, claim(bench.source(), new="resume"))["orders/0"] == (3, 4)
@@ -236,8 +237,8 @@ def test_s5_an_ack_is_durable_and_shown_as_the_offsets_of_a_group(bench: SourceB
     bench.send(0, b"a")
     source = bench.source()
     end = claim(source)
-    source.ack(APP, end)
-    source.ack(APP, end)
+    source.ack(APP, end, ran=True)
+    source.ack(APP, end, ran=True)
     assert bench.source().journal(APP).positions == {}
     other = bench.source().journal(APP)
     other.catch_up()

@@ -1,0 +1,100 @@
+"""Whether a claim that Spark has committed may be acknowledged (S2, S5). Pure.
+
+A checkpoint says that the batch of a claim is done. Where this engine decides the batches, its ledger must
+say so too: an older copy of a data directory has the claim, and not the decision, and what it acknowledged
+would be neither in its queues nor in what the batch wrote.
+Not here: what an acknowledgement settles (``claim.py``).
+Invariant: what may still have to be decided here is not acknowledged. Nothing changes before this is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker_core.broker.state.records import ClaimRecord, LedgerRecord, canonical
+from broker_core.errors import LineageConflict
+from broker_core.micro_batch.claims.reads import Reads
+
+Counts = Callable[[str], bool]  # of an app
+
+
+def anybody(_app_id: str) -> bool:
+    return True
+
+
+class DecidedBatches(Protocol):
+    """What a ledger says of claims."""
+
+    def consumed(self, logs: Iterable[str]) -> dict[str, int]:
+        """Returns per log where its last decided range ended; logs without consumption are missing."""
+
+    def last(self, app_id: str) -> LedgerRecord | None:
+        """Returns the newest entry of the app."""
+
+    def has_decided(self, query_id: str, batch_id: int, counts: Counts) -> bool | None:
+        """Returns whether the batch is decided, if its query decides here, under an app that ``counts``; None
+        for another query.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBelow:
+    """What is known of all below a start. ``decided``: by the ledger, of apps that ``counts``; ``by_spark``:
+    it is in its commit log; ``ran``: the reader that asks has planned the batch that ends there.
+    """
+
+    decided: DecidedBatches
+    by_spark: bool = True
+    ran: bool = False
+    counts: Counts = anybody
+
+
+def is_consumed(
+    claim: ClaimRecord, committed: CommittedBelow, source: Sequence[ClaimRecord], reads: Reads, *, made: bool
+) -> bool:
+    """Returns whether ``claim`` and those before it are consumed; False: that is not known yet, and the next
+    batch will tell. ``source``: the claims of its source. ``made``: the claim was made since this process
+    opened the directory, so no decision of it is missing. Raises LineageConflict if it should be decided
+    here, and is not.
+    """
+    if not committed.by_spark:
+        return False
+    ledger = committed.decided
+    # 1. the ledger says so
+    consumed = ledger.consumed(claim.ranges)
+    spans = {log: (first, last) for log, (first, last) in claim.ranges.items() if first < last}
+    if all(consumed.get(log, -1) >= last for log, (_, last) in spans.items()):
+        return True
+    # 2. Spark ran the batch beside this process, and its sink is another system
+    if committed.ran and made:
+        return True
+
+    def decided(of: ClaimRecord) -> set[bool | None]:
+        found = reads.of_ranges(of.app_id, of.ranges)
+        return {ledger.has_decided(read.query_id, read.batch_id, committed.counts) for read in found}
+
+    done = decided(claim)
+    if True in done:  # without a range: by an older version
+        return True
+    # 3. the next thing to decide, or of a query that decides here
+    last = ledger.last(claim.app_id)
+    is_next = last is not None and last.claim_position < claim.position
+    is_next = is_next and all(consumed.get(log, -1) == first for log, (first, _) in spans.items())
+    if is_next or False in done:
+        raise LineageConflict(
+            f"the checkpoint of app {claim.app_id!r} has committed the batch that ends at "
+            f"{canonical(claim.end)}, but the ledger has not decided it: an older data directory was "
+            "restored, or a copy of one. Nothing was done, and the messages of this batch are still in the "
+            "queue",
+            "use the data directory that was last in use, or start once more with a new checkpoint and "
+            "onNewCheckpoint=resume, which reads them again",
+        )
+    # 4. the batch before is acknowledged, and a query that does not decide here has read it
+    before = (
+        other
+        for other in reversed(source)
+        if other.lineage == claim.lineage and canonical(other.end) == claim.start
+    )
+    return last is None and (passed := next(before, None)) is not None and decided(passed) == {None}
