@@ -17,6 +17,7 @@ from json import decoder, scanner
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Pairs = Callable[[list[tuple[str, object]]], object]
 ROWS = 100  # of a list, in one call
 SORTED = 2_000  # in one call
 SMALL_BYTES = 64 * 1024  # of a text, whatever is in it
@@ -27,6 +28,20 @@ _MARKS = (b",", b"[", b"{")  # each value but one has one of these before it
 
 class TooManyValues(ValueError):
     """A text of JSON has more than MOST values."""
+
+
+class GivenTwice(ValueError):
+    """An object has a key twice: readers differ in which of them counts."""
+
+
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of these keys and values. Raises GivenTwice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for key in found if keys.count(key) > 1)
+        raise GivenTwice(f"the key {key[:80]!r} is given twice")
+    return found
 
 
 def dumps(value: object, **options: Any) -> str:
@@ -46,10 +61,14 @@ def _is_large(value: object) -> bool:
     return isinstance(value, dict) and any(map(_is_large, value.values()))
 
 
-def loads(text: bytes, parse_constant: Callable[[str], object] | None = None) -> Any:
+def loads(
+    text: bytes,
+    parse_constant: Callable[[str], object] | None = None,
+    object_pairs_hook: Pairs | None = None,
+) -> Any:
     """``json.loads``. Raises ValueError, also TooManyValues."""
     if len(text) <= SMALL_BYTES:
-        return json.loads(text, parse_constant=parse_constant)
+        return json.loads(text, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
     found = 1
     for start in range(0, len(text), _COUNTED):
         found += sum(text.count(mark, start, start + _COUNTED) for mark in _MARKS)
@@ -58,13 +77,17 @@ def loads(text: bytes, parse_constant: Callable[[str], object] | None = None) ->
                 f"JSON of {len(text)} bytes has more than {MOST} values: send it in several calls"
             )
     if found <= FEW:
-        return json.loads(text, parse_constant=parse_constant)
-    return _slow(parse_constant).decode(text.decode(json.detect_encoding(text), "surrogatepass"))
+        return json.loads(text, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
+    slow = _slow(parse_constant, object_pairs_hook)
+    return slow.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
 
 
-def _slow(parse_constant: Callable[[str], object] | None) -> json.JSONDecoder:
+def _slow(
+    parse_constant: Callable[[str], object] | None,
+    object_pairs_hook: Pairs | None,
+) -> json.JSONDecoder:
     """The same decoder in Python: between two values, other threads run."""
-    found: Any = json.JSONDecoder(parse_constant=parse_constant)
+    found: Any = json.JSONDecoder(parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
     found.parse_object, found.parse_array = decoder.JSONObject, decoder.JSONArray  # type: ignore[attr-defined]
     found.scan_once = scanner.py_make_scanner(found)  # type: ignore[attr-defined]
     return found  # type: ignore[no-any-return]

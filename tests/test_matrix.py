@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests import matrix
 from tests.matrix import Cell, Java, Outcome, Python, Spark
@@ -38,6 +39,17 @@ def test_the_constraints_are_the_locked_versions_without_spark() -> None:
     assert not any(
         word in line for line in lines for word in ("--hash", "\\", "pyspark", "delta-spark", "py4j")
     )
+
+
+def test_each_locked_version_meets_the_bounds_of_the_project() -> None:
+    """And those that run untrusted bytes, or whose format is stored, have an upper one."""
+    lock = (matrix.ROOT / "requirements.lock").read_text()
+    written = re.findall(r'"([\w.-]+(?:\[\w+\])?[<>=][^"]*)"', (matrix.ROOT / "pyproject.toml").read_text())
+    wanted = {each.name: each.specifier for each in map(Requirement, written)}
+    locked = re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE)
+    assert [pair for pair in locked if pair[0] in wanted and pair[1] not in wanted[pair[0]]] == []
+    for name in ("pyarrow", "starlette", "uvicorn", "kafka-python", "pyspark", "delta-spark"):
+        assert "<" in str(wanted[name]), name
 
 
 def test_the_environment_of_the_demo_has_versions_of_that_of_the_tests() -> None:

@@ -2,7 +2,7 @@
 
 A request, in this order:
 1. route: by the path as it was sent, so that ``%2F`` is a part of a name
-2. origin: a page of another origin changes nothing
+2. origin: a page of another origin changes nothing, whatever the method
 3. login, then the tags and the virtual host that the route needs
 4. kept: an answer that this user had a moment ago, if it asks often
 5. room: requests in progress, of the user and of all
@@ -20,7 +20,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker_core import pieces
 from broker_core.errors import TxmqError
@@ -48,9 +48,9 @@ logger = logging.getLogger("txmq.http")
 
 Handlers = Mapping[str, Route]
 FEW = 200  # things that a list shows in the loop
-# nothing of this door is to be kept, framed or run by a browser
+# nothing of this door is to be stored, framed or run by a browser
 HEADERS = {
-    "cache-control": "no-cache",
+    "cache-control": "no-store",
     "vary": "origin, authorization",
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -64,20 +64,21 @@ class Paths:
     17.
     """
 
-    def __init__(self, routes: Sequence[StarletteRoute]) -> None:
+    def __init__(self, routes: Sequence[StarletteRoute], unknown: ASGIApp) -> None:
+        self._unknown = unknown
         self._exact: dict[str, ASGIApp] = {each.path: each.app for each in routes if "{" not in each.path}
         found: dict[tuple[int, str], list[StarletteRoute]] = {}
         for route in routes:
             if route.path not in self._exact:
                 found.setdefault(_place(route.path), []).append(route)
         self._routers = {
-            place: Router(some, redirect_slashes=False, default=_unknown) for place, some in found.items()
+            place: Router(some, redirect_slashes=False, default=unknown) for place, some in found.items()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("latin-1")
         path = path.removesuffix("/") or "/"  # as RabbitMQ does, and its Java client asks
-        app = self._exact.get(path) or self._routers.get(_place(path)) or _unknown
+        app = self._exact.get(path) or self._routers.get(_place(path)) or self._unknown
         await app({**scope, "path": path, "path_params": {}}, receive, send)
 
 
@@ -108,9 +109,10 @@ class Application:
             by_path.setdefault(route.path, {})[route.method] = route
         self.asgi: ASGIApp = Paths(
             [
-                StarletteRoute(path, _Endpoint(partial(self._answer, handlers)))
+                StarletteRoute(path, _Endpoint(partial(self._answer, handlers), options.body_s))
                 for path, handlers in by_path.items()
-            ]
+            ],
+            _Endpoint(_no_route, options.body_s),
         )
 
     async def _answer(self, handlers: Handlers, request: Request) -> Response:
@@ -122,7 +124,8 @@ class Application:
                 return _not_allowed(request, handlers)
             asked = f"{route.method} {route.path}"
             headers = _headers(request)
-            _check_origin(method, headers)
+            if route.waits:
+                _check_origin(headers)
             connection = request.scope["state"]["connection"]
             params = _params(request)
             visit = None
@@ -245,11 +248,13 @@ class Application:
 def _object(found: bytes) -> Mapping[str, Any]:
     """Raises Refusal."""
     try:
-        body = pieces.loads(found, _no_number)
+        body = pieces.loads(found, _no_number, pieces.once)
         if b"\\ud" in found.lower():  # an escape may stand for half of a character
             pieces.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise bad_request("not_json: a text has a lone surrogate, which UTF-8 does not have") from None
+    except pieces.GivenTwice as error:
+        raise bad_request(f"not_json: {error}") from None
     except pieces.TooManyValues as error:
         raise HttpRefusal(413, "body_too_large", str(error)) from None
     except (ValueError, RecursionError):
@@ -260,14 +265,39 @@ def _object(found: bytes) -> Mapping[str, Any]:
 
 
 class _Endpoint:
-    """Takes every method of a path: Starlette would refuse some in a format of its own."""
+    """Takes every method of a path: Starlette would refuse some in a format of its own. ``drain_s``: how long
+    a body that is refused is still read, and dropped.
+    """
 
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        self._answer = answer
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]], drain_s: float) -> None:
+        self._answer, self._drain_s = answer, drain_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._answer(Request(scope, receive))
-        await response(scope, receive, send)
+        left = True  # of the body
+
+        async def piece() -> Message:
+            nonlocal left
+            message = await receive()
+            left = message.get("more_body", False)
+            return message
+
+        async def drain() -> None:
+            while left:
+                await piece()
+
+        async def unfinished(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"].endswith("body") else message)
+
+        request = Request(scope, piece)
+        response = _response(await self._answer(request))
+        if response.headers.get("connection") != "close" or not left or "expect" in request.headers:
+            await response(scope, receive, send)
+            return
+        # To close while bytes of the client are unread would reset the connection, and it would not see why.
+        await response(scope, receive, unfinished)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(drain(), self._drain_s)
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _no_number(text: str) -> None:
@@ -303,14 +333,13 @@ def _has_body(headers: Mapping[str, str]) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
-def _check_origin(method: str, headers: Mapping[str, str]) -> None:
-    """A browser sends the login of this door with requests that pages of other origins make. Raises
-    Refusal.
+def _check_origin(headers: Mapping[str, str]) -> None:
+    """A browser sends the login of this door with requests that pages of other origins make; with a GET it
+    may leave out ``Origin``. Raises Refusal.
     """
     origin = headers.get("origin")
-    if origin is None or method in ("GET", "HEAD", "OPTIONS"):
-        return
-    if urlsplit(origin).netloc != headers.get("host"):
+    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise HttpRefusal(403, "forbidden", "a page of another origin asks for a change")
 
 
@@ -325,15 +354,15 @@ def _not_allowed(request: Request, handlers: Handlers) -> Response:
     return response
 
 
-async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
+async def _no_route(request: Request) -> Response:
     refusal = not_found()
-    if entrance.is_page(scope["path"]):
-        response = entrance.refused(Request(scope), refusal)
+    if entrance.is_page(request.scope["path"]):
+        response = entrance.refused(request, refusal)
     else:
         response = _told(refusal.status, refusal.error, refusal.reason)
-    if _has_body(Request(scope).headers):
+    if _has_body(request.headers):
         response.headers["connection"] = "close"
-    await response(scope, receive, send)
+    return response
 
 
 def _told(status: int, error: str, reason: str) -> Response:

@@ -134,7 +134,8 @@ class HttpConnection(HttpToolsProtocol):
     def _refuse(self, status: int, error: str, reason: str) -> None:
         """Before there is a request: answer, and close."""
         body = json.dumps({"error": error, "reason": reason}).encode()
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        kind = "content-type: application/json\r\nx-content-type-options: nosniff"
+        head = f"{kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from broker_core import pieces
 from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
@@ -158,9 +159,53 @@ def test_a_page_of_another_origin_changes_nothing(boss: Api) -> None:
         answer = boss.ask("PUT", "/api/queues/%2F/forged", {}, {"origin": origin})
         assert answer.status == status and answer.body["error"] == "forbidden"
     assert boss.ask("GET", "/api/queues/%2F/forged").status == 404
+    for foreign in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        assert boss.ask("GET", "/api/aliveness-test/%2F", headers=foreign).status == 403
+        assert boss.ask("HEAD", "/api/aliveness-test/%2F", headers=foreign).status == 403
+    assert boss.ask("GET", "/api/queues/%2F/aliveness-test").status == 404
+    for here in ({}, {"sec-fetch-site": "same-origin"}):
+        assert boss.ask("GET", "/api/aliveness-test/%2F", headers=here).status == 200
     headers = boss.ask("GET", "/api/overview").headers
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/whoami"),
+        ("GET", "/api/definitions"),
+        ("GET", "/api/nothing"),
+        ("PATCH", "/api/whoami"),
+        ("OPTIONS", "/api/whoami"),
+        ("PUT", "/api/queues/%2F/large"),
+        ("GET", "/"),
+        ("GET", "/ui"),
+        ("GET", "/ui/nothing"),
+        ("GET", "/ui/login"),
+        ("POST", "/ui/login"),
+    ],
+)
+def test_no_answer_is_stored_or_taken_for_another_type(boss: Api, method: str, path: str) -> None:
+    headers = boss.ask(method, path, b"x" * 100_000 if method == "PUT" else None).headers
+    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_a_key_that_is_given_twice_is_refused(boss: Api) -> None:
+    for body, key in (
+        (b'{"durable":true,"durable":false}', "durable"),
+        (b'{"arguments":{"x-max-length":1,"x-max-length":2}}', "x-max-length"),
+        (b'{"arguments":{"a":1' + b',"b":[1,2,3]' * 20_000 + b"}}", "b"),  # large
+    ):
+        answer = boss.ask("PUT", "/api/queues/%2F/twice", body)
+        if len(body) > 64 * 1024:
+            assert answer.status == 413
+            with pytest.raises(pieces.GivenTwice, match="'b'"):
+                pieces.loads(body, None, pieces.once)
+        else:
+            assert answer.status == 400 and f"{key!r} is given twice" in answer.body["reason"]
+    assert boss.ask("GET", "/api/queues/%2F/twice").status == 404
 
 
 def test_no_header_names_another_address(broker: Broker, boss: Api) -> None:
@@ -179,9 +224,29 @@ def test_a_large_body_is_refused_without_being_read(broker: Broker, boss: Api) -
     with connect(broker) as connection:  # in chunks, which announce no size
         connection.sendall(_request("PUT", "/api/queues/%2F/large", "transfer-encoding: chunked"))
         piece = b"1000\r\n" + b"x" * 4096 + b"\r\n"
-        with pytest.raises(OSError):
-            connection.sendall(piece * 20_000)  # 80 MB
+
+        def send_for_ever() -> None:
+            while True:
+                connection.sendall(piece * 100)
+
+        with pytest.raises(OSError):  # what is refused is dropped for a while
+            send_for_ever()
     assert boss.get("/api/whoami")["name"] == "boss"
+
+
+@pytest.mark.parametrize("size", [100_000, 4_000_000])
+@pytest.mark.parametrize("path", ["/api/queues/%2F/large", "/api/nothing", "/ui/login"])
+def test_a_client_that_sends_all_of_a_large_body_reads_why_it_is_refused(
+    broker: Broker, path: str, size: int
+) -> None:
+    for user in ("boss", ""):
+        head = _request("PUT", path, f"content-length: {size}", user=user)
+        with connect(broker) as connection:
+            connection.sendall(head)
+            for start in range(0, size, 50_000):
+                connection.sendall(b"x" * min(50_000, size - start))
+            status = int(answered(connection).split()[1])
+            assert status == (404 if "nothing" in path else 405 if "ui" in path else 413 if user else 401)
 
 
 def test_logins_that_are_sent_slowly_or_are_large_keep_nobody_from_the_page(broker: Broker) -> None:
@@ -338,9 +403,9 @@ def test_a_connection_that_is_refused_to_a_second_user_still_counts_for_the_firs
         api.close()
 
 
-def _request(method: str, path: str, *headers: str) -> bytes:
-    login = "authorization: Basic Ym9zczphIHBhc3N3b3Jk"
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: here", login, *headers, "", ""]).encode()
+def _request(method: str, path: str, *headers: str, user: str = "boss") -> bytes:
+    login = ["authorization: Basic Ym9zczphIHBhc3N3b3Jk"] if user else []
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: here", *login, *headers, "", ""]).encode()
 
 
 @pytest.mark.parametrize(

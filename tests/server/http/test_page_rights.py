@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -110,6 +113,39 @@ def test_a_virtual_host_of_others_is_shown_as_one_that_is_not_there(
     other, nowhere = ask(visitor, method, path, "other"), ask(visitor, method, path, "nowhere")
     assert (other.status, other.text) == (nowhere.status, nowhere.text) and other.status == 401
     visitor.close()
+
+
+def test_names_that_look_alike_are_told_apart_and_can_be_changed(broker: Broker, boss: Visitor) -> None:
+    alike = {
+        "alike": "alike",
+        "alike ": "alike\\x20",
+        " alike": "\\x20alike",
+        "alike  one": "alike \\x20one",
+        "alike\u200b": "alike\\u200b",
+        "alike\\u200b": "alike\\\\u200b",
+        "\u202ealike": "\\u202ealike",
+        "alike\u3000": "alike\\u3000",
+    }
+    with broker.channel() as channel:
+        for name in alike:
+            channel.queue_declare(name)
+    page = boss.get("/ui/queues?name=alike").text
+    shown = [html.unescape(each) for each in re.findall(r">([^<]*alike[^<]*)</a>", page)]
+    assert sorted(shown) == sorted(alike.values())
+    assert not any(mark in page for mark in ("\u200b", "\u202e", "\u3000"))
+    for name, text in alike.items():
+        where = urlencode({"vhost": "/", "name": name})
+        queue = boss.get(f"/ui/queue?{where}").text
+        assert text in queue and f'name="name" value="{name}"' in queue
+        assert text in boss.get(f"/ui/queue/delete?{where}").text
+        assert boss.post(f"/ui/queue/delete?{where}", {}).status == 303
+    left = {queue.name for queue in broker.queues()}
+    assert left.isdisjoint(alike)
+
+
+def test_no_page_has_an_escape_where_no_name_needs_one(boss: Visitor) -> None:
+    for method, path, _ in ROWS:
+        assert method == "POST" or "\\x20" not in ask(boss, method, path).text
 
 
 def test_pages_show_a_stranger_nothing_of_others(broker: Broker) -> None:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import moved, shown
+from broker_core.server.http.page.rendering import moved, sentence, shown
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import page
 
@@ -36,8 +36,10 @@ def _confirm(call: HttpCall) -> Response:
     name = call.params.get("name", "")
     row = asked(call, CONNECTION, {"name": name})
     says = [
-        f"The connection of {row['user']} from {row['peer_host']}:{row['peer_port']} is closed, with its "
-        f"{row['channels']} channels.",
+        sentence(
+            "The connection of {} from {}:{} is closed, with its {} channels.",
+            *(row[column] for column in ("user", "peer_host", "peer_port", "channels")),
+        ),
         "Its open transactions are rolled back. What it holds goes back to the queues, and is delivered "
         "again.",
         "A client that reconnects by itself comes back.",
@@ -46,7 +48,7 @@ def _confirm(call: HttpCall) -> Response:
         call,
         "confirm.html",
         section="Connections",
-        what=f"connection {name}",
+        what=sentence("connection {}", name),
         says=says,
         verb="Close",
         back=HOME,
@@ -58,7 +60,7 @@ def _close(call: HttpCall) -> Response:
     if name is None:
         raise not_found()
     asked(call, CONNECTION, {"name": name}, method="DELETE")
-    return moved(call, HOME, f"Connection {name} is closed.")
+    return moved(call, HOME, sentence("Connection {} is closed.", name))
 
 
 ROUTES = (

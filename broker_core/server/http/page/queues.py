@@ -12,7 +12,7 @@ from broker_core.errors import TxmqError
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import count, link, moved, plotted, shown
+from broker_core.server.http.page.rendering import count, link, moved, plotted, sentence, shown
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found
 from broker_core.server.http.route import page
 
@@ -143,12 +143,12 @@ def _confirm_delete(call: HttpCall) -> Response:
     if row["consumers"]:
         says.append(f"{row['consumers']} consumers are cancelled.")
     if row["app"]:
-        says.append(f"The app {row['app']} reads this queue: its stream fails.")
+        says.append(sentence("The app {} reads this queue: its stream fails.", row["app"]))
     return _confirmed(call, row, "Delete", says)
 
 
 def _confirmed(call: HttpCall, row: Row, verb: str, says: list[str]) -> Response:
-    what = f"queue {row['name']} in {row['vhost']}"
+    what = sentence("queue {} in {}", row["name"], row["vhost"])
     back = link("/ui/queue", vhost=row["vhost"], name=row["name"])
     return shown(call, "confirm.html", section="Queues", what=what, says=says, verb=verb, back=back)
 
@@ -156,13 +156,13 @@ def _confirmed(call: HttpCall, row: Row, verb: str, says: list[str]) -> Response
 def _purge(call: HttpCall) -> Response:
     at = _at(call)
     asked(call, "/api/queues/{vhost}/{name}/contents", at, method="DELETE")
-    return moved(call, link("/ui/queue", **at), f"Queue {at['name']} is purged.")
+    return moved(call, link("/ui/queue", **at), sentence("Queue {} is purged.", at["name"]))
 
 
 def _delete(call: HttpCall) -> Response:
     at = _at(call)
     asked(call, "/api/queues/{vhost}/{name}", at, method="DELETE")
-    return moved(call, "/ui/queues", f"Queue {at['name']} is deleted.")
+    return moved(call, "/ui/queues", sentence("Queue {} is deleted.", at["name"]))
 
 
 ROUTES = (

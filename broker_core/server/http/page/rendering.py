@@ -1,12 +1,14 @@
 """From a template to an answer, and how numbers, sizes and times are written.
 
-Invariant: every value is escaped by the template, whatever it is; markup comes from templates alone. A page
-runs scripts and styles of this door, and no other.
+Invariant: every value is escaped by the template, whatever it is; markup comes from templates alone. What
+cannot be seen of a name is an escape, so that no two look alike; it is not in what the browser sends back
+(``exact``). A page runs scripts and styles of this door, and no other.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -15,10 +17,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from broker_core import __version__
+from broker_core.errors import printable
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks
 
@@ -28,6 +31,7 @@ TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "up
 STAMP = sha256(b"".join(ASSETS.values())).hexdigest()[:12]  # of the assets: another one, another address
 HEADERS = {
     "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -37,6 +41,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 NONE = "–"
+_UNSEEN = re.compile(r"^ | $|(?<= ) ")
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -76,6 +81,30 @@ def moment(seconds: float | None) -> str:
 
 def arguments(value: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value[name]}" for name in value)
+
+
+def visible(value: object) -> object:
+    """What the template shows of a value: a text with escapes for what cannot be seen, also for a space at
+    either end and one behind another.
+    """
+    if type(value) is not str:
+        return value
+    return _UNSEEN.sub(r"\\x20", printable(value.replace("\\", r"\\")))
+
+
+def sentence(text: str, *names: object) -> Markup:
+    """A text of this door, with names of others in its braces."""
+    return Markup(text).format(*map(visible, names))
+
+
+def exact(value: object) -> Markup:
+    """What the browser sends back, or acts on."""
+    return escape(value)
+
+
+def lines(value: str) -> Markup:
+    """A text of several lines."""
+    return escape("".join(each if each in "\n\t" else printable(each) for each in value))
 
 
 def spark(values: Sequence[float | None], width: int = 96, height: int = 20) -> Markup:
@@ -121,9 +150,11 @@ _ENVIRONMENT = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    finalize=visible,
     auto_reload=False,
 )
-_ENVIRONMENT.filters |= {each.__name__: each for each in (count, size, duration, moment, arguments, spark)}
+_FILTERS = (count, size, duration, moment, arguments, exact, lines, spark)
+_ENVIRONMENT.filters |= {each.__name__: each for each in _FILTERS}
 _ENVIRONMENT.globals |= {"link": link, "stamp": STAMP, "version": __version__, "NONE": NONE}
 
 

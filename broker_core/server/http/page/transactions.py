@@ -12,7 +12,7 @@ from broker_core.broker.decision import Decision
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import count, duration, moved, shown, size
+from broker_core.server.http.page.rendering import count, duration, moved, sentence, shown, size
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route, page
 
@@ -75,7 +75,8 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
             )
     for word, field in (("It publishes to", "to"), ("It settles messages of", "acked")):
         if row.get(field):
-            says.append(f"{word} {', '.join(f'{name} ({count(n)})' for name, n in row[field].items())}.")
+            queues = [part for name, n in row[field].items() for part in (name, count(n))]
+            says.append(sentence(f"{word} {', '.join(['{} ({})'] * len(row[field]))}.", *queues))
     if row["dropped"]:
         says.append(f"{count(row['dropped'])} of all these have no effect: their queue was deleted.")
     says += [
@@ -83,7 +84,8 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
         "it cannot decide otherwise afterwards.",
         "The decision is durable, and final.",
     ]
-    what = f"transaction {row['xid']} of {row['user'] or 'the owner of the directory'} in {row['vhost']}"
+    user = row["user"] or "the owner of the directory"
+    what = sentence("transaction {} of {} in {}", row["xid"], user, row["vhost"])
     word = "Commit" if verb == "commit" else "Roll back"
     return shown(call, "confirm.html", section="Transactions", what=what, says=says, verb=word, back=HOME)
 
@@ -92,7 +94,7 @@ def _decide(verb: Decision, call: HttpCall) -> Response:
     vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
     asked(call, DECIDE[verb], {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
     done = "committed" if verb == "commit" else "rolled back"
-    return moved(call, HOME, f"Transaction {xid} is {done}.")
+    return moved(call, HOME, sentence("Transaction {} is {}.", xid, done))
 
 
 def _of(verb: Decision) -> tuple[Route, ...]:
