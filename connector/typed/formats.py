@@ -8,6 +8,7 @@ the end of the first value, so the body is parsed together with a mark at its en
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,25 @@ _MARK = f"txmq_{secrets.token_hex(8)}"  # no message has it
 _CORRUPT = f"{_MARK}_corrupt"
 _INFINITY = "allowNonNumericNumbers"
 _NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
+# Why a body is no JSON object, by its first characters with its texts emptied. Only of those: Java's regular
+# expressions recurse, and a body of another program must not overflow the stack of the task.
+_CAUSES = (
+    ("^\\uFEFF", "the body begins with a byte order mark"),
+    ("^(?:\\x00.|.\\x00)", "the body is UTF-16, not UTF-8"),
+    (
+        r"(?:^|[:,\[\s])[-+]?(?:NaN|Inf(?:inity)?|INF)\b",
+        "the body has NaN or infinity: JSON has neither",
+    ),
+    (r"/\*|//", "the body has a comment, which JSON does not have"),
+    (r"^\s*[^\s{]", "the body does not begin with {, as a JSON object does"),
+    (r"\}\s*[^\s,}\]]", "something follows the JSON object in the body"),
+)
+_LOOKED_AT = 1_000  # characters
+_TEXT = r"""(?s)"(?:[^"\\]|\\.)*\\?"?|'(?:[^'\\]|\\.)*\\?'?"""  # the last one may be cut off
+# from_csv raises beyond the limits of its parser, even if it is to go on: these are txmq's, and never reached
+_MAX_COLUMNS = 1_000_000
+_LIMITS = ("maxcolumns", "maxcharspercolumn")
+_ESCAPED = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "u0000": "\0"}
 
 
 class Format(ABC):
@@ -153,13 +173,16 @@ class Json(Format):
             for each in self.schema.fields
             if "'" not in each.name
         ]
+        begin = F.regexp_replace(F.substring(text, 1, _LOOKED_AT), _TEXT, '""')
+        cause = F.lit(_NO_OBJECT)
+        for pattern, reason in reversed(_CAUSES):  # the first that is found says it
+            cause = F.when(begin.rlike(pattern), F.lit(reason)).otherwise(cause)
         # Spark reads the mark if only a member before it is wrong
-        return F.when(value.getField(_MARK).isNull(), F.lit(_NO_OBJECT)).otherwise(
-            F.coalesce(*named, F.lit(_MISFIT))
-        )
+        return F.when(value.getField(_MARK).isNull(), cause).otherwise(F.coalesce(*named, F.lit(_MISFIT)))
 
     def reasons(self) -> list[str]:
-        return [_NO_OBJECT, _MISFIT, *map(_not_of_type, self.schema.fields)]
+        causes = [reason for _, reason in _CAUSES]
+        return [_NO_OBJECT, _MISFIT, *causes, *map(_not_of_type, self.schema.fields)]
 
 
 def _is_closed(body: Column) -> Column:
@@ -184,14 +207,21 @@ class Csv(Format):
     options: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self, body: Column, text: Column) -> Column:
-        """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one."""
-        del body
-        return F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{self._separator}{_MARK}"))
+        """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one. Null
+        if the body may have more columns than the parser takes.
+        """
+        row = F.regexp_replace(text, r"\r?\n\z", "")
+        between = F.lit(self._separator)
+        separators = (F.length(row) - F.length(F.replace(row, between, F.lit("")))) / F.length(between)
+        fits = (F.length(row) < _MAX_COLUMNS) | (separators <= _MAX_COLUMNS - 2)  # with the mark
+        return F.when(fits, F.concat(row, between, F.lit(_MARK)))
 
     def parsed(self, encoded: Column) -> Column:
         marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
         kind = StructType([*_nullable(self.schema).fields, *marks])
         options = _checked(self.options, "from_csv")
+        options = {name: value for name, value in options.items() if name.lower() not in _LIMITS}
+        options |= {"maxColumns": str(_MAX_COLUMNS), "maxCharsPerColumn": "-1"}
 
         def is_broken(text: Column) -> Column:
             ddl = StructType([*decimals_alone(self.schema).fields, *marks]).toDDL()
@@ -203,13 +233,30 @@ class Csv(Format):
 
     @property
     def _separator(self) -> str:
-        given = {name.lower(): value for name, value in self.options.items()}
-        return given.get("sep", given.get("delimiter", ","))
+        """As Spark reads the option: a backslash and a t are a tab."""
+        given = {name.lower(): str(value) for name, value in self.options.items()}
+        raw = given.get("sep", given.get("delimiter", ","))
+        return re.sub(r"\\(u0000|.)", lambda match: _ESCAPED.get(match[1], match[0]), raw)
+
+    @property
+    def _most(self) -> int | None:
+        """``maxCharsPerColumn``: characters of a column; None: any number, which Spark writes as -1."""
+        text = {name.lower(): value for name, value in self.options.items()}.get("maxcharspercolumn", "-1")
+        try:
+            most = int(text)
+        except ValueError:
+            raise OptionError(f"option 'maxCharsPerColumn' is {text!r:.200}", "give a whole number") from None
+        return None if most < 0 else most
 
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         del text
         mark = F.coalesce(parsed.getField(_MARK), F.lit(""))
         yield mark != _MARK, f"the body is not a row of {len(self.schema)} columns"
+        most = self._most
+        for each in self.schema.fields:
+            if most is not None and isinstance(each.dataType, StringType):
+                too_long = F.length(parsed.getField(each.name)) > most
+                yield too_long, f"column {each.name!r} has more than {most} characters"
         yield parsed.getField(_CORRUPT).isNotNull(), _MISFIT
         names = {name.lower() for name in self.options}
         yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))

@@ -43,11 +43,15 @@ def told(decoded: Decoded) -> list[Any]:
 
 DEEP = 3_000  # levels; Spark's parser takes 1,000
 NOT_AN_OBJECT = "the body is not one JSON object"
+NO_BRACE = "the body does not begin with {, as a JSON object does"
+FOLLOWED = "something follows the JSON object in the body"
+NOT_FINITE = "the body has NaN or infinity: JSON has neither"
+COMMENT = "the body has a comment, which JSON does not have"
 BROKEN: list[tuple[bytes | None, str]] = [
     (None, "the body is null"),
     (b"", "the body is empty"),
     (b" \n", NOT_AN_OBJECT),
-    (b"null", NOT_AN_OBJECT),
+    (b"null", NO_BRACE),
     (b'\xff{"id": 1}', "the body is not UTF-8"),
     (b'{"id": 1, "name": "\xff"}', "the body is not UTF-8"),
     # malformed
@@ -55,31 +59,40 @@ BROKEN: list[tuple[bytes | None, str]] = [
     (b'{"id": 1', NOT_AN_OBJECT),
     (b'{"id": 1,}', NOT_AN_OBJECT),
     (b'{"id": 01}', NOT_AN_OBJECT),
-    (b'\xef\xbb\xbf{"id": 1}', NOT_AN_OBJECT),
+    (b'\xef\xbb\xbf{"id": 1}', "the body begins with a byte order mark"),
+    ('{"id": 1}'.encode("utf-16-le"), "the body is UTF-16, not UTF-8"),
+    ('{"id": 1}'.encode("utf-16-be"), "the body is UTF-16, not UTF-8"),
+    (b"NaN", NOT_FINITE),
+    (b'{"id": -Infinity}', NOT_FINITE),
+    (b'/* an order */ {"id": 1}', COMMENT),
+    (b'{"id": 1 // one\n,}', COMMENT),
+    # what only looks like a cause: within a text, and behind the part that is looked at
+    (b'{"id": 1, "z": "// NaN \\\\\\" } x",}', NOT_AN_OBJECT),
+    (b'{"id": 1, "z": "' + b'\\\\\\"' * 20_000 + b'" // x', NOT_AN_OBJECT),
     (b'{"id": 1, "z": ' + b"[" * DEEP + b"]" * DEEP + b"}", NOT_AN_OBJECT),
     # another value
-    (b"5", NOT_AN_OBJECT),
-    (b'"x"', NOT_AN_OBJECT),
-    (b"[]", NOT_AN_OBJECT),
-    (b'[{"id": 1}]', NOT_AN_OBJECT),
+    (b"5", NO_BRACE),
+    (b'"x"', NO_BRACE),
+    (b"[]", NO_BRACE),
+    (b'[{"id": 1}]', NO_BRACE),
     # something behind the value
-    (b'{"id": 1} x', NOT_AN_OBJECT),
-    (b'{"id": 1}{"id": 2}', NOT_AN_OBJECT),
-    (b'{"id": 1}\x00', NOT_AN_OBJECT),
+    (b'{"id": 1} x', FOLLOWED),
+    (b'{"id": 1}{"id": 2}', FOLLOWED),
+    (b'{"id": 1}\x00', FOLLOWED),
     (b'{"id": 1},{"id": 2}', NOT_AN_OBJECT),
     (b'{"id": 1}]', NOT_AN_OBJECT),
     (b'{"id": 1}]}', NOT_AN_OBJECT),
     (b'{"id": 1}],"z":[{"id": 2}', NOT_AN_OBJECT),
     (b'{"id": 1}}', NOT_AN_OBJECT),
-    (b'{"id": 1} {}', NOT_AN_OBJECT),
+    (b'{"id": 1} {}', FOLLOWED),
     (b'{"id": 1} }', NOT_AN_OBJECT),
     (b'{"id": 1, "z": {"a": 1}', NOT_AN_OBJECT),
     (b'{"id": 1, "z": "}', NOT_AN_OBJECT),
     (b'{"id": 1, "z": "\\}', NOT_AN_OBJECT),
     (b'{"id": 1,}', NOT_AN_OBJECT),
-    (b'[{"id": 1}', NOT_AN_OBJECT),
-    (b'{"id": 1} // }', NOT_AN_OBJECT),
-    (b"}", NOT_AN_OBJECT),
+    (b'[{"id": 1}', NO_BRACE),
+    (b'{"id": 1} // }', COMMENT),
+    (b"}", NO_BRACE),
     # types
     (b'{"id": "a"}', "field 'id' is not bigint"),
     (b'{"id": "1"}', "field 'id' is not bigint"),
@@ -222,6 +235,36 @@ LINES: list[tuple[bytes, Any]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("body", "options", "reason"),
+    [
+        (b"1" + b"," * 1, {}, None),
+        (b"1" + b"," * 20_481, {}, "the body is not a row of 2 columns"),  # Spark's limit is 20,480
+        (b"1" + b"," * 2_000_000, {}, "the body is not a row of 2 columns"),  # above ours too
+        (b'1,"' + b"," * 30_000 + b'"', {}, None),
+        (b"1," + b"x" * 3_000_000, {}, None),
+        (b"1,2,3,4,5,6,7", {"maxColumns": "5"}, "the body is not a row of 2 columns"),
+        (b"1," + b"x" * 100, {"maxCharsPerColumn": "100"}, None),
+        (b"1," + b"x" * 101, {"MAXCHARSPERCOLUMN": "100"}, "column 's' has more than 100 characters"),
+        (b"1," + b"x" * 1_000, {"maxCharsPerColumn": 100}, "column 's' has more than 100 characters"),
+        (b"1,\x00", {}, None),
+        (b'"' * 100_000, {}, "the body is not a row of 2 columns"),
+        (b"1\ty,z", {"sep": "\\t"}, None),
+        (b"1\\y", {"delimiter": "\\\\"}, None),
+        (b"1||y", {"sep": "||"}, None),
+    ],
+)
+def test_no_body_of_csv_stops_a_query_whatever_the_limits_of_the_parser_are(
+    spark: SparkSession, body: bytes, options: dict[str, str], reason: str | None
+) -> None:
+    between = body[1:2] if options.keys() & {"sep", "delimiter"} and b"||" not in body else b","
+    between = b"||" if b"||" in body else between
+    bodies = [b"1%sa" % between, body, b"2%sb" % between]
+    found = told(decode(frame(spark, bodies), "i INT, s STRING", "csv", keep=["offset"], options=options))
+    assert [found[0], found[2]] == [(1, "a"), (2, "b")]
+    assert found[1] == reason if reason else isinstance(found[1], tuple)
+
+
 def test_a_body_of_csv_is_one_row_of_the_schema_or_is_rejected_with_the_reason(spark: SparkSession) -> None:
     bodies = [body for body, _ in LINES]
     decoded = decode(
@@ -287,7 +330,7 @@ def test_a_decode_is_that_of_its_arguments_whatever_was_decoded_before(spark: Sp
         for frame_ in (rows, rows.drop("partition")):
             assert [tuple(row) for row in decode(frame_, schema, column="other").good.collect()] == [(2,)]
             (broken,) = decode(frame_, schema).rejected.collect()
-            assert broken["reason"] == NOT_AN_OBJECT and broken.asDict().keys() == {*frame_.columns, "reason"}
+            assert broken["reason"] == COMMENT and broken.asDict().keys() == {*frame_.columns, "reason"}
             lenient = decode(frame_, schema, options={"allowComments": "true"}, keep=["offset"])
             assert [tuple(row) for row in lenient.good.collect()] == [(0, 1)]
             assert decode(frame_, schema, mode="null").collect() == [(None,)]
@@ -394,7 +437,7 @@ def test_the_good_are_appended_and_the_broken_are_dead_letters_in_one_transactio
     assert rig.bodies("in") == [] and rig.broker.engine.last_entry("app").published == 2
     found = dict(messages_of(rig, "dead"))
     reasons = {body: died.headers.pop("x-reject-reason") for body, died in found.items()}
-    assert reasons == {b"x": NOT_AN_OBJECT, b'{"id": "y"}': "field 'id' is not bigint"}
+    assert reasons == {b"x": NO_BRACE, b'{"id": "y"}': "field 'id' is not bigint"}
     for died in found.values():
         (death,) = died.headers.pop("x-death")
         assert death.pop("time") > 0
@@ -436,7 +479,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda batch, tx: tx.reject(batch.select("body"), "why"), OptionError, "needs the column 'queue' (string)"),
     (
         lambda batch, tx: tx.publish(decode(batch, "body string not null", mode="fail").select("body"), queue="out"),
-        DecodeError, "message 0 of queue 'in' cannot be decoded from 'body' (the body is not one JSON object)",
+        DecodeError, "message 0 of queue 'in' cannot be decoded from 'body' (the body does not begin with {",
     ),
 ]  # fmt: skip
 
