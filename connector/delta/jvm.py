@@ -25,6 +25,15 @@ _SOURCES = "org.apache.spark.sql.execution.datasources.DataSource"
 _MAPPER = "com.fasterxml.jackson.databind.ObjectMapper"
 
 
+_MODE = "org.apache.spark.sql.execution.CommandExecutionMode"
+
+
+def execution(spark: SparkSession, sql: str, mode: str) -> JavaObject:
+    """The execution of a statement in a session; ``mode``: ALL to carry it out, SKIP to analyse it."""
+    state = spark._jsparkSession.sessionState()
+    return state.executePlan(state.sqlParser().parsePlan(sql), call(spark, _MODE, mode))
+
+
 def only_sql(spark: SparkSession) -> bool:
     """Whether Delta is reached by SQL alone: on Spark Connect, and in a session whose Delta has other classes
     than delta-spark has, as that of a vendor's runtime.

@@ -23,7 +23,7 @@ from connector.delta.before.append_rows import fitted
 from connector.delta.before.fit import Fit, Known, fit
 from connector.delta.commits import require_held, retried, save, settings, was_committed
 from connector.delta.isolated import isolated
-from connector.sql import plain
+from connector.sql import plain, quoted
 from connector.tables.commit_id import CommitId
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
@@ -82,9 +82,12 @@ def _of_partitions(table: Table) -> dict[str, str]:
 
 
 def _widened(rows: DataFrame, table: Table) -> DataFrame:
-    """The rows with the integers of a table that was widened since: an overwrite does not cast them."""
+    """The rows with the integers of a table that was widened since: an overwrite does not cast them. Those
+    that widen the table stay as they are.
+    """
     try:
         found = fit(table.name, rows.schema, Known.of(table.metadata), (), merges=True)
     except OptionError:
         return rows  # Delta's own error says more
-    return fitted(rows, Fit(found.columns))
+    columns = {name: quoted(name) if "raise_error" in sql else sql for name, sql in found.columns.items()}
+    return fitted(rows, Fit(columns))

@@ -11,8 +11,6 @@ learn which table a statement was analysed on.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.sql import SparkSession
 
 from broker_core import failpoint
@@ -24,18 +22,13 @@ from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
 from connector.tables.target import UNAPPLIED, replaced
 
-_MODE = "org.apache.spark.sql.execution.CommandExecutionMode"
-
 
 def merge(session: SparkSession, text: str, table: Table, once: CommitId) -> None:
     """Executes a MERGE into ``table`` in the active session. Raises OptionError if that was replaced."""
     if jvm.only_sql(session):
         session.sql(text).collect()
         return
-    given: Any = session
-    state = given._jsparkSession.sessionState()
-    plan = state.sqlParser().parsePlan(text)
-    execution = state.executePlan(plan, jvm.call(session, _MODE, "ALL"))
+    execution = jvm.execution(session, text, "ALL")
     analysed = execution.analyzed().targetFileIndex().metadata()
     _require(table, str(analysed.id()), once)
     failpoint.here("changing.checked")

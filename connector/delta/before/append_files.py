@@ -18,8 +18,10 @@ from broker_core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.append_rows import merges_schema
 from connector.delta.before.fit import Known, fit
+from connector.delta.before.rehearsal import evolved
 from connector.delta.table_files import DISK
 from connector.tables.table import Table
+from connector.tables.table_format import Writing
 
 # Options and table features that mean the same to a commit of files.
 _OPTIONS = {"mergeschema", "maxrecordsperfile", "compression", "optimizewrite"}
@@ -85,4 +87,7 @@ def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Map
             fit(table.name, schema, known, (), merges=False)
         except OptionError:
             return "the append adds columns to the table"
+        wide = evolved(spark, table, schema, Writing(options)) if known.widens else None
+        if known.widened(wide) != known:
+            return "the append widens columns of the table"
     return ""

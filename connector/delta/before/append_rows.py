@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
 from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
-from connector.delta.before.rehearsal import rehearse
+from connector.delta.before.rehearsal import evolved, rehearse
 from connector.delta.commits import require_held, retried, save, was_committed
 from connector.sql import nullable, quoted
 from connector.stream.staging import no_rows
@@ -96,7 +96,9 @@ def check_append(spark: SparkSession, table: Table, schema: StructType, writing:
     check_void(table.name, schema, known.schema if known else StructType())
     found = fit_new(table.name, schema, table.location, partition_by)
     if known:
-        found = fit(table.name, schema, known, partition_by, merges=merges_schema(spark, options))
+        merges = merges_schema(spark, options)
+        known = known.widened(evolved(spark, table, schema, writing) if merges and known.widens else None)
+        found = fit(table.name, schema, known, partition_by, merges=merges)
     rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), writing)
     return found
 

@@ -10,6 +10,7 @@ Not here: two rows with equal keys (``connector/tables/unique.py``), what happen
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
+from connector.delta import jvm
 from connector.delta.before.append_rows import AUTO_MERGE, check_append, fitted
 from connector.delta.before.fit import Fit, Known, check_columns
 from connector.delta.before.merge_values import MergeValues, merge_values
@@ -63,8 +65,9 @@ def check(
             "append to it, or use a merge that inserts",
         )
     if isinstance(change, Merge):
-        _tried(spark, table, context, lambda session: analyse(session, table, schema, change))
-        return merge_values(spark, table, schema, change)
+        wide: list[StructType | None] = []
+        _tried(spark, table, context, lambda session: wide.append(analyse(session, table, schema, change)))
+        return merge_values(spark, table, schema, change, wide[-1])
     writing = Writing(change.options)
     found = check_append(spark, table, schema, writing)
     assert found is not None, "the table exists"
@@ -110,16 +113,22 @@ def _takes(spark: SparkSession, act: Callable[[SparkSession], None]) -> bool:
     return True
 
 
-def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> None:
-    """Raises OptionError with Delta's text if the merge cannot be done on the table. ``spark``: a session
-    of its own.
+def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> StructType | None:
+    """The schema that the table has afterwards, if it may be widened. Raises OptionError with Delta's text if
+    the merge cannot be done on the table. ``spark``: a session of its own.
     """
     view = f"txmq_{uuid.uuid4().hex}"
     no_rows(spark, schema).createOrReplaceTempView(view)
+    sql = merge.sql(in_sql(table.name), view)
     try:
-        text = f"EXPLAIN {merge.sql(in_sql(table.name), view)}"
-        plan = "\n".join(str(row[0]) for row in spark.sql(text).collect())
+        plan = "\n".join(str(row[0]) for row in spark.sql(f"EXPLAIN {sql}").collect())
+        wide = None
+        if not jvm.only_sql(spark) and Known.of(table.metadata).widens:
+            wide = jvm.execution(spark, sql, "SKIP").analyzed().migratedSchema()
     except Exception as error:
         raise refused(table.name, error, view) from error
     if _FAILED in plan:
         raise refused(table.name, ValueError(plan.partition(_FAILED)[2].strip(" :\n")), view)
+    if wide is None or wide.isEmpty():
+        return None
+    return StructType.fromJson(json.loads(wide.get().json()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import (
     ArrayType,
@@ -38,6 +38,7 @@ _IDENTITY = "delta.identity.start"
 _DEFAULT = "CURRENT_DEFAULT"
 _INVARIANT = "delta.invariants"
 _CHECK = "delta.constraints."
+_WIDENING = "delta.enableTypeWidening"
 # partitions are directories unless one of these says otherwise
 _DIRECTORIES = {"delta.columnMapping.mode": "none", "delta.randomizeFilePrefixes": "false"}
 _LIMITED, _LONGEST = ("file:", "hdfs:"), 255  # bytes of a name
@@ -64,6 +65,20 @@ class Known:
         elsewhere = [configuration.get(name, other) != other for name, other in _DIRECTORIES.items()]
         limited = location.startswith(_LIMITED) and not any(elsewhere)
         return cls(schema, partitions, dict(configuration), partitions if limited else ())
+
+    def widened(self, schema: StructType | None) -> Known:
+        """The same table with the types of ``schema``, which it has after a write that may widen columns."""
+        kinds = {column.name.lower(): column.dataType for column in schema or ()}
+        columns = [
+            StructField(each.name, kinds.get(each.name.lower(), each.dataType), each.nullable, each.metadata)
+            for each in self.schema
+        ]
+        return replace(self, schema=StructType(columns))
+
+    @property
+    def widens(self) -> bool:
+        """Whether a write that may change the schema may widen a column."""
+        return self.configuration.get(_WIDENING, "false").lower() == "true"
 
 
 @dataclass(frozen=True)

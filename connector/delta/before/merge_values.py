@@ -56,9 +56,11 @@ class MergeValues:
     compared: Mapping[str, str] = field(default_factory=dict)
 
 
-def merge_values(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> MergeValues:
-    """What a merge makes of rows of ``schema``, if the table may refuse it. Raises OptionError if it refuses
-    every row.
+def merge_values(
+    spark: SparkSession, table: Table, schema: StructType, merge: Merge, wide: StructType | None = None
+) -> MergeValues:
+    """What a merge makes of rows of ``schema``, if the table may refuse it. ``wide``: the schema that it
+    gives to the table. Raises OptionError if it refuses every row.
     """
     if TARGET in (name.lower() for name in schema.names):
         return MergeValues()  # t.x is then a field of the row, or a column of the table
@@ -72,7 +74,7 @@ def merge_values(spark: SparkSession, table: Table, schema: StructType, merge: M
         except PySparkException:
             return None
 
-    known = Known.of(table.metadata, table.location)
+    known = Known.of(table.metadata, table.location).widened(wide)
     parts = GivenParts(spark, table.name, known.schema, schema)
     on = parts.of_on(merge.on, keeps=_keeps(spark, merge))
     first = (Written("true", on.asked),) if on.asked else ()

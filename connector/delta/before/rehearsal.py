@@ -30,6 +30,7 @@ from connector.delta.log import checksum
 from connector.delta.resolve import snapshot_at
 from connector.delta.table_files import DISK, TableFiles
 from connector.errors import message
+from connector.sql import nullable
 from connector.stream.staging import no_rows
 from connector.tables.table import Table, without_high_water_marks
 from connector.tables.table_format import Writing
@@ -43,6 +44,7 @@ _OF_ONE_TABLE = ("id", "name", "description", "createdTime")
 # What a session notes about its commits.
 _NOTES = (".lastCommitVersionInSession", ".commitInfo.userMetadata")
 _accepted: set[str] = set()
+_evolved: dict[str, str] = {}
 _FILE = f"{ROOT}/accepted"
 _MOST = 32
 
@@ -71,15 +73,7 @@ def rehearse(
     if table.exists:
         snapshot = snapshot_at(spark, table.location)
         versions.append(_jar(snapshot))
-        actions: list[JavaObject] = [snapshot.protocol(), snapshot.metadata()]
-        found = checksum(snapshot)
-        if found is not None and found.domainMetadata().isDefined():
-            domains = found.domainMetadata().get().iterator()
-        else:
-            domains = snapshot.domainMetadata().iterator()
-        while domains.hasNext():
-            actions.append(domains.next())
-        log = [str(action.json()) for action in actions]
+        log = _log_of(snapshot)
         if any(word in log[0] for word in _COORDINATED):
             return
     names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
@@ -96,10 +90,41 @@ def rehearse(
         kept.add(asked)
 
 
+def evolved(spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> StructType | None:
+    """The schema that an append of such rows, which may change it, gives to an existing table; None where
+    Delta does not take it, or is not asked.
+    """
+    if jvm.only_sql(spark):
+        return None
+    log = _log_of(snapshot_at(spark, table.location))
+    if any(word in log[0] for word in _COORDINATED):
+        return None
+    asked = _key(spark, log, schema, writing, [spark.version])
+    if asked not in _evolved:
+        with contextlib.suppress(OptionError):  # told where the rows are fitted to the table as it is
+            _evolved[asked] = _write(spark, table.name, log, nullable(schema), writing, "")
+        if len(_evolved) > _MOST:
+            del _evolved[next(iter(_evolved))]
+    return StructType.fromJson(json.loads(_evolved[asked])) if asked in _evolved else None
+
+
+def _log_of(snapshot: JavaObject) -> list[str]:
+    """The actions that a table without rows would have, as JSON: the first is the protocol."""
+    actions: list[JavaObject] = [snapshot.protocol(), snapshot.metadata()]
+    found = checksum(snapshot)
+    if found is not None and found.domainMetadata().isDefined():
+        domains = found.domainMetadata().get().iterator()
+    else:
+        domains = snapshot.domainMetadata().iterator()
+    while domains.hasNext():
+        actions.append(domains.next())
+    return [str(action.json()) for action in actions]
+
+
 def _write(
     spark: SparkSession, table: str, log: Sequence[str], schema: StructType, writing: Writing, where: str
-) -> None:
-    """No rows to a temporary table with this log. Raises OptionError."""
+) -> str:
+    """No rows to a temporary table with this log. Returns its schema then. Raises OptionError."""
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
@@ -118,6 +143,7 @@ def _write(
         if writing.partition_by:
             writer = writer.partitionBy(*writing.partition_by)
         writer.save(f"file:{place}")
+        return str(snapshot_at(spark, f"file:{place}").metadata().schemaString())
     except Exception as error:
         if transient.why(error):  # it says nothing about the table
             raise
