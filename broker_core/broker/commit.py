@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from broker_core.address import VHOST
-from broker_core.broker.access.shares import PREPARED
+from broker_core.broker.access.shares import PREPARED, PREPARED_BYTES
 from broker_core.broker.access.users import disowned_key, is_owned, name_of, payer_of, user_of
 from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.expiry import Expiry
@@ -172,6 +172,7 @@ class Commits:
 
 
 MOST_PREPARED = 10_000  # undecided ones, of all users
+MOST_PREPARED_BYTES = 512 * 1024 * 1024  # that they have in memory: half of what stops publishers
 
 
 class Prepared:
@@ -208,6 +209,9 @@ class Prepared:
         mine = self.keys_of.get(payer, {})
         vhosts = map(self.vhosts.__getitem__, mine)
         self._names.shares.require(PREPARED, payer, len(mine), len(self.by_key), MOST_PREPARED, vhosts)
+        if self._names.shares.over(payer, MOST_PREPARED_BYTES, MOST_PREPARED_BYTES) > 0:  # it has a share
+            size = transaction.memory_bytes + sum(self.by_key[each].memory_bytes for each in mine)
+            self._names.shares.require(PREPARED_BYTES, payer, size - 1, 0, MOST_PREPARED_BYTES, vhosts)
         self._overflow.check(transaction.incoming)
         if self._virtual_hosts.limited:
             self._vhost_message_limit.check(transaction)

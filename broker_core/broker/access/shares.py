@@ -8,7 +8,7 @@ have nobody to share with. Where an option gives a bound for each user, that is 
 ====================================  ===============================================================
 shared                                who is above the share
 ====================================  ===============================================================
-PREPARED, QUEUES, BINDINGS            is refused, and named what to do
+PREPARED, PREPARED_BYTES              is refused, and told what to do
 connections, channels, calls, parts   is refused (``server/quotas.py``)
 outcomes, commits and ids of channels loses the oldest of its own, and nobody another's
 ====================================  ===============================================================
@@ -44,6 +44,10 @@ PREPARED = Shared(
     "{n} prepared transactions",
     "commit or roll back some, `txmq rollback --of {user} --all` ends all of a vhost; or raise --user-share",
     "`txmq transactions` lists them; commit or roll back the old ones",
+)
+
+PREPARED_BYTES = Shared(
+    "{n} bytes in prepared transactions", PREPARED.user_advice, "commit or roll back the old ones"
 )
 
 

@@ -382,3 +382,17 @@ def test_a_user_has_its_share_of_connections_of_flight(opened: Open) -> None:
         for _ in range(4):
             one_more(BOSS)
         one_more(ANN)
+
+
+def test_the_prepared_transactions_of_a_user_take_its_share_of_memory(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those of one user raise the alarm that stops all publishers."""
+    monkeypatch.setattr(commit, "MOST_PREPARED_BYTES", 10_000)
+    broker = opened(MAN, ANN, BOSS)
+    count, refused = prepared_by(broker, "flight", MAN, "a")
+    assert count == 2  # 401 bytes each, of 1,000
+    assert "1000 bytes in prepared transactions" in refused and "--of man --all" in refused
+    again = opened()
+    assert prepared_by(again, "amqp", MAN, "b")[0] == 0
+    assert by_flight(again, ANN, "hers") == "" and prepared_by(again, "flight", BOSS, "c")[0] > 10
