@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,17 @@ def test_a_catalog_whose_list_of_tables_is_damaged_is_refused_and_says_where_the
         with pa.ipc.open_stream(segment.read_bytes()) as reader:
             read.update(reader.read_all().column("body").to_pylist())
     assert {b"owned %06d " % number + b"x" * 50 for number in range(3600)} <= read
+
+
+def test_a_damaged_index_loses_no_row_of_its_table(damaged: Path, tmp_path: Path, expected: Contents) -> None:
+    with contextlib.closing(sqlite3.connect(damaged / "catalog.db")) as connection:
+        pages = connection.execute("SELECT rootpage FROM sqlite_schema WHERE type = 'index'").fetchall()
+    content = bytearray((damaged / "catalog.db").read_bytes())
+    for (page,) in pages:
+        content[(page - 1) * 1024 : page * 1024] = random.Random(page).randbytes(1024)
+    (damaged / "catalog.db").write_bytes(content)
+    assert pages and salvage(damaged, tmp_path / "new").whole
+    assert contents(tmp_path / "new") == expected
 
 
 @pytest.mark.parametrize("where", ["segment", "catalog"])

@@ -162,10 +162,11 @@ class _Reader:
 
     def _rows(self, table: str, columns: tuple[str, ...], key: str) -> list[Row]:
         """Returns every reachable row, once."""
-        query = f'SELECT {quoted((*columns, "guard"))} FROM "{table}" ORDER BY '
-        rows, error = self._read(query + key)
+        query = f'SELECT {quoted((*columns, "guard"))} FROM "{table}"'
+        rows, error = self._read(f"{query} NOT INDEXED")  # a damaged index loses no row
         if error is not None:
-            backward, _ = self._read(query + ", ".join(f"{name} DESC" for name in key.split(", ")))
+            last_first = ", ".join(f"{name} DESC" for name in key.split(", "))
+            backward, _ = self._read(f"{query} ORDER BY {last_first}")
             rows = list(dict.fromkeys((*rows, *reversed(backward))))
             self._lose(table, f"table {table} cannot be read to its end: {error}")
         return rows
