@@ -4,22 +4,15 @@ A property is the header ``txmq.<property>``, its value as text. A header of the
 is UTF-8, bytes are as they are, null is null, anything else is JSON. ``txmq.types`` names the AMQP types of
 those that are not text. The exchange is a header too, absent for the default one.
 
-What AMQP cannot hold of a record of another client is the header ``x-kafka-headers``, a list of names and
-values: a name that occurs twice (the last value is a header too), or is too long, or has a meaning in AMQP
-that its value does not fit. It becomes headers of Kafka again, so such a record is relayed and rejected as it
-was.
-
 Not here: the routing key, which is the record's key, and the body.
 Invariant: ``to_message(of_message(exchange, properties)) == (exchange, properties)``, byte by byte, up to the
-order of headers. ``of_message(*to_message(pairs))`` are ``pairs`` for any headers of another client, up to
-the order of names.
+order of headers. Any headers of another client are a message: what does not fit is an ordinary header.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -42,10 +35,7 @@ EXCHANGE = f"{PREFIX}exchange"
 # JSON object: header of the user -> its type, where that is not text. A letter of message/field_table.py; for
 # a table an object with the types of its members, for an array a list of them, where null is text
 TYPES = f"{PREFIX}types"
-FOREIGN = "x-kafka-headers"
-PROPERTIES = {
-    f"{PREFIX}{name}": name for name in NAMES if name not in ("headers", "expiration")
-}  # header -> property
+PROPERTIES = {f"{PREFIX}{name}": name for name in NAMES if name != "headers"}  # header -> property
 
 Pair = tuple[str, bytes | None]
 
@@ -69,11 +59,6 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
     pairs: list[Pair] = [(EXCHANGE, exchange.encode())] if exchange else []
     if not properties:
         return pairs
-    user = raw_headers(properties)
-    foreign = _foreign_of(user[FOREIGN]) if FOREIGN in user else []
-    if foreign:
-        del user[FOREIGN]
-    again = {name for name, _ in foreign}
     known = Properties.decode(properties)
     if known.expiration is not None:
         raise OptionError(
@@ -85,9 +70,7 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
         if value is not None:
             pairs.append((header, str(value).encode()))
     types: dict[str, object] = {}
-    for name, raw in user.items():
-        if name in again:
-            continue
+    for name, raw in raw_headers(properties).items():
         if name.startswith(PREFIX):
             raise OptionError(
                 f"the header {name!r} begins with {PREFIX!r}, as those of txmq do", "give it another name"
@@ -98,15 +81,13 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
             types[name] = kind
     if types:
         pairs.append((TYPES, _json(types)))
-    return [*(pair for pair in pairs if pair[0] not in again), *foreign]
+    return pairs
 
 
 def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
-    """Returns exchange and encoded properties."""
-    pairs = list(pairs)
+    """Returns exchange and encoded properties. Of several headers with one name the last holds."""
     found = dict(pairs)
-    twice = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
-    exchange = (_taken(found, EXCHANGE) if found.get(EXCHANGE) else None) or ""
+    exchange = _taken(found, EXCHANGE) or ""
     types = _types(found)
     values: dict[str, Any] = {
         name: value
@@ -114,34 +95,10 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
         if header in found and (value := _property(found, header, name)) is not None
     }
     properties = Properties(**values).encode()
-    if not found and not twice:
+    if not found:
         return exchange, properties
-    raw = {name: _read(value, types.get(name)) for name, value in found.items()}
-    unfit = {name for name, value in raw.items() if not _fits(name, value)}
-    foreign = [pair for pair in pairs if pair[0] in unfit or pair[0] in twice]
-    raw = {name: value for name, value in raw.items() if name not in unfit}
-    if foreign:
-        raw[FOREIGN] = encode_value([{"name": name, "value": value} for name, value in foreign], "", 0)
+    raw = {_short(name): _read(value, types.get(name)) for name, value in found.items()}
     return exchange, with_raw_headers(properties, raw)
-
-
-def _fits(name: str, raw: bytes) -> bool:
-    """Whether it can be a header of AMQP: the keys under CC and BCC are a list, and BCC is not delivered."""
-    if name in ("CC", "BCC"):
-        return name == "CC" and raw[:1] == b"A"
-    return name != FOREIGN and not name.startswith(PREFIX) and len(name.encode()) <= _MAX_NAME
-
-
-def _foreign_of(raw: bytes) -> list[Pair]:
-    """Headers of a record as it had them; [] for a header that only has the name."""
-    found: list[Pair] = []
-    listed = FieldReader(raw).value(0)
-    for each in listed if isinstance(listed, list) else ():
-        name, value = (each.get("name"), each.get("value")) if isinstance(each, dict) else (None, None)
-        if not isinstance(name, str) or not (value is None or isinstance(value, bytes)):
-            return []
-        found.append((name, value))
-    return found
 
 
 def _taken(found: dict[str, bytes | None], header: str) -> str | None:
@@ -165,8 +122,6 @@ def _property(found: dict[str, bytes | None], header: str, name: str) -> str | i
     bits = 64 if name == "timestamp" else 8
     if value is None or not value.isdigit() or len(value) > 20 or int(value) >= 1 << bits:
         return None
-    if str(int(value)).encode() != value:  # it would not come back as it was
-        return None
     del found[header]
     return int(value)
 
@@ -183,6 +138,10 @@ def _types(found: dict[str, bytes | None]) -> dict[str, object]:
     return types
 
 
+def _short(name: str) -> str:
+    return name.encode()[:_MAX_NAME].decode(errors="ignore")
+
+
 # -- a value of AMQP as bytes on Kafka, and its type ---------------------------------------------------------
 
 
@@ -193,7 +152,7 @@ def _written(raw: bytes) -> tuple[bytes | None, Any]:
             return None, None
         case b"S" | b"x":
             content = raw[5:]
-            return content, (None if (raw[:1] == b"S") == _is_text(content) else raw[:1].decode())
+            return content, (None if raw[:1] == b"S" and _is_text(content) else raw[:1].decode())
     value, kind = _described(FieldReader(raw))
     return (value.encode() if kind == "D" else _json(value)), kind
 

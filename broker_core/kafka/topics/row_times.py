@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_core.errors import DataLoss
 from broker_core.kafka.cluster.client import Client
-from broker_core.kafka.protocol.port import EARLIEST, TopicPartition
+from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.decode import decode
 
 
@@ -17,22 +16,8 @@ def committed_ms(
     client: Client, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> list[int]:
     """Returns the timestamp of the first row of each log from its position on, where there is one below its
-    end. Whether rows may be lost is decided by who reads them: of a position that retention has deleted, the
-    first row that is left counts. Raises AccessRefused; DataLoss for a position behind the end of its log.
+    end. Raises AccessRefused, DataLoss.
     """
-    try:
-        return _committed_ms(client, positions, ends)
-    except DataLoss:
-        begins = client.offsets(dict.fromkeys(positions, EARLIEST))
-        left = {log: max(at, begins[log]) for log, at in positions.items()}
-        if left == positions:
-            raise
-        return committed_ms(client, left, ends)  # again, because retention may go on
-
-
-def _committed_ms(
-    client: Client, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> list[int]:
     found: list[int] = []
     waiting = {log: at for log, at in positions.items() if at < ends[log]}
     while waiting:

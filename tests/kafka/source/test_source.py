@@ -230,19 +230,6 @@ def test_too_few_rows_wait_until_the_oldest_is_old(bench: SourceBench) -> None:
     assert claim(source, {"orders/0": 1, "orders/1": 2}, Limit(min_rows=5))["orders/0"] == 6
 
 
-def test_too_few_rows_wait_for_what_retention_has_left(bench: SourceBench) -> None:
-    """The question how old the rows are does not decide whether some may be lost: who reads them does."""
-    source = bench.source()
-    bench.send(0, *[b"x"] * 3, timestamp=now_ms() - 10_000)
-    end = claim(source)
-    bench.send(0, b"deleted", timestamp=now_ms() - 10_000)
-    bench.send(0, b"kept", timestamp=now_ms())
-    bench.client.delete_records({TopicPartition(QUEUE, 0): 4})
-    assert claim(source, end, Limit(min_rows=5, max_delay_s=5)) == end
-    bench.send(0, *[b"y"] * 5)
-    assert claim(source, end, Limit(min_rows=5, max_delay_s=5))["orders/0"] == 10
-
-
 # -- acks ----------------------------------------------------------------------------------------------------
 
 
