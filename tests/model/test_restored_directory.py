@@ -2,7 +2,7 @@
 of the checkpoint: nothing is lost, or the query stops before anything is consumed (crash row 21).
 
 The real source, sinks and engine over Spark's loop (``driver.py``). After each step the world checks that nothing
-is consumed that is not decided (``world.py``). Real Spark with a real backup: tests/spark/test_restored_copy.py.
+is consumed that is not decided (``world.py``). A real backup: tests/server/test_backup_restored.py.
 """
 
 from __future__ import annotations
