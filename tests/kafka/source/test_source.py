@@ -230,6 +230,43 @@ def test_too_few_rows_wait_until_the_oldest_is_old(bench: SourceBench) -> None:
     assert claim(source, {"orders/0": 1, "orders/1": 2}, Limit(min_rows=5))["orders/0"] == 6
 
 
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit(),
+        Limit(max_rows=100),
+        Limit(max_bytes=10_000),
+        Limit(end={"orders/0": 6, "orders/1": 1}),
+        Limit(min_rows=1),
+        Limit(min_rows=100, max_delay_s=5),
+        Limit(min_rows=100, max_delay_s=5, max_rows=100, max_bytes=10_000),
+    ],
+)
+@pytest.mark.parametrize("lost", [1, 3, 6])  # all of the claim, some of it, all that is there
+def test_s4_a_limit_does_not_decide_what_a_lost_row_means(
+    bench: SourceBench, limit: Limit, fails: bool, lost: int
+) -> None:
+    source = bench.source()
+    bench.send(0, b"a", timestamp=now_ms() - 10_000)
+    bench.send(1, b"b", timestamp=now_ms() - 10_000)
+    start = claim(source)
+    bench.send(0, *[b"%d" % number for number in range(5)], timestamp=now_ms() - 10_000)
+    bench.client.delete_records({TopicPartition(QUEUE, 0): lost})
+    end = claim(source, start, limit)
+    if lost == 6 and limit.max_delay_s is not None:
+        assert end == start  # no row is left that could be old
+        bench.send(1, b"c", timestamp=now_ms() - 10_000)
+        end = claim(source, start, limit)
+    assert end["orders/0"] == 6
+    ranges = source.resolve(APP, start, end)
+    if fails and lost > 1:
+        with pytest.raises(errors.DataLoss, match=f"is lost: Kafka has {lost} to 6"):
+            read(source, ranges)
+    else:
+        assert read(source, ranges, fail=fails)[: 6 - lost] == [b"%d" % n for n in range(lost - 1, 5)]
+
+
 # -- acks ----------------------------------------------------------------------------------------------------
 
 
