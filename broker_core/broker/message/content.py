@@ -120,6 +120,10 @@ def _check_properties(properties: bytes) -> None:
             "which a frame of AMQP can have: "
             "put it into the body",
         )
+    _check_values(properties)
+
+
+def _check_values(properties: bytes) -> None:
     check(properties)
     mode = delivery_mode(properties)
     if mode not in _DELIVERY_MODES:
@@ -135,9 +139,10 @@ def _check_properties(properties: bytes) -> None:
 _known_properties = lru_cache(maxsize=4096)(_check_properties)  # an exception is not cached
 
 
-def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, null_bodies: bool = False) -> None:
+def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kafka: bool = False) -> None:
     """Like ``check_properties``, for a block of MESSAGE_SCHEMA, and no body is larger than ``body_bytes``, or
-    null, unless ``null_bodies``. Raises the error of its first bad row, or OptionError, both naming the row.
+    null. ``on_kafka``: where a body may be null, and keys and properties may be larger than in AMQP. Raises
+    the error of its first bad row, or OptionError, both naming the row.
 
     Arrow data comes from another process, so it is validated before anything else is asked of it.
     """
@@ -150,11 +155,12 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, null_b
     except ValueError as error:
         raise OptionError(f"the rows to publish are damaged: {error}; send them again") from None
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        if column.null_count and not (null_bodies and name == "body"):
+        if column.null_count and not (on_kafka and name == "body"):
             raise OptionError(f"row {pc.index(column.is_null(), True).as_py()} has no {name} (null)")
     if rows.num_rows == 0:
         return
-    _check_keys(rows)
+    if not on_kafka:
+        _check_keys(rows)
     sizes = pc.binary_length(rows.column("body"))
     if (pc.max(sizes).as_py() or 0) > body_bytes:
         row = pc.index(pc.greater(sizes, body_bytes), True).as_py()
@@ -167,7 +173,10 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, null_b
         return
     for encoded in properties.unique().to_pylist():
         try:
-            check_properties(encoded)
+            if on_kafka and len(encoded) > PROPERTIES_BYTES:
+                _check_values(encoded)
+            else:
+                check_properties(encoded)
         except TxmqError as error:
             row = pc.index(properties, pa.scalar(encoded, pa.binary())).as_py()
             raise type(error)(f"row {row}: {error.message}") from error

@@ -4,9 +4,14 @@ A property is the header ``txmq.<property>``, its value as text. A header of the
 is UTF-8, bytes are as they are, null is null, anything else is JSON. ``txmq.types`` names the AMQP types of
 those that are not text. The exchange is a header too, absent for the default one.
 
+A pair of another client that no header of a message can be (its name is longer than 255 bytes, is one of
+ours, steers the broker, or comes again) is in the list OTHERS, which is text, so that it survives a map of
+strings.
+
 Not here: the routing key, which is the record's key, and the body.
 Invariant: ``to_message(of_message(exchange, properties)) == (exchange, properties)``, byte by byte, up to the
-order of headers. Any headers of another client are a message: what does not fit is an ordinary header.
+order of headers. Any headers of another client are a message, of which ``of_message`` makes the same headers,
+up to the order of names.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from broker_core.errors import OptionError, ProtocolError
+from broker_core.broker.routing.carbon_copy import carbon_copies
+from broker_core.errors import OptionError, ProtocolError, TxmqError
 from broker_core.message.field_table import (
     MAX_NESTING,
     NUMBERS,
@@ -36,6 +42,9 @@ EXCHANGE = f"{PREFIX}exchange"
 # a table an object with the types of its members, for an array a list of them, where null is text
 TYPES = f"{PREFIX}types"
 PROPERTIES = {f"{PREFIX}{name}": name for name in NAMES if name != "headers"}  # header -> property
+# of a message: JSON list of [name, value], where a value that is no text is {"hex": its bytes}, or null
+OTHERS = "x-kafka-headers"
+_CHANGED = {OTHERS, "BCC", "x-delivery-count"}  # what a publish or a death takes from a message
 
 Pair = tuple[str, bytes | None]
 
@@ -44,6 +53,7 @@ _MAX_NAME = 255  # bytes of the name of a header in AMQP
 _WRONG = (
     ValueError,
     TypeError,
+    LookupError,
     AttributeError,
     struct.error,
     RecursionError,
@@ -70,7 +80,12 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
         if value is not None:
             pairs.append((header, str(value).encode()))
     types: dict[str, object] = {}
-    for name, raw in raw_headers(properties).items():
+    found = raw_headers(properties)
+    if (others := _others(found.get(OTHERS))) is not None:
+        # first: of several headers with one name the last is that of the message
+        pairs = [*others, *pairs]
+        del found[OTHERS]
+    for name, raw in found.items():
         if name.startswith(PREFIX):
             raise OptionError(
                 f"the header {name!r} begins with {PREFIX!r}, as those of txmq do", "give it another name"
@@ -85,10 +100,15 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
 
 
 def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
-    """Returns exchange and encoded properties. Of several headers with one name the last holds."""
-    found = dict(pairs)
+    """Returns exchange and encoded properties. Of several headers with one name the last holds; the others
+    are in OTHERS.
+    """
+    pairs = list(pairs)
+    found, others = dict(pairs), []
+    if len(found) < len(pairs):
+        last = {name: at for at, (name, _) in enumerate(pairs)}
+        others = [pair for at, pair in enumerate(pairs) if last[pair[0]] != at]
     exchange = _taken(found, EXCHANGE) or ""
-    types = _types(found)
     values: dict[str, Any] = {
         name: value
         for header, name in PROPERTIES.items()
@@ -96,9 +116,60 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
     }
     properties = Properties(**values).encode()
     if not found:
-        return exchange, properties
-    raw = {_short(name): _read(value, types.get(name)) for name, value in found.items()}
+        return exchange, (with_raw_headers(properties, {OTHERS: _list_of(others)}) if others else properties)
+    types = _types(found)
+    raw: dict[str, bytes] = {}
+    for pair in found.items():
+        read = _read(pair[1], types.get(pair[0]))
+        if _is_ordinary(pair[0], read):
+            raw[pair[0]] = read
+        else:
+            others.append(pair)
+    if others:
+        raw[OTHERS] = _list_of(others)
     return exchange, with_raw_headers(properties, raw)
+
+
+def _is_ordinary(name: str, value: bytes) -> bool:
+    """Whether a message can have the header, is published with it as with others, and rejected with it."""
+    if name in _CHANGED or name.startswith(PREFIX):
+        return False
+    if name == "x-death":
+        return value[:1] == b"A"
+    if name == "CC":
+        try:
+            carbon_copies(with_raw_headers(b"", {name: value}))
+        except TxmqError:
+            return False
+    return len(name) * 4 <= _MAX_NAME or len(name.encode()) <= _MAX_NAME
+
+
+def _list_of(others: list[Pair]) -> bytes:
+    listed = [
+        (name, value.decode() if value is not None and _is_text(value) else value and {"hex": value.hex()})
+        for name, value in others
+    ]
+    return b"S" + sized(_json(listed))
+
+
+def _others(raw: bytes | None) -> list[Pair] | None:
+    """The inverse of :func:`_list_of`; None for what is none: the header of somebody else."""
+    if raw is None or raw[:1] != b"S":
+        return None
+    try:
+        return [(_utf8(name), _bytes(value)) for name, value in json.loads(raw[5:])]
+    except _WRONG:
+        return None
+
+
+def _utf8(name: str) -> str:
+    return name.encode().decode()  # raises for half a surrogate, which JSON can have
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode()
+    return bytes.fromhex(value["hex"])
 
 
 def _taken(found: dict[str, bytes | None], header: str) -> str | None:
@@ -115,31 +186,41 @@ def _taken(found: dict[str, bytes | None], header: str) -> str | None:
 
 
 def _property(found: dict[str, bytes | None], header: str, name: str) -> str | int | None:
-    """As :func:`_taken`, for a property."""
+    """As :func:`_taken`, for a property; leaves one that no message on Kafka has."""
+    if name == "expiration":
+        return None
     if name not in _NUMERIC:
         return _taken(found, header)
     value = found[header]
     bits = 64 if name == "timestamp" else 8
     if value is None or not value.isdigit() or len(value) > 20 or int(value) >= 1 << bits:
         return None
+    if str(int(value)).encode() != value or (name == "delivery_mode" and value not in (b"1", b"2")):
+        return None
     del found[header]
     return int(value)
 
 
 def _types(found: dict[str, bytes | None]) -> dict[str, object]:
-    """Removes the header TYPES and returns what it says; leaves it where txmq did not write it."""
-    try:
-        types = json.loads(found.get(TYPES) or b"")
-    except _WRONG:
+    """Removes the header TYPES and returns what it says; leaves it where it is not what txmq writes of these
+    headers.
+    """
+    if TYPES not in found:
         return {}
-    if not isinstance(types, dict):
+    try:
+        types = json.loads(found[TYPES] or b"")
+        if not types or not isinstance(types, dict) or _json(types) != found[TYPES]:
+            return {}
+        if list(types) != [name for name in found if name in types]:
+            return {}
+        for name, kind in types.items():
+            read = _read(found[name], kind)
+            if kind is None or _written(read) != (found[name], kind) or not _is_ordinary(name, read):
+                return {}
+    except _WRONG:
         return {}
     del found[TYPES]
     return types
-
-
-def _short(name: str) -> str:
-    return name.encode()[:_MAX_NAME].decode(errors="ignore")
 
 
 # -- a value of AMQP as bytes on Kafka, and its type ---------------------------------------------------------

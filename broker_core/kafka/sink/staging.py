@@ -137,7 +137,7 @@ class KafkaStaging:
         if self._begins_again(header):
             target = cache(partial(target, fresh=True))
         for part in parts(rows, header, null_bodies=True):
-            check_rows(part, null_bodies=True)
+            check_rows(part, on_kafka=True)
             copies, part = copies_of_rows(part)
             with self._lock:  # one topology for all threads
                 routed = self._topology.route(part, copies)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 from decimal import Decimal
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from broker_core.broker.message.content import check_rows
+from broker_core.broker.routing.carbon_copy import copies_of_rows
 from broker_core.errors import OptionError
 from broker_core.kafka.record import headers
 from broker_core.message.field_table import NUMBERS, Long, Timestamp, encode_short_string, sized
+from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import NAMES, Properties, raw_headers, with_raw_headers
+from broker_core.message.x_death import Death
+from connector.reject.dead_letters import dead_lettered
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 short = texts.filter(lambda text: len(text.encode()) <= 255)
@@ -63,7 +70,7 @@ properties = st.builds(
         for name in NAMES
         if name not in ("headers", "delivery_mode", "priority", "timestamp", "expiration")
     },
-    delivery_mode=st.none() | st.integers(0, 255),
+    delivery_mode=st.none() | st.sampled_from([1, 2]),  # others are refused before
     priority=st.none() | st.integers(0, 255),
     timestamp=st.none() | st.integers(0, 2**64 - 1),
 )
@@ -81,6 +88,7 @@ pairs = st.lists(
     st.tuples(
         st.one_of(
             st.sampled_from([headers.EXCHANGE, headers.TYPES, *headers.PROPERTIES, "a", "b", "n" * 300]),
+            st.sampled_from(["CC", "BCC", "x-death", "x-delivery-count", headers.OTHERS, "txmq.a"]),
             texts,
         ),
         st.one_of(
@@ -103,18 +111,65 @@ pairs = st.lists(
 )
 
 
+def in_order(found: Iterable[headers.Pair]) -> dict[str, list[bytes | None]]:
+    """The values of each name; order among names is not kept."""
+    by_name: dict[str, list[bytes | None]] = {}
+    for name, value in found:
+        by_name.setdefault(name, []).append(value)
+    return by_name
+
+
+def publishable(encoded: bytes) -> bool:
+    """What a publish on Kafka does with properties before it makes headers of them."""
+    rows = [{"exchange": "", "routing_key": "q", "body": b"", "properties": encoded}]
+    block = pa.RecordBatch.from_pylist(rows, schema=MESSAGE_SCHEMA)
+    check_rows(block, on_kafka=True)
+    return bool(copies_of_rows(block)[1].column("properties")[0].as_py() == encoded)
+
+
 @given(pairs)
-def test_headers_of_any_client_are_a_message(found: list[headers.Pair]) -> None:
+@example([("BCC", b"x"), ("CC", b"x"), ("h", b"1"), ("h", b"2"), ("h", b"2")])
+@example(
+    [("txmq.foo", b"1"), ("txmq.expiration", b"5"), ("txmq.delivery_mode", b"3"), ("txmq.priority", b"07")]
+)
+@example([("n" * 255 + "a", b"1"), ("n" * 255 + "b", b"2"), ("big", b"x" * 300_000), (headers.OTHERS, b"[]")])
+@example([("CC", b'["' + b"k" * 300 + b'"]'), (headers.TYPES, b'{"CC":[null]}')])
+@example([("BCC", b'["q"]'), (headers.TYPES, b'{"BCC":[null]}')])
+@example([("x-death", b"x"), ("x-delivery-count", b"1"), (headers.OTHERS, b'[["h","1"]]')])
+def test_headers_of_any_client_are_relayed_and_rejected_as_they_are(found: list[headers.Pair]) -> None:
     exchange, encoded = headers.to_message(found)
-    known = Properties.decode(encoded)
     assert with_raw_headers(encoded, raw_headers(encoded)) == encoded
-    ours = {headers.EXCHANGE, headers.TYPES, *headers.PROPERTIES}
-    assert {name.encode()[:255].decode(errors="ignore") for name, _ in found if name not in ours} <= set(
-        known.headers
-    )
-    last = dict(found)
-    if (last.get(headers.EXCHANGE) or b"") and not exchange:
-        assert headers.EXCHANGE in known.headers
+    assert publishable(encoded)
+    wanted, again = in_order(found), in_order(headers.of_message(exchange, encoded))
+    types = again.pop(headers.TYPES, [])  # txmq says there which are no text
+    assert types[: len(wanted.get(headers.TYPES, []))] == wanted.pop(headers.TYPES, [])
+    assert again == wanted
+    death = Death("q", "rejected", Timestamp(1), exchange, "key")
+    dead = dead_lettered(encoded, death, "why", keeps_key=True)
+    assert publishable(dead)
+    for _ in range(2):  # also of what is read again
+        after = in_order(headers.of_message(exchange, dead))
+        for name, values in in_order(found).items():
+            if name not in (headers.TYPES, "txmq.user_id"):  # the app publishes it
+                assert after[name][: len(values)] == values
+        exchange, dead = headers.to_message(headers.of_message(exchange, dead))
+        dead = dead_lettered(dead, death, "why", keeps_key=True)
+
+
+def test_the_list_of_other_headers_survives_a_map_of_strings() -> None:
+    found: list[headers.Pair] = [("h", b"1"), ("h", b"\xff"), ("h", None), ("h", b"4"), ("BCC", "é".encode())]
+    _, encoded = headers.to_message(found)
+    values = Properties.decode(encoded).headers
+    assert values == {"h": "4", headers.OTHERS: '[["h","1"],["h",{"hex":"ff"}],["h",null],["BCC","é"]]'}
+    assert in_order(headers.of_message("", Properties(headers=values).encode())) == in_order(found)
+
+
+@pytest.mark.parametrize(
+    "value", ["x", "5", "[5]", '[["a",5]]', '[["\\ud800","1"]]', '[["a",{"hex":"x"}]]', 5]
+)
+def test_a_list_of_other_headers_that_is_none_is_a_header(value: object) -> None:
+    pairs = headers.of_message("", Properties(headers={headers.OTHERS: value}).encode())
+    assert pairs[0] == (headers.OTHERS, str(value).encode())
 
 
 def test_what_other_clients_see() -> None:
@@ -151,18 +206,20 @@ def test_what_other_clients_send() -> None:
     assert headers.to_message([]) == ("", b"")
     assert read(("a", b"1"), ("a", b"2"), ("b", b"\xff"), ("c", None)) == (
         "",
-        Properties(headers={"a": "2", "b": b"\xff", "c": None}),
+        Properties(headers={"a": "2", "b": b"\xff", "c": None, headers.OTHERS: '[["a","1"]]'}),
     )
     assert read(("txmq.priority", b"9"), ("txmq.exchange", b"e")) == ("e", Properties(priority=9))
     assert read(("txmq.priority", b"900"), ("txmq.exchange", b"\xff")) == (
         "",
-        Properties(headers={"txmq.priority": "900", "txmq.exchange": b"\xff"}),
+        Properties(headers={headers.OTHERS: '[["txmq.priority","900"],["txmq.exchange",{"hex":"ff"}]]'}),
     )
-    assert read(("when", b"5"), ("no", b"x"), ("txmq.types", b'{"when":"T","no":"I"}')) == (
+    assert read(("when", b"5"), ("txmq.types", b'{"when":"T"}')) == (
         "",
-        Properties(headers={"when": Timestamp(5), "no": "x"}),
+        Properties(headers={"when": Timestamp(5)}),
     )
-    assert read(("txmq.types", b"[]")) == ("", Properties(headers={"txmq.types": "[]"}))
+    _, wrong = read(("when", b"5"), ("no", b"x"), ("txmq.types", b'{"when":"T","no":"I"}'))
+    assert (wrong.headers["when"], wrong.headers["no"]) == ("5", "x")
+    assert read(("txmq.types", b"[]")) == ("", Properties(headers={headers.OTHERS: '[["txmq.types","[]"]]'}))
 
 
 def test_what_kafka_cannot_keep_is_refused() -> None:
