@@ -14,7 +14,7 @@ import binascii
 import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from broker_core.errors import OptionError
@@ -22,7 +22,7 @@ from broker_core.errors import OptionError
 _PREFIX = "$scrypt$"
 _RABBIT = {"$rabbit_sha256$": hashlib.sha256, "$rabbit_sha512$": hashlib.sha512}
 _RABBIT_SALT_BYTES = 4
-_SALT_BYTES, _HASH_BYTES = 16, 32
+_SALT_BYTES, _HASH_BYTES, _MOST_HASH_BYTES = 16, 32, 64
 _UNMATCHED = bytes(_HASH_BYTES)  # no password is known to have this digest
 _MAX_MEMORY = 256 * 1024 * 1024
 MAX_BYTES = 1024  # of a password
@@ -80,14 +80,30 @@ def check_hash(text: str) -> None:
     _parse(text)
 
 
-def is_right(password: str, text: str) -> bool:
-    """Whether ``text`` is a hash of ``password``, in a time that depends on the hash alone."""
+def cost_of(text: str) -> Cost:
+    """Of a check with this hash."""
     known = _parse(text)
+    return COST if isinstance(known, _Rabbit) else known.cost
+
+
+def is_right(password: str, text: str | None, costs: Collection[Cost] = ()) -> bool:
+    """Whether ``text`` is a hash of ``password``; None is the hash of none. The work is one scrypt of each of
+    ``costs``, whatever ``text`` is, if its own cost is among them.
+    """
+    known = None if text is None else _parse(text)
+    own = known.cost if isinstance(known, _Hash) else COST
+    salt = bytes(_SALT_BYTES) if known is None else known.salt
     given = password.encode(errors="surrogateescape")
+    made = {
+        cost: _scrypt(given[:MAX_BYTES], salt, cost, _MOST_HASH_BYTES) for cost in sorted(costs or (own,))
+    }
+    if known is None:
+        return False
     if isinstance(known, _Rabbit):
-        _scrypt(given[:MAX_BYTES], known.salt, COST, _HASH_BYTES)  # so that the time tells nothing
         return hmac.compare_digest(known.hash(known.salt + given).digest(), known.digest)
-    digest = _scrypt(given[:MAX_BYTES], known.salt, known.cost, len(known.digest))
+    if own not in made:  # the users have changed meanwhile
+        made[own] = _scrypt(given[:MAX_BYTES], salt, own, _MOST_HASH_BYTES)
+    digest = made[own][: len(known.digest)]  # a shorter output of scrypt is the beginning of a longer one
     return hmac.compare_digest(digest, known.digest) and len(given) <= MAX_BYTES and b"\0" not in given
 
 
@@ -159,7 +175,7 @@ def _parse(text: str) -> _Hash | _Rabbit:
         or not 1 <= cost.p <= 16
         or 128 * cost.r << cost.ln > _MAX_MEMORY
         or not 8 <= len(known.salt) <= 64
-        or not 16 <= len(known.digest) <= 64
+        or not 16 <= len(known.digest) <= _MOST_HASH_BYTES
     ):
         raise OptionError("a hash of a password has parameters that are not supported")
     return known

@@ -5,9 +5,10 @@ Not here: who calls, and by which door (``logins.py``), how a password is hashed
 A password that was right is remembered by a keyed digest, until the user has another one: it costs no scrypt.
 Everything else waits for its turn (``login_queue.py``, ``throttle.py``) and is checked in one of two threads,
 so that no door is blocked.
-Invariant: a right password is answered only when a wrong one in its place would be checked: else its answer,
-which is quicker, or is one at all, would tell a guesser more than the throttle permits. An unknown user
-costs the same time as a wrong password, and its refusal has the same text. A log never has a password.
+Invariant: a check is one scrypt of each cost that a hash of any user has, whoever it is for, so that its time
+tells nothing of the user. A right password is answered only when a wrong one in its place would be checked:
+else its answer, which is quicker, or is one at all, would tell a guesser more than the throttle permits. An
+unknown user costs the same as a wrong password, and its refusal has the same text. A log has no password.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ logger = logging.getLogger("txmq.access")
 THREADS = 2  # of scrypt
 REMEMBERED = 10_000
 TOLD_S = 1.0  # between two lines in the log about logins that are not checked
-UNKNOWN = passwords.unmatched()  # with which the password of an unknown user is compared
 TOKEN_ONLY = (
     "this broker serves only those who have its token",
     "name its data directory with data=DIR, as the user that it belongs to",
@@ -60,6 +60,7 @@ class PasswordChecks:
         self._secret = os.urandom(32)
         self._given = {name: self._kept(name, text) for name, text in given.items()}
         users.given = frozenset(self._given)
+        self._found_costs: tuple[object, frozenset[passwords.Cost]] = (None, frozenset())
         self._throttle = Throttle(self._secret)
         self._queue = LoginQueue(self._throttle)
         self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
@@ -180,9 +181,9 @@ class PasswordChecks:
             if kept is not None and kept.startswith("="):
                 right = hmac.compare_digest(kept[1:], login.digest.hex())
                 if not right:
-                    passwords.is_right(login.password, UNKNOWN)
+                    passwords.is_right(login.password, None, self._costs())
             else:
-                right = passwords.is_right(login.password, kept or UNKNOWN) and kept is not None
+                right = passwords.is_right(login.password, kept, self._costs())
         why = "" if right else WRONG
         if self._users.default and user == DEFAULT_USER and login.password == DEFAULT_USER:
             why = f"user '{DEFAULT_USER}' can only connect via localhost"
@@ -247,6 +248,20 @@ class PasswordChecks:
             return given
         record = self._users.by_name.get(user)
         return record.password_hash if record is not None and record.password_hash else None
+
+    def _costs(self) -> frozenset[passwords.Cost]:
+        """Of all hashes that a password may be compared with."""
+        epoch, costs = self._found_costs
+        if epoch is not self._users.epoch:
+            epoch = self._users.epoch
+            records = tuple(self._users.by_name.values())
+            kept = [each.password_hash for each in records if each.password_hash]
+            hashes = {
+                text.rsplit("$", 2)[0]: text for text in (*kept, *self._given.values()) if text[0] == "$"
+            }
+            costs = frozenset(map(passwords.cost_of, hashes.values())) or frozenset({passwords.COST})
+            self._found_costs = epoch, costs
+        return costs
 
     def _kept(self, user: str, text: str) -> str:
         return text if passwords.is_hash(text) else "=" + self.digest(user, text).hex()

@@ -5,6 +5,8 @@ Not here: permissions (``interop/test_permissions.py``, ``flight/test_flight_per
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import threading
@@ -13,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pyarrow.flight
 import pytest
@@ -306,7 +309,6 @@ def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bound
     """The attacker guesses for others from the address of the honest one, and for it from elsewhere."""
     add(broker, "honest")
     checks = broker._logins._checks
-    monkeypatch.setattr(password_checks, "UNKNOWN", passwords.unmatched(CHEAP))
     with connect(broker, "honest") as client:
         client.opened(1)
         client.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
@@ -911,3 +913,44 @@ def test_a_call_from_elsewhere_needs_a_login_and_one_with_the_token_none() -> No
     ):
         with pytest.raises(errors.LoginRefused):
             refused()
+
+
+def test_a_check_is_the_same_work_for_every_user_whatever_hash_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for nobody: its time tells neither that a user is there nor how its password is kept."""
+    salted = b"salt" + hashlib.sha256(b"salt" + PASSWORD.encode()).digest()
+    hashes = {
+        "own": passwords.hashed(PASSWORD),
+        "cheap": passwords.hashed(PASSWORD, CHEAP),
+        "dear": passwords.hashed(PASSWORD, passwords.Cost(15)),
+        "rabbit": passwords.of_rabbitmq("rabbit_password_hashing_sha256", base64.b64encode(salted).decode()),
+        "none": passwords.unmatched(),
+    }
+    work: list[tuple[int, int, int, int]] = []
+    scrypt = hashlib.scrypt
+
+    def counted(password: bytes, *, n: int, r: int, p: int, dklen: int, **more: Any) -> bytes:
+        work.append((n, r, p, dklen))
+        return scrypt(password, n=n, r=r, p=p, dklen=dklen, **more)
+
+    with Broker.open(tmp_path / "data") as broker:
+        for user, text in hashes.items():
+            broker.accounts.add_user(user, text)
+        checks = password_checks.PasswordChecks(
+            broker.engine.state.users, Audit(), {"given": PASSWORD, "file": hashes["cheap"]}, True
+        )
+        monkeypatch.setattr(hashlib, "scrypt", counted)
+        done: dict[tuple[str, bool], list[tuple[int, int, int, int]]] = {}
+        for at, user in enumerate((*hashes, "given", "file", "nobody")):
+            for password in ("wrong", PASSWORD):
+                work.clear()
+                right = password == PASSWORD and user not in ("none", "nobody")
+                answer = checks.ask(user, password, f"192.0.{at}.{right:d}")
+                assert (answer.exception(600) is None) == right
+                if user != "given" or not right:  # a plain password is right without one
+                    done[user, right] = list(work)
+        checks.close()
+    assert {tuple(each) for each in done.values()} == {
+        ((16, 8, 1, 64), (1 << 14, 8, 1, 64), (1 << 15, 8, 1, 64))
+    }
