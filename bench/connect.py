@@ -47,7 +47,7 @@ def main(remote: str, url: str, folder: str) -> None:
     rates: tuple[list[float], list[float]] = ([], [])
     for number in range(REPETITIONS):
         begun = time.monotonic()
-        both = appends(spark, url, Path(folder), BATCHES, ROWS, 2, lineage="bench")
+        both = appends(spark, url, Path(folder), BATCHES, ROWS, 2)
         for found, progress in zip(rates, both, strict=True):
             # without the first batch; the rows are those of the table: a batch may be read more than once
             assert len(progress) == BATCHES, progress

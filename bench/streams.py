@@ -136,8 +136,6 @@ def appends(
     batches: int,
     rows: int,
     tasks: int,
-    *,
-    lineage: str | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The progress of foreachBatch with ``tx.append``, and with a plain append, to tables that exist."""
     name = f"append-{next(_count)}"
@@ -157,7 +155,7 @@ def appends(
         batch.selectExpr(*columns).write.format("delta").mode("append").save(tables["plain"])
 
     reference = run(frame().writeStream.foreachBatch(plain), folder, batches * rows, batches)
-    each = txmq.transactional(once, url=url, app_id=name, lineage=lineage)
+    each = txmq.transactional(once, url=url, app_id=name)
     found = run(frame().writeStream.foreachBatch(each), folder, batches * rows, batches)
     counts = [spark.read.format("delta").load(table).count() for table in tables.values()]
     assert counts == [batches * rows] * 2, counts

@@ -123,7 +123,7 @@ class ReadTicket:
     """One task's slice of a claimed range.
 
     ``ranges`` is the whole range of the micro-batch, over all logs; ``query_id``/``batch_id`` come from the
-    TaskContext (empty and -1 on Spark Connect: then nothing is recorded, and the commit consumes nothing).
+    TaskContext (empty and -1 where it does not know them: then nothing is recorded).
     """
 
     app_id: str
@@ -358,12 +358,9 @@ class Sink(Protocol):
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
-        consumes: bool = True,
     ) -> Opened:
         """Returns a token for a new attempt (``token``, if the caller made one), or the entry of a decided
-        batch (C1).
-
-        ``consumes`` False: Spark Connect, where no range is known. Raises LineageConflict, BatchGap.
+        batch (C1). Raises LineageConflict, BatchGap.
         """
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -383,7 +380,6 @@ class Sink(Protocol):
         branches: Sequence[StagedBranch],
         *,
         on_unroutable: Literal["fail", "drop"] = "fail",
-        consumes: bool = True,
         opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         """Decides a batch (C4), or returns its entry if it is decided; ``token`` may then be "" and

@@ -50,7 +50,7 @@ def test_names_of_users_are_printed_without_escape_sequences(
     with Broker.open(directory) as broker:
         with broker.channel() as channel:
             channel.queue_declare(name)
-        broker.engine.open_batch(name, name, 0, "fail", consumes=False)
+        broker.engine.open_batch(name, name, 0, "fail")
         for command in (["queues"], ["apps"], ["staged"]):
             assert cli.main([*command, "--data", directory]) == 0
             printed = capsys.readouterr().out

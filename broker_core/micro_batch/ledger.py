@@ -180,9 +180,6 @@ class Ledger:
         sink: RecordSink,
         batch: MicroBatch,
         on_new: OnNewCheckpoint,
-        *,
-        consumes: bool,
-        claim_position: int,
     ) -> LedgerRecord | None:
         """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
         opened. Raises LineageConflict, BatchGap.
@@ -216,7 +213,7 @@ class Ledger:
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
             sink.put(current)
-        return self._follow(batch, consumes=consumes, claim_position=claim_position)
+        return self._follow(batch)
 
     def _refuse(self, batch: MicroBatch, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
         app_id, query_id, _ = batch
@@ -237,7 +234,7 @@ class Ledger:
                 "batch ended; another pipeline needs an appId and queues of its own"
             )
 
-    def _follow(self, batch: MicroBatch, *, consumes: bool, claim_position: int) -> LedgerRecord | None:
+    def _follow(self, batch: MicroBatch) -> LedgerRecord | None:
         app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
         if batch_id == expected:
@@ -254,12 +251,6 @@ class Ledger:
                 f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
                 "an older checkpoint was restored. Use the newest checkpoint, or a new one with "
                 "onNewCheckpoint=resume"
-            )
-        if not consumes and claim_position > entry.claim_position:
-            raise LineageConflict(
-                f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the "
-                "checkpoint was lost or an older one restored. Use the newest checkpoint, or another value "
-                "of lineage"
             )
         return entry
 

@@ -105,15 +105,12 @@ class MicroBatches:
         token: str,
         now_us: int,
         actor: Actor = OWNER,
-        *,
-        consumes: bool,
     ) -> Opened:
         """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
         self.owners.take(change, actor, batch.app_id)
         own = self.owners.own(actor, token)
         self.owners.require_token(own, batch)
-        position = self.claims.position(batch.app_id)
-        entry = self.ledger.open(change, batch, on_new_checkpoint, consumes=consumes, claim_position=position)
+        entry = self.ledger.open(change, batch, on_new_checkpoint)
         if entry is not None:
             return Opened(entry.sequence, "", public_entry(entry))
         attempt = AttemptRecord(own, *batch, now_us, self.vhost)
@@ -223,7 +220,6 @@ class MicroBatches:
         actor: Actor = OWNER,
         *,
         on_unroutable: OnUnroutable,
-        consumes: bool,
     ) -> Committed:
         """Decides a batch. Raises, with nothing changed, AccessRefused, LineageConflict, BatchGap,
         MissingBranch, Unroutable, PreconditionFailed (a full queue).
@@ -240,7 +236,7 @@ class MicroBatches:
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_token(token, batch)
         named = self.branches.require(token, branches)
-        ranges = self._ranges_read(batch) if consumes and batch.query_id else {}
+        ranges = self._ranges_read(batch)
         self._rights.require(actor.rights, token, named, ranges)
         self.ledger.require_ranges(batch, ranges, self._settled)
         transaction, published = self._gather(name_in(token), named, on_unroutable, now_us)

@@ -298,12 +298,11 @@ class EmbeddedEngine:
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
-        consumes: bool = True,
     ) -> Opened:
         batch, chosen, by = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex, self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
-            return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by, consumes=consumes)
+            return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by)
 
         opened = self._run(work)
         here("engine.open.durable")
@@ -407,7 +406,6 @@ class EmbeddedEngine:
         branches: Sequence[StagedBranch],
         *,
         on_unroutable: Literal["fail", "drop"] = "fail",
-        consumes: bool = True,
         opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         here("engine.commit.received")
@@ -415,9 +413,9 @@ class EmbeddedEngine:
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Committed:
             if opens is not None:  # in one commit with the decision
-                self.batches.open(change, batch, opens, token, now_us, by, consumes=consumes)
+                self.batches.open(change, batch, opens, token, now_us, by)
             return self.batches.decide(
-                change, batch, token, branches, now_us, by, on_unroutable=on_unroutable, consumes=consumes
+                change, batch, token, branches, now_us, by, on_unroutable=on_unroutable
             )
 
         committed = self._run(work)

@@ -3,7 +3,9 @@
 A task notes what it reads, under the query and the batch that Spark's local properties name. That is not
 enough: a thread of the function has no such properties, and what it has put into a cache or a shuffle is not
 read again. So the ranges are taken from the input partitions of the batch, which Spark has fixed, and noted
-from the driver, unless an execution has surely run every reading task in the thread of the stream.
+from the driver, unless an execution has surely run every reading task in the thread of the stream. A client
+of Spark Connect does not see the partitions: there every operation is marked, in whatever thread, and a batch
+that may not have been read by one is read once more.
 
 Not here: what the source reads (``stream/source.py``), the plan of a frame (``reject/plan.py``).
 Invariant: a batch that is decided is noted with all its ranges, whoever has executed it.
@@ -23,8 +25,11 @@ from broker_core.engine import Engine, ReadTicket
 from broker_core.errors import OptionError
 from broker_core.message import spans
 from connector.errors import error_summary
+from connector.stream import staging
 from connector.stream.source import ClaimedSlice
 from connector.stream.spark_version import input_partition
+from connector.stream.task_identity import other_app
+from connector.tables.table import is_connect
 
 log = logging.getLogger("txmq")
 
@@ -42,12 +47,15 @@ class BatchReads:
         self._cache: Any = None  # what Spark has persisted
         self.rdd_id: int | None = None  # of the rows of the batch, once it is known
         self.noted = False  # by the tasks of an execution of the whole batch
+        self._connect = is_connect(batch)
 
     def direct(self) -> bool:
         """Whether an execution of the whole batch in this thread would now run the tasks that read."""
-        if self.noted or threading.get_ident() != self._thread:
+        if self.noted or (threading.get_ident() != self._thread and not self._connect):
             return False
         try:
+            if self._connect:
+                return _is_rows(self._batch) and not _is_cached(self._batch)
             if self._narrow is None:
                 rdd = _rdd(self._batch)
                 self.rdd_id = None if rdd is None else int(rdd.id())
@@ -58,11 +66,29 @@ class BatchReads:
         except Exception:  # Spark's internals: then the ranges are noted from here
             return False
 
-    def note(self, engine: Engine, query_id: str, batch_id: int) -> None:
+    def persist(self) -> None:
+        """Caches the batch. On Spark Connect it is executed at once: by tasks that note what they read."""
+        direct = self.direct()
+        self._batch.persist()
+        if self._connect and direct:
+            staging.execute(self._batch)
+            self.noted = True
+
+    def note(self, engine: Engine, app_id: str, query_id: str, batch_id: int) -> None:
         """Notes every range that the batch reads, if its tasks have not. Raises LineageConflict,
         OptionError.
         """
-        for app_id, ranges in () if self.noted else ranges_of(self._batch):
+        if self.noted:
+            return
+        if self._connect:
+            rows = rows_of(self._batch)
+            if _is_cached(rows):
+                rows.unpersist()
+            staging.execute(rows)
+            return
+        for other, ranges in ranges_of(self._batch):
+            if other != app_id:
+                raise other_app(app_id, other)
             for _ in engine.read(ReadTicket(app_id, query_id, batch_id, ranges, ())):
                 raise AssertionError("a read of no slices has rows")
 
@@ -98,25 +124,6 @@ def link_messages(batch: DataFrame, engine: Engine) -> None:
         spans.link(spans.contexts(engine.browse(slices), LINKED))
     except Exception as error:  # Spark's internals, or a tracer: a batch does not fail for a span
         log.debug("the span of the batch has no links: %s", error_summary(error))
-
-
-def require_app(batch: DataFrame, app_id: str) -> None:
-    """Raises OptionError if a source of txmq below the batch has another app: the decision of this one would
-    consume its rows.
-    """
-    try:
-        leaves = batch._jdf.queryExecution().analyzed().collectLeaves()
-        nodes = [leaves.apply(at) for at in range(leaves.length())]
-        rdds = [node.rdd() for node in nodes if node.nodeName() == "LogicalRDD"]
-        apps = {each.app_id for each in _partitions(rdds)}
-    except Exception as error:  # Spark's internals
-        log.debug("the apps of the sources are not known: %s", error_summary(error))
-        return
-    for other in sorted(apps - {app_id}):
-        raise OptionError(
-            f"transactional has app_id {app_id!r}, and the source of the batch has appId {other!r}",
-            "give both the same, and do everything that consumes the batch in one function",
-        )
 
 
 def input_partitions(batch: DataFrame) -> Iterator[ClaimedSlice]:
@@ -156,6 +163,24 @@ def _rdd(batch: DataFrame) -> Any:
     """The rows of a micro-batch, as Spark gives it to foreachBatch; None if the frame is not one."""
     node = batch._jdf.queryExecution().analyzed()
     return node.rdd() if node.nodeName() == "LogicalRDD" else None
+
+
+def _is_rows(frame: DataFrame) -> bool:
+    """On Spark Connect: whether it is a micro-batch as Spark gives it to foreachBatch."""
+    return type(vars(frame)["_plan"]).__name__ == "CachedRemoteRelation"
+
+
+def rows_of(batch: DataFrame) -> DataFrame:
+    """On Spark Connect: the micro-batch that a frame was made of; itself where that is not certain."""
+    found = batch
+    while (child := getattr(vars(found)["_plan"], "_child", None)) is not None:
+        found = type(batch)(child, batch.sparkSession)
+    return found if _is_rows(found) else batch
+
+
+def _is_cached(frame: DataFrame) -> bool:
+    level = frame.storageLevel
+    return level.useMemory or level.useDisk or level.useOffHeap
 
 
 def _pinned(batch: DataFrame) -> bool:

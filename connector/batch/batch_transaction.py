@@ -83,7 +83,7 @@ class BatchTransaction:
 
     def __post_init__(self) -> None:
         self._reads = BatchReads(self._batch)
-        self._thread = ThreadContext(self._batch.sparkSession)
+        self._thread = ThreadContext(self._batch.sparkSession, (self.app_id, self.query_id, self.batch_id))
 
     def __reduce__(self) -> Any:
         raise OptionError(
@@ -206,7 +206,7 @@ class BatchTransaction:
             if self._operations.elsewhere:
                 self.in_threads = True
                 self._thread.require_query(self.query_id, name)
-            with self._thread.taken() if self._operations.elsewhere else contextlib.nullcontext():
+            with self._thread.of_batch(elsewhere=self._operations.elsewhere):
                 yield
 
     def _table(self, operation: str, rows: DataFrame, table: str) -> Table:
@@ -284,18 +284,19 @@ class BatchTransaction:
         whole = self._seen.note(frame, self._batch, stages=stages, rdd_id=self._reads.rdd_id)
         self._reads.noted |= direct and whole and self._reads.direct()
 
-    def finish(self, *, consumes: bool) -> None:
-        """C3: the function has returned. Waits for its threads, executes the batch if it has not, and notes
-        what it reads, if the decision consumes that. Raises what an operation in a thread has raised.
-        """
+    def persist(self) -> None:
+        self._reads.persist()
+
+    def finish(self) -> None:
+        """C3, when the function has returned. Raises what an operation in one of its threads has raised."""
         self._operations.finish()
         failpoint.here("foreach.staged")
-        if not self._seen.whole:
-            direct = self._reads.direct()
-            staging.execute(self._batch)
-            self._reads.noted |= direct and self._reads.direct()
-        if consumes:
-            self._reads.note(self._owner.engine, self.query_id, self.batch_id)
+        with self._thread.of_batch(elsewhere=False):
+            if not self._seen.whole:
+                direct = self._reads.direct()
+                staging.execute(self._batch)
+                self._reads.noted |= direct and self._reads.direct()
+            self._reads.note(self._owner.engine, self.app_id, self.query_id, self.batch_id)
 
     def seal(self) -> None:
         """The decision is asked for next. Raises what a thread was refused since ``finish``, OptionError."""

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame
 
 from broker_core.errors import OptionError
+from connector.batch.batch_reads import rows_of
 from connector.tables.table import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def require_ended(returned: object, function: str) -> None:
@@ -37,15 +44,54 @@ def require_ended(returned: object, function: str) -> None:
     )
 
 
-def running_query(spark: SparkSession) -> tuple[str, str]:
-    """(query, run) of the calling thread; "" of both on Spark Connect. Raises OptionError if it has none."""
+def running_query(batch: DataFrame) -> tuple[str, str]:
+    """(query, run) of the calling thread; on Spark Connect, of the process, which is one of a run. Raises
+    OptionError if it has none.
+    """
+    spark = batch.sparkSession
     if is_connect(spark):
-        return "", ""
+        process = os.getpid(), spark.session_id  # type: ignore[attr-defined]
+        return _queries.get(process) or _queries.setdefault(process, _query_of(batch))
     context = spark.sparkContext
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if not query_id:
-        raise OptionError("transactional was called outside a query", "use it in foreachBatch")
+        raise _no_query()
     return query_id, context.getLocalProperty("spark.jobGroup.id") or ""
+
+
+_queries: dict[tuple[int, str], tuple[str, str]] = {}
+
+
+def _query_of(batch: DataFrame) -> tuple[str, str]:
+    """On Spark Connect: the query of the session in whose plan are the columns of ``batch``."""
+    active = batch.sparkSession.streams.active
+    if len(active) > 1:
+        columns = _columns(rows_of(batch)._explain_string(extended=False))  # type: ignore[operator]
+        active = [query for query in active if columns <= _columns(explained(query))]
+        if len(active) > 1:
+            raise OptionError(
+                f"{len(active)} queries of this session read one frame: whose batch this is, is not known",
+                "give each query a readStream of its own",
+            )
+    if not active:
+        raise _no_query()
+    return active[0].id, active[0].runId
+
+
+def _no_query() -> OptionError:
+    return OptionError("transactional was called outside a query", "use it in foreachBatch")
+
+
+def explained(query: StreamingQuery) -> str:
+    """The plans of the batch that a query executes."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        query.explain(extended=True)
+    return told.getvalue()
+
+
+def _columns(plan: str) -> set[str]:
+    """The names of Spark in a plan: a column has a number that no other one of the server has."""
+    return set(re.findall(r"#\d+", plan))
 
 
 _calls = threading.Lock()
@@ -78,7 +124,7 @@ class Call:
 
     broker: str
     app_id: str
-    batch: tuple[str, str, int]  # the run, the query and the number; the run is "" where it is not known
+    batch: tuple[str, str, int]  # the run, the query and the number; "": a function has cleared its job group
 
     _done: ClassVar[dict[tuple[str, str], tuple[str, str, int]]] = {}
 

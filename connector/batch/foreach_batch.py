@@ -31,7 +31,7 @@ from broker_core.errors import ConnectionFailed, OptionError, TxmqError
 from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, check_functions
 from connector.batch.apply import Apply
-from connector.batch.batch_reads import link_messages, require_app
+from connector.batch.batch_reads import link_messages
 from connector.batch.batch_transaction import BatchTransaction
 from connector.batch.call import Call, not_within_itself, require_ended, running_query
 from connector.errors import error_summary, holds_java_trace, shortened
@@ -39,7 +39,7 @@ from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
 from connector.options import AddressOptions, WriteOptions, write_options
 from connector.stream import staging
-from connector.stream.task_identity import note_app_of_query
+from connector.stream.task_identity import marked
 from connector.table_formats import table_format
 from connector.tables.checks import Checks
 from connector.tables.table import is_connect
@@ -65,7 +65,6 @@ def transactional(
     on_new_checkpoint: OnNewCheckpoint = "fail",
     on_unroutable: OnUnroutable = "fail",
     persist: bool | Literal["auto"] = False,
-    lineage: str | None = None,
     settings: Mapping[str, str] | None = None,
     resume_from: str | None = None,
     conflict_timeout_s: float = CONFLICT_TIMEOUT_S,
@@ -77,11 +76,10 @@ def transactional(
     offsets of every batch, or "auto", beside the checkpoint; ``ledger_sync``: write it before the batch ends.
     ``after_commit``: the functions ``f(rows, sequence)`` or ``f(rows, sequence, token)`` for
     ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs; "auto": if several
-    operations of ``tx`` read the batch before it. ``lineage``: on Spark Connect with a source that is not
-    txmq, a string that you change together with the checkpoint. ``settings``: of the connections to Kafka,
-    with the names of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote
-    ``ledger``, if this one has the same messages under the same offsets. ``conflict_timeout_s``: how long a
-    commit to a table is repeated that conflicts with those of other writers.
+    operations of ``tx`` read the batch before it. ``settings``: of the connections to Kafka, with the names
+    of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote ``ledger``, if this one
+    has the same messages under the same offsets. ``conflict_timeout_s``: how long a commit to a table is
+    repeated that conflicts with those of other writers.
 
     With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
     on behind the table at once, before its source asks where to begin. Raises OptionError, LineageConflict. A
@@ -105,7 +103,6 @@ def transactional(
         ledger=ledger,
         ledger_sync=ledger_sync,
         persist=persist,
-        lineage=lineage,
         resume_from=resume_from,
         tables=table_format(conflict_timeout_s),
     )
@@ -158,7 +155,6 @@ class Transactional:
         ledger: str | None,
         ledger_sync: bool,
         persist: bool | Literal["auto"],
-        lineage: str | None,
         resume_from: str | None,
         tables: TableFormat,
     ) -> None:
@@ -172,7 +168,6 @@ class Transactional:
         self._ledger_sync = ledger_sync
         self._persist = persist
         self._reads_again = False  # the last batch was read by several operations
-        self._lineage = lineage
         self._forget_process()
 
     def _forget_process(self) -> None:
@@ -196,12 +191,13 @@ class Transactional:
 
     # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        query_id, run = running_query(batch.sparkSession)
+        query_id, run = running_query(batch)
         alone = not_within_itself(str(self.address), self.app_id, run)
         # the engine refuses two queries with one app_id
         with alone, self._lock, spans.micro_batch(self.app_id, int(batch_id)):
             try:
-                self._run(batch, int(batch_id), query_id, run)
+                with marked(batch.sparkSession, self.app_id, query_id, int(batch_id)):
+                    self._run(batch, int(batch_id), query_id, run)
             except Exception as error:
                 if not holds_java_trace(error):
                     raise
@@ -215,15 +211,10 @@ class Transactional:
     def _run(self, batch: DataFrame, batch_id: int, query_id: str, run: str) -> None:
         spark = batch.sparkSession
         engine = self.address.engine()
-        consumes = bool(query_id)
-        query_id = query_id or self._lineage_of(engine)
         call = Call(str(self.address), self.app_id, (run, query_id, batch_id))
         call.require_first()
-        note_app_of_query(spark, self.app_id, query_id)
         running = (None if is_connect(spark) else spark.sparkContext, query_id)
         if self._started != running:
-            if consumes:
-                require_app(batch, self.app_id)
             # C5 of an earlier process or query, before this batch, to keep the order
             self._name_ledger(spark, query_id)
             self.resume(spark)
@@ -232,20 +223,17 @@ class Transactional:
             self._started = running
         in_threads = False  # the function called tx in threads
         # C1
-        opened = engine.open_batch(
-            self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes
-        )
+        opened = engine.open_batch(self.app_id, query_id, batch_id, self._options.on_new_checkpoint)
         failpoint.here("foreach.opened")
         if opened.entry is not None:
             staging.execute(batch)  # to write the state of the query and to record what it reads
             failpoint.here("foreach.replayed")
-            decided = engine.commit_batch(  # compares that with what the batch has consumed
-                self.app_id, query_id, batch_id, "", [], consumes=consumes
-            ).entry
+            # compares that with what the batch has consumed
+            decided = engine.commit_batch(self.app_id, query_id, batch_id, "", []).entry
         else:
             link_messages(batch, engine)
             attempt = query_id, batch_id, opened.sequence, opened.token
-            decided, in_threads = self._decide(batch, engine, attempt, consumes)
+            decided, in_threads = self._decide(batch, engine, attempt)
         # C5
         if not decided.applied:
             newest = decided if decided.token == opened.token else None
@@ -253,26 +241,26 @@ class Transactional:
         # C6
         if self._ledger is not None:
             self._ledger.notify()
-            if self._ledger_sync or not consumes:
+            if self._ledger_sync or is_connect(spark):  # Spark ends its worker with the query
                 self._ledger.write_missing(spark)
         failpoint.here("foreach.mirrored")
         call.done()
 
     def _decide(
-        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool
+        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str]
     ) -> tuple[LedgerEntry, bool]:
         """Returns also whether the function called ``tx`` in threads."""
         query_id, batch_id, sequence, token = opened
         tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
         asked = False
         persists = self._reads_again if self._persist == AUTO else self._persist
-        if persists:
-            batch.persist()
         try:
+            if persists:
+                tx.persist()
             # C2
             require_ended(self._fn(batch, tx), f"the function of app {self.app_id!r}")
             # C3
-            tx.finish(consumes=consumes)
+            tx.finish()
             failpoint.here("foreach.executed")
             # C4
             tx.seal()
@@ -281,7 +269,6 @@ class Transactional:
                 committed = engine.commit_batch(
                     *(self.app_id, query_id, batch_id, token, tx.branches),
                     on_unroutable=self._options.on_unroutable,
-                    consumes=consumes,
                 )
             failpoint.here("foreach.decided")
             self._reads_again = tx.executions > 1
@@ -306,18 +293,6 @@ class Transactional:
             engine.rollback_batch(token)
         except TxmqError as refused:
             log.warning("the micro-batch was not rolled back after %s: %s", type(error).__name__, refused)
-
-    def _lineage_of(self, engine: Engine) -> str:
-        """On Spark Connect, what stands for the query."""
-        if self._lineage:
-            return self._lineage
-        known = engine.app(self.app_id)
-        if known is not None and known.queues:
-            return ""  # the claims of the txmq source distinguish checkpoints
-        raise OptionError(
-            f"app {self.app_id!r} on Spark Connect has no txmq source, so its checkpoints look the same",
-            "pass lineage= with a string that you change together with the checkpoint",
-        )
 
     @property
     def address(self) -> AddressOptions:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from broker_core.errors import OptionError
+from connector.stream.task_identity import marked
 from connector.tables.table import is_connect
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class ThreadContext:
-    """Of the thread that makes it; None of it on Spark Connect, where jobs run on the server."""
+    """Of the thread that makes it. On Spark Connect, where jobs run on the server, that is the mark of the
+    batch alone (``identity``: its app, query and number).
+    """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, identity: tuple[str, str, int] | None = None) -> None:
         self._spark = spark
+        self._identity = identity
         self._context: JavaObject = None if is_connect(spark) else spark.sparkContext._jsc.sc()
         self._properties: JavaObject = None if self._context is None else self._context.getLocalProperties()
 
@@ -35,6 +39,14 @@ class ThreadContext:
                 f"tx.{operation} was called in a batch of another query: both would consume its rows",
                 "give the stream within the function a transactional function of its own",
             )
+
+    def of_batch(self, *, elsewhere: bool) -> contextlib.AbstractContextManager[None]:
+        """What a job of the batch needs in the calling thread, whatever the function has cleared there;
+        ``elsewhere``: it is another one than that of the stream.
+        """
+        if self._context is None and self._identity is not None:
+            return marked(self._spark, *self._identity)
+        return self.taken() if elsewhere else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from connector.options import ReadOptions
 from connector.stream import offset
 from connector.stream.reader_lock import ReaderLock
 from connector.stream.schema import to_spark
-from connector.stream.task_identity import require_app_of_query, task_identity
+from connector.stream.task_identity import require_app_of_batch, task_identity
 
 # How long latestOffset may wait for new messages. Spark calls an idle source every 10 ms, but query.stop()
 # and the other sources of a query wait for the answer.
@@ -251,7 +251,7 @@ class StreamReader(DataSourceStreamReader):
             return iter(())
         options = self._options
         query_id, batch_id = task_identity()
-        require_app_of_query(options.app_id, query_id)
+        require_app_of_batch(options.app_id)
         ticket = ReadTicket(
             options.app_id,
             query_id,

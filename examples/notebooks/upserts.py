@@ -166,8 +166,7 @@ assert customers() == {1: (19, 3), 3: (7, 1)}
 
 # MAGIC %md
 # MAGIC ## Every merge is one commit
-# MAGIC Its `userMetadata` names the app, the batch and the offsets of the messages that it has consumed. On Spark Connect the source has consumed
-# MAGIC them, and no offsets are named.
+# MAGIC Its `userMetadata` names the app, the batch and the offsets of the messages that it has consumed.
 
 # COMMAND ----------
 
@@ -175,8 +174,7 @@ history = spark.sql(f"DESCRIBE HISTORY delta.`{lake}`").where("operation = 'MERG
 told = [json.loads(row["userMetadata"]) for row in history.collect()]
 print([(each["sequence"], each["offsets"]) for each in told])
 assert [each["sequence"] for each in told] == [1, 2, 3]
-if "connect" not in type(spark).__module__:
-    assert [each["offsets"]["changes"] for each in told] == [[0, 3], [3, 5], [5, 6]]
+assert [each["offsets"]["changes"] for each in told] == [[0, 3], [3, 5], [5, 6]]
 
 # COMMAND ----------
 

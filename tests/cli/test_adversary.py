@@ -59,7 +59,7 @@ def hostile(broker: Broker, url: str) -> str:
         channel.tx_select()
         channel.publish(HOSTILE.encode(), routing_key=HOSTILE)
         channel.prepare(HOSTILE)
-    broker.engine.open_batch(HOSTILE, HOSTILE, 0, "fail", consumes=False)
+    broker.engine.open_batch(HOSTILE, HOSTILE, 0, "fail")
     return url
 
 

@@ -59,7 +59,7 @@ def test_names_come_from_the_broker_but_none_that_a_shell_would_expand(
     with broker.channel() as channel:
         for name in ("orders", "orders.late", "other", "o$(touch /)", "o rders", "o\x1b[2J"):
             channel.queue_declare(name)
-    broker.engine.open_batch("etl", "query", 0, "fail", consumes=False)
+    broker.engine.open_batch("etl", "query", 0, "fail")
     assert completed(tmp_path, "txmq", "peek", "--url", url, "o") == ["orders", "orders.late", "other"]
     assert completed(tmp_path, "txmq", "purge", "--url", url, "orders.") == ["orders.late"]
     assert completed(tmp_path, "txmq", "release", "--url", url, "e") == ["etl"]

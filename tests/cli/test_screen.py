@@ -113,7 +113,7 @@ def publish(broker: Broker, queue: str, count: int = 1) -> None:
 def test_top_shows_queues_and_pipelines_and_survives_a_broker_that_restarts(tmp_path: Path) -> None:
     with Broker.open(tmp_path / "data") as broker:
         publish(broker, "orders", 3)
-        broker.engine.open_batch("etl", "query", 0, "fail", consumes=False)
+        broker.engine.open_batch("etl", "query", 0, "fail")
         url, port = broker.url, int(broker.url.rpartition(":")[2])
         with contextlib.ExitStack() as stack:
             shown = stack.enter_context(terminal("top", "--interval", "0.1", "--url", url))

@@ -85,26 +85,6 @@ def test_s4_a_read_of_a_deleted_queue_consumes_nothing_of_its_namesake(bench: Be
     assert bench.visible("in") == [b"new 1", b"new 2"] and bench.visible("out") == []
 
 
-@pytest.mark.parametrize("crash", [False, True])
-def test_s2_a_claim_after_a_release_comes_after_every_decision_of_the_app(bench: Bench, crash: bool) -> None:
-    """Spark Connect tells a lost checkpoint by the claim's place: a place that is given again would hide
-    it.
-    """
-    bench.produce(b"1")
-    end = bench.claim()
-    opened = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)
-    entry = bench.engine.commit_batch(APP, "q", 0, opened.token, [], consumes=False).entry
-    bench.engine.ack(APP, end)
-    bench.engine.release(APP, "in", force=True)
-    if crash:
-        bench.crash()
-    bench.produce(b"2")
-    bench.claim(on_new=RESUME)
-    assert entry.batch_id == 0
-    with pytest.raises(errors.LineageConflict, match="its source has gone on since"):
-        bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)
-
-
 def test_c1_no_token_of_a_decided_or_dropped_attempt_takes_rows_again(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
     branch = bench.stage(opened.token, b"1")

@@ -65,21 +65,21 @@ def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_
 
 def test_a_batch_that_is_not_applied_stays_in_the_ledger_however_many_follow(few: None) -> None:
     bench = Bench()
-    opened = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)
+    opened = bench.engine.open_batch(APP, "q", 0, "fail")
     branch = bench.stage(
         opened.token, b"row", query="q", batch=0, app=APP, kind="append", target={"table": "t"}
     )
-    bench.engine.commit_batch(APP, "q", 0, opened.token, [branch], consumes=False)
+    bench.engine.commit_batch(APP, "q", 0, opened.token, [branch])
     for batch in range(1, 40):
-        opened = bench.engine.open_batch(APP, "q", batch, "fail", consumes=False)
-        bench.engine.commit_batch(APP, "q", batch, opened.token, [], consumes=False)
+        opened = bench.engine.open_batch(APP, "q", batch, "fail")
+        bench.engine.commit_batch(APP, "q", batch, opened.token, [])
     assert [entry.sequence for entry in bench.engine.unapplied(APP)] == [1]
     bench.crash()
     assert [entry.sequence for entry in bench.engine.unapplied(APP)] == [1]
     bench.engine.mark_applied(APP, 1)
     assert bench.engine.unapplied(APP) == []
-    opened = bench.engine.open_batch(APP, "q", 40, "fail", consumes=False)
-    bench.engine.commit_batch(APP, "q", 40, opened.token, [], consumes=False)
+    opened = bench.engine.open_batch(APP, "q", 40, "fail")
+    bench.engine.commit_batch(APP, "q", 40, opened.token, [])
     assert kept(bench) == list(range(32, 42))
 
 
@@ -90,11 +90,11 @@ def test_an_attempt_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     bench.now = 100 * DAY_US
     old = bench.write("old", b"1")
     busy = bench.write("busy", b"2")
-    lost = bench.engine.open_batch("other", "q", 0, "fail", consumes=False).token
+    lost = bench.engine.open_batch("other", "q", 0, "fail").token
     gone = bench.stage(lost, b"5", app="other")
     bench.now += DAY_US - HOUR_US
     later = bench.write("busy", b"3")
-    of_app = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False).token
+    of_app = bench.engine.open_batch(APP, "q", 0, "fail").token
     branch = bench.stage(of_app, b"4")
     bench.crash()
     assert [(attempt.token, attempt.branches, attempt.rows) for attempt in bench.engine.attempts()] == [
@@ -107,18 +107,18 @@ def test_an_attempt_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     assert [attempt.token for attempt in bench.engine.attempts()] == ["busy", of_app]
     assert "attempt old staged nothing for 24 hours" in caplog.text
     with pytest.raises(errors.MissingBranch, match="Let Spark run the batch again"):
-        bench.engine.commit_batch("other", "q", 0, lost, [gone], consumes=False)
+        bench.engine.commit_batch("other", "q", 0, lost, [gone])
     with pytest.raises(errors.BatchDecided):
         bench.stage(lost, b"late", app="other")
-    again = bench.engine.open_batch("other", "q", 0, "fail", consumes=False).token
+    again = bench.engine.open_batch("other", "q", 0, "fail").token
     renewed = bench.stage(again, b"5", app="other")
-    assert not bench.engine.commit_batch("other", "q", 0, again, [renewed], consumes=False).already
+    assert not bench.engine.commit_batch("other", "q", 0, again, [renewed]).already
     with pytest.raises(errors.BatchDecided):
         bench.write("old", b"late")
     with pytest.raises(errors.TransactionState, match="rolled back"):
         bench.engine.commit_branches("old", [old])
     assert bench.engine.commit_branches("busy", [busy, later]) == 2
-    bench.engine.commit_batch(APP, "q", 0, of_app, [branch], consumes=False)
+    bench.engine.commit_batch(APP, "q", 0, of_app, [branch])
     bench.now += 3 * DAY_US
     bench.engine.drop_abandoned()
     bench.crash()

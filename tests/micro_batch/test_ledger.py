@@ -38,7 +38,7 @@ def entry(sequence: int, query: str = "query", *, log: str = "orders/0") -> Ledg
 def decide(ledger: Ledger, written: Written, sequence: int) -> None:
     made = entry(sequence)
     batch = MicroBatch(APP, made.query_id, made.batch_id)
-    assert ledger.open(written, batch, "fail", consumes=True, claim_position=sequence) is None
+    assert ledger.open(written, batch, "fail") is None
     ledger.require_ranges(batch, made.ranges, lambda _log, start, _end: start is None)
     ledger.decide(written, made)
     if sequence % 2:

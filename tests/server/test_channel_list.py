@@ -237,7 +237,7 @@ def test_an_attempt_shows_the_process_that_opened_it(
     broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with BrokerClient(broker.url) as client:
-        opened = client.open_batch("app", "query", 0, "fail", consumes=False)
+        opened = client.open_batch("app", "query", 0, "fail")
         assert opened.token
     (row,) = _rows(capsys, broker, command="staged")
     assert row["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}") and row["idle_s"] < 60

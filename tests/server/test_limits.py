@@ -385,11 +385,11 @@ def test_staged_bytes_of_a_user_are_limited_and_older_attempts_make_room(tmp_pat
     with limited(tmp_path, "--staged-bytes", "10000") as served, flight(served, "ann") as client:
         with client.channel() as channel:
             channel.queue_declare("in")
-        lost = client.open_batch("app", "q", 0, "fail", consumes=False).token
+        lost = client.open_batch("app", "q", 0, "fail").token
         client.stage(header(lost, "lost", "app"), [messages(*[body] * 5)])
-        other = client.open_batch("other", "q", 0, "fail", consumes=False).token
+        other = client.open_batch("other", "q", 0, "fail").token
         beside = client.stage(header(other, "other", "other"), [messages(*[body] * 2)])
-        ours = client.open_batch("app", "q", 0, "fail", consumes=False).token
+        ours = client.open_batch("app", "q", 0, "fail").token
         first = client.stage(header(ours, "1", "app"), [messages(body)])
         assert staged(served) == [(lost, "app", 5), (other, "other", 2), (ours, "app", 1)]
         second = client.stage(header(ours, "2", "app"), [messages(*[body] * 3)])
@@ -402,10 +402,10 @@ def test_staged_bytes_of_a_user_are_limited_and_older_attempts_make_room(tmp_pat
         with flight(served, "bob") as bob:
             write = bob.stage(header("w", "w", ""), [messages(*[body] * 8)])
             bob.commit_branches("w", [write])
-        client.commit_batch("app", "q", 0, ours, [first, second], consumes=False)
-        client.commit_batch("other", "q", 0, other, [beside], consumes=False)
+        client.commit_batch("app", "q", 0, ours, [first, second])
+        client.commit_batch("other", "q", 0, other, [beside])
         assert staged(served) == []
-        following = client.open_batch("app", "q", 1, "fail", consumes=False).token
+        following = client.open_batch("app", "q", 1, "fail").token
         last = {"branch": "4", "app_id": "app", "query_id": "q", "batch_id": 1}
         given = contract.encode({**HEADER, "token": following, **last})
         client.stage(contract.decode(BranchHeader, given), [messages(*[body] * 8)])
@@ -416,7 +416,7 @@ def test_staged_bytes_of_a_user_are_limited_and_older_attempts_make_room(tmp_pat
 def test_rows_that_wait_for_a_table_are_limited_too_until_they_are_applied(tmp_path: Path) -> None:
     with limited(tmp_path, "--staged-bytes", "10000") as served, flight(served, "ann") as client:
         for batch in range(2):
-            token = client.open_batch("app", "q", batch, "fail", consumes=False).token
+            token = client.open_batch("app", "q", batch, "fail").token
             given = {
                 **HEADER,
                 "token": token,
@@ -432,7 +432,7 @@ def test_rows_that_wait_for_a_table_are_limited_too_until_they_are_applied(tmp_p
                     client.stage(header, [messages(b"x" * 6000)])
                 client.mark_applied("app", 1)
             branch = client.stage(header, [messages(b"x" * 6000)])
-            client.commit_batch("app", "q", batch, token, [branch], consumes=False)
+            client.commit_batch("app", "q", batch, token, [branch])
 
 
 def test_a_part_that_is_refused_for_its_bytes_leaves_nothing_on_the_disk(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def decided(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
     for user, _name in things:
         number = batches[user] = batches.get(user, -1) + 1
         engine = acting(broker, user)
-        token = engine.open_batch(user, "q", number, "fail", consumes=False).token
-        engine.commit_batch(user, "q", number, token, [], consumes=False)
+        token = engine.open_batch(user, "q", number, "fail").token
+        engine.commit_batch(user, "q", number, token, [])
     return len(broker.engine._ledger._batches), LOW * users_of(things)
 
 
@@ -162,8 +162,8 @@ def queries(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
     low.setattr(ledger, "KEPT_LINEAGES", LOW)
     for user, name in things:
         engine = acting(broker, user)
-        token = engine.open_batch(user, name, 0, "resume", consumes=False).token
-        engine.commit_batch(user, name, 0, token, [], consumes=False)
+        token = engine.open_batch(user, name, 0, "resume").token
+        engine.commit_batch(user, name, 0, token, [])
     return sum(map(len, broker.engine._ledger._lineages.values())), LOW * users_of(things)
 
 

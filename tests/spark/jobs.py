@@ -304,7 +304,6 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         after_commit={"collect": collect, **targets},
         on_new_checkpoint=pipeline["on_new_checkpoint"],
         persist=pipeline.get("persist", False),
-        lineage=pipeline.get("lineage"),
         settings=pipeline.get("settings") or None,
         resume_from=pipeline.get("resume_from"),
     )

@@ -98,7 +98,6 @@ class Pipeline:
     resume_from: str | None = None
     persist: bool = False
     batches: int | None = None
-    lineage: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)  # the login, of source and function
     before: list[list[str]] = field(default_factory=list)  # see jobs.prepare

@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 
 from broker_core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.tables.table import is_connect
 from connector.typed.decode import decode
 from tests.progress import wait_until
 from tests.spark.shapes import OTHER
@@ -630,7 +631,8 @@ def within_its_own(each: Each, pipeline: dict[str, Any]) -> Each:
     """Another one of the same app would decide the batch, without what the function has staged; also in a thread."""
 
     def calls(whole: Each, batch: DataFrame, number: int) -> None:
-        thread = InheritableThread(lambda: told.extend(error_of(each, batch, number)))
+        kind = threading.Thread if is_connect(batch) else InheritableThread
+        thread = kind(target=lambda: told.extend(error_of(each, batch, number)))
         told: list[Exception] = []
         thread.start()
         thread.join()

@@ -54,20 +54,17 @@ class Decider:
         self.fenced = self._fenced = FencedApp(client, decisions)
 
     # -- C1 --------------------------------------------------------------------------------------------------
-    def open(self, batch: MicroBatch, on_new: OnNewCheckpoint, token: str, *, consumes: bool) -> Opened:
+    def open(self, batch: MicroBatch, on_new: OnNewCheckpoint, token: str) -> Opened:
         """Opens a batch. Raises LineageConflict, BatchGap."""
 
         def rule(changes: Changes) -> LedgerRecord | None:
-            position = self._progress.position()
-            return self._ledger.open(changes, batch, on_new, consumes=consumes, claim_position=position)
+            return self._ledger.open(changes, batch, on_new)
 
         def attempt() -> Opened:
             lineage = Changes()
 
             def ask() -> LedgerRecord | None:
                 nonlocal lineage
-                if not consumes:
-                    self._progress.refresh()
                 found, lineage = self._decisions.trial(rule)
                 return found
 
@@ -92,7 +89,6 @@ class Decider:
         branches: Sequence[StagedBranch],
         *,
         on_unroutable: OnUnroutable,
-        consumes: bool,
     ) -> Committed:
         """Decides a batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable, TransactionTooLarge,
         QueueNotFound.
@@ -104,7 +100,7 @@ class Decider:
 
             def ask() -> LedgerRecord | None:
                 nonlocal ranges
-                ranges = self._refreshed().ranges_read(*batch[1:]) if consumes and batch.query_id else {}
+                ranges = self._refreshed().ranges_read(*batch[1:])
                 entry = self._ledger.decided(batch)
                 if entry is not None:
                     _require_equal(entry, ranges, self._progress.position())

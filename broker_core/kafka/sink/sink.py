@@ -157,14 +157,13 @@ class KafkaSink:
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
-        consumes: bool = True,
     ) -> Opened:
         app = self._app(app_id)
         self._staging.ensure(app_id)
         with app.lock:
             app.cleaner.require_right()
             batch, token = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex
-            return app.decider.open(batch, on_new_checkpoint, token, consumes=consumes)
+            return app.decider.open(batch, on_new_checkpoint, token)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         return self._staging.stage(header, rows)
@@ -178,14 +177,13 @@ class KafkaSink:
         branches: Sequence[StagedBranch],
         *,
         on_unroutable: OnUnroutable = "fail",
-        consumes: bool = True,
         opens: OnNewCheckpoint | None = None,
     ) -> Committed:
         batch = MicroBatch(app_id, query_id, batch_id)
         if opens is not None:
-            self.open_batch(*batch, opens, token=token, consumes=consumes)
+            self.open_batch(*batch, opens, token=token)
         with (app := self._app(app_id)).lock:
-            return app.decider.commit(batch, token, branches, on_unroutable=on_unroutable, consumes=consumes)
+            return app.decider.commit(batch, token, branches, on_unroutable=on_unroutable)
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: OnUnroutable = "fail"

@@ -138,18 +138,6 @@ def test_c1_a_batch_from_before_the_ledgers_first_is_an_older_checkpoint(bench: 
         bench.engine.open_batch(APP, "q", 4, "fail")
 
 
-def test_c1_without_consumption_a_decided_batch_behind_a_newer_claim_is_a_lineage_error(bench: Bench) -> None:
-    bench.produce(b"a")
-    end = bench.claim()
-    opened = bench.engine.open_batch(APP, "", 0, "fail", consumes=False)
-    bench.engine.commit_batch(APP, "", 0, opened.token, [], consumes=False)
-    assert bench.engine.open_batch(APP, "", 0, "fail", consumes=False).already
-    bench.produce(b"b")
-    bench.claim(end)
-    with pytest.raises(LineageConflict, match="gone on"):
-        bench.engine.open_batch(APP, "", 0, "fail", consumes=False)
-
-
 # -- C2: stage -----------------------------------------------------------------------------------------------
 
 

@@ -354,8 +354,8 @@ def test_s4_a_read_without_a_query_is_not_recorded_and_consumes_nothing(bench: B
     bench.produce(b"a")
     end = bench.claim()
     assert bench.read("", -1, {"in": (0, 1)}) == [b"a"]
-    opened = bench.engine.open_batch(APP, "", 0, "fail", consumes=False)
-    assert bench.engine.commit_batch(APP, "", 0, opened.token, [], consumes=False).entry.ranges == {}
+    opened = bench.engine.open_batch(APP, "", 0, "fail")
+    assert bench.engine.commit_batch(APP, "", 0, opened.token, []).entry.ranges == {}
     bench.ack(end)
     assert bench.visible("in") == []
 

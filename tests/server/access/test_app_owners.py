@@ -116,9 +116,7 @@ def test_the_app_of_an_administrator_and_of_the_directory_belongs_to_nobody_else
 ) -> None:
     mine = of(ROOT) if owner == ROOT else BrokerClient(data=str(tmp_path / "data"))
     opened = mine.open_batch("salaries", QUERY, 0, "fail")
-    decided = mine.commit_batch(
-        "salaries", QUERY, 0, opened.token, [staged(mine, opened.token)], consumes=False
-    )
+    decided = mine.commit_batch("salaries", QUERY, 0, opened.token, [staged(mine, opened.token)])
     (rows,) = decided.entry.to_apply
     for user in (MALLORY, ANN):
         client = of(user)
@@ -156,7 +154,7 @@ def test_a_batch_consumes_what_apps_of_its_owner_have_read_and_nothing_else(
     opened = ann.open_batch("sink", QUERY, 0, "fail")
     assert read(ann, "source", {"in": START}, end) == 5
     stolen = mallory.open_batch("thief", QUERY, 0, "resume")
-    assert mallory.commit_batch("thief", QUERY, 0, stolen.token, [], consumes=False).entry.messages == 0
+    assert mallory.commit_batch("thief", QUERY, 0, stolen.token, []).entry.messages == 0
     entry = ann.commit_batch("sink", QUERY, 0, opened.token, []).entry
     assert entry.ranges == {"in": (0, 5)} and entry.messages == 5
     # 3. the next one
@@ -218,7 +216,7 @@ def test_who_knows_a_token_or_a_branch_of_another_can_do_nothing_with_it(
     with pytest.raises(errors.LineageConflict, match="token of mallory was opened for batch 0 of app 'hers'"):
         mallory.open_batch("others", "her query", 0, "fail", token=mine.token)
     # 2. a decided one, whose rows are yet to be applied
-    entry = ann.commit_batch("app", QUERY, 0, "of ann", [first], consumes=False).entry
+    entry = ann.commit_batch("app", QUERY, 0, "of ann", [first]).entry
     assert entry.token == "of ann"
     assert mallory.open_batch("hers", "her query", 0, "fail", token="of ann").token == "of ann"
     with pytest.raises(errors.MissingBranch, match="should have 2 rows under token of ann, but 0"):

@@ -45,7 +45,6 @@ ENGINE: dict[str, dict[str, Any]] = {
         "batch_id": 0,
         "on_new_checkpoint": "fail",
         "token": "t",
-        "consumes": True,
     },
     "commit_batch": {
         "app_id": "app",
@@ -54,7 +53,6 @@ ENGINE: dict[str, dict[str, Any]] = {
         "token": "t",
         "branches": [{"branch": "b", "partition": 0, "attempt": 0, "rows": 1, "checksum": 0}],
         "on_unroutable": "fail",
-        "consumes": True,
         "opens": "fail",
     },
     "commit_branches": {
