@@ -134,7 +134,7 @@ class Filler:
 
     def attempts(self) -> None:
         def once(number: int) -> None:
-            self.client.open_batch("app", "q", 0, "fail", token=f"t{number}", consumes=False)
+            self.client.open_batch("app", "q", 0, "fail", token=f"t{number}")
 
         until_refused(2 * BOUND, once, errors.NotAllowed, "open attempts|apps, which is")
 
@@ -142,8 +142,8 @@ class Filler:
         """Each with a decided batch, so that it has no attempt."""
 
         def once(number: int) -> None:
-            opened = self.client.open_batch(f"own {number}", "q", 0, "fail", consumes=False)
-            self.client.commit_batch(f"own {number}", "q", 0, opened.token, [], consumes=False)
+            opened = self.client.open_batch(f"own {number}", "q", 0, "fail")
+            self.client.commit_batch(f"own {number}", "q", 0, opened.token, [])
 
         until_refused(2 * BOUND, once, errors.NotAllowed, "apps, which is the limit|open attempts")
 
@@ -188,10 +188,10 @@ def works(broker: Broker, round_: str) -> None:
         client.commit(f"p-{round_}")
         assert sum(batch.num_rows for batch in client.browse([(queue, 0, 3)])) == 2  # one was taken
         app, token = f"app-{round_}", f"token-{round_}"
-        client.open_batch(app, "q", 0, "fail", token=token, consumes=False)
+        client.open_batch(app, "q", 0, "fail", token=token)
         header = BranchHeader(token, f"b-{round_}", "publish", {"routing_key": queue})
         staged = client.stage(header, [messages(b"row", routing_key=queue)])
-        assert client.commit_batch(app, "q", 0, token, [staged], consumes=False).entry.published == 1
+        assert client.commit_batch(app, "q", 0, token, [staged]).entry.published == 1
         channel.tx_select()
         channel.publish(b"four", routing_key=queue)
         channel.prepare(f"f-{round_}")
