@@ -54,9 +54,9 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.client.channel.RemoteChannel": (276, ENTRY),
     "broker_core.kafka.sink.sink.KafkaSink": (280, ENTRY),
     "broker_core.micro_batch.claims.claim.Claims": (375, "the rules S2 to S6 over the same records"),
-    "broker_core.micro_batch.ledger.Ledger": (396, LEDGER),
+    "broker_core.micro_batch.ledger.Ledger": (406, LEDGER),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
-        389,
+        392,
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (432, ENTRY),
