@@ -76,7 +76,7 @@ def ended(served: Served, *but: Peer) -> None:
     server = served.server
 
     def look(found: Future[bool]) -> None:
-        found.set_result(len(server.connections) <= len(but) and server.commits.idle)
+        found.set_result(len(server.connections) <= len(but) and server.commits.idle and server.turns.idle)
 
     while True:
         found: Future[bool] = Future()

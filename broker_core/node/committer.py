@@ -182,7 +182,7 @@ class Committer:
         self._clock = clock
         self.published = Published(state)
         self._mutex = _thread.allocate_lock()  # guards the two below
-        self._waiting: list[Waiting] = []
+        self.waiting: list[Waiting] = []
         self._led = False
         self._held_up: HeldUp[Waiting] = HeldUp()  # the leader's
         self._last_us = state.loaded.latest_us
@@ -225,7 +225,7 @@ class Committer:
                 else:
                     gate = mine.gate = _thread.allocate_lock()
                     gate.acquire()
-                    self._waiting.append(mine)
+                    self.waiting.append(mine)
             if mine.gate is None:
                 self.lead(mine, [mine])
             else:
@@ -256,7 +256,7 @@ class Committer:
             if self._led:
                 for waiting in group:
                     waiting.gate = gate(waiting)
-                self._waiting += group
+                self.waiting += group
                 return False
             self._led = True
         self.lead(group[0], group, gate)
@@ -274,8 +274,8 @@ class Committer:
             if group is None:
                 group = [mine]
                 with self._mutex:
-                    group += self._waiting[: _MAX_GROUP - 1]
-                    del self._waiting[: _MAX_GROUP - 1]
+                    group += self.waiting[: _MAX_GROUP - 1]
+                    del self.waiting[: _MAX_GROUP - 1]
             self._commit(group, done, load, left)
             for waiting in left:
                 waiting.gate = waiting.gate or (gate and gate(waiting))
@@ -289,8 +289,8 @@ class Committer:
                 waiting.done = True
             with self._mutex:
                 if left:
-                    self._waiting[:0] = [waiting for waiting in left if waiting.wakes is not waiting]
-                if self._waiting:
+                    self.waiting[:0] = [waiting for waiting in left if waiting.wakes is not waiting]
+                if self.waiting:
                     self._hand_on()
                 else:
                     self._led = False
@@ -316,8 +316,8 @@ class Committer:
 
     def _hand_on(self) -> None:
         """Under the mutex: makes one of the waiting callers the leader, if there is any."""
-        while self._waiting:
-            following = self._waiting.pop(0)
+        while self.waiting:
+            following = self.waiting.pop(0)
             assert following.gate is not None
             following.leads = True
             if _open(following.gate):
@@ -327,8 +327,8 @@ class Committer:
     def _leave(self, mine: Waiting) -> None:
         """A caller stops waiting: its work is withdrawn, or done without it. Another leads in its place."""
         with self._mutex:
-            if mine in self._waiting:
-                self._waiting.remove(mine)
+            if mine in self.waiting:
+                self.waiting.remove(mine)
             elif mine.leads:
                 mine.leads = False
                 self._hand_on()

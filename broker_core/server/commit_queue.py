@@ -5,7 +5,8 @@ Not here: how a group commits (``node/committer.py``), what a session asks for (
 consumers get (``dispatcher.py``).
 
 A tick, in this order:
-1. gather: every session that gathered publishes or acks hands them over as one work
+1. gather: every session that gathered publishes or acks hands them over as one work. At most ``MOST`` works
+   are under way, of each connection in turns. One that has more is not read until they had their turn
 2. commit: the loop's thread leads the group; if another thread leads, it is called when the group is done. A
    work that needs blocks from the disk is committed again when a thread beside the loop has loaded them
 3. answer: the works of a session in the order of asking, also those that another thread's group committed;
@@ -24,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction.transaction import Settle, Transaction
@@ -32,11 +33,13 @@ from broker_core.errors import ResourceShortage, StoreFailed
 from broker_core.node.committer import Waiting, Work
 from broker_core.node.local import LocalBroker
 from broker_core.server.dispatcher import Dispatcher
+from broker_core.server.lines import Lines
 from broker_core.server.threads import started_pool
 
 logger = logging.getLogger("txmq.amqp")
 
 THREADS = 8  # beside the loop, for what waits for the disk
+MOST = 64  # works of a tick, with those that wait for another thread: more take longer than a turn
 AGAIN_S, AGAIN_AT_MOST_S = 0.5, 30.0  # after a work failed that must be done
 
 T = TypeVar("T")
@@ -47,6 +50,14 @@ class Gathering(Protocol):
     """Holds publishes or acks to commit at the end of the tick."""
 
     def hand_over(self) -> None: ...
+
+
+class Asking(Protocol):
+    """A connection, which can wait."""
+
+    def pause(self, why: object) -> None: ...
+
+    def resume(self, why: object) -> None: ...
 
 
 class _Gate:
@@ -78,8 +89,9 @@ class CommitQueue:
         self._pool = started_pool(THREADS, "txmq-beside")
         self._scheduled = False
         self._awakened = False
-        self._group: list[tuple[Waiting, Then]] = []
-        self._gathering: list[Gathering] = []
+        self._works: Lines[tuple[Waiting, Then]] = Lines()  # by connection, as the next one
+        self._gathering: Lines[Gathering] = Lines()
+        self._behind: set[Asking] = set()  # connections that wait because they have too many of them
         self._settles: list[Settle] = []
         # in a later group, or in one that another thread leads, or behind a work that waits for blocks
         self._elsewhere: dict[Waiting, Then] = {}
@@ -120,13 +132,13 @@ class CommitQueue:
         self.submit(work, done, origin)
 
     def _again(self, waiting: Waiting, then: Then) -> None:
-        self._group.append((waiting, then))
+        self._works.put(getattr(waiting.origin, "connection", None), (waiting, then))
         if not self._scheduled:
             self._schedule()
 
-    def gather(self, session: Gathering) -> None:
-        """Call ``session.hand_over()`` at the end of this tick."""
-        self._gathering.append(session)
+    def gather(self, session: Gathering, connection: Asking | None = None) -> None:
+        """Call ``session.hand_over()`` at the end of this tick, or of a later one."""
+        self._gathering.put(connection, session)
         if not self._scheduled:
             self._schedule()
 
@@ -163,7 +175,7 @@ class CommitQueue:
 
     @property
     def idle(self) -> bool:
-        return not (self._group or self._gathering or self._settles or self._elsewhere or self._aside)
+        return not (self._works or self._gathering or self._settles or self._elsewhere or self._aside)
 
     def close(self) -> None:
         """No other thread calls the loop from now on."""
@@ -186,14 +198,8 @@ class CommitQueue:
                 self.answered()
 
     def _carry_out(self) -> None:
-        if self._gathering:  # 1. gather
-            gathering, self._gathering = self._gathering, []
-            for session in gathering:
-                session.hand_over()
-        if self._settles:
-            self._submit_settles()
-        if self._group:
-            group, self._group = self._group, []
+        group = self._next_works()  # 1. gather
+        if group:
             if self._broker.committer.submit([waiting for waiting, _ in group], self._gate):  # 2. commit
                 for waiting, then in group:
                     self._committed(waiting, then)
@@ -201,6 +207,30 @@ class CommitQueue:
                 self._elsewhere.update(group)
         if self._state.pending_checks.runnable or self._state.virtual_hosts.registry.cancelled:
             self._dispatcher.dispatch()  # 4. dispatch
+
+    def _next_works(self) -> list[tuple[Waiting, Then]]:
+        room = MOST - len(self._broker.committer.waiting)
+        if room <= 0 and not self._elsewhere:
+            room = 1  # it is told when those of other threads are done
+        for session in self._gathering.take(room):
+            session.hand_over()
+        if self._settles:
+            self._submit_settles()
+        group = self._works.take(room)
+        if self._works or self._gathering or self._behind:
+            self._hold_back()
+            if (self._works or self._gathering) and (group or room > 0) and not self._scheduled:
+                self._schedule()
+        return group
+
+    def _hold_back(self) -> None:
+        owners = (*self._works.owners, *self._gathering.owners)
+        behind = {cast(Asking, owner) for owner in owners if owner is not None}
+        for connection in self._behind - behind:
+            connection.resume(self)
+        for connection in behind - self._behind:
+            connection.pause(self)
+        self._behind = behind
 
     def _submit_settles(self) -> None:
         transaction = Transaction(self._broker.limits, 0)

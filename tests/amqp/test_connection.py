@@ -52,7 +52,8 @@ class Wire:
 
     def events(self, data: bytes) -> Iterator[ConnectionEvent]:
         """What the caller does with one of them applies to the next ones."""
-        for event in self.connection.receive(data, self.now):
+        self.connection.receive(data, self.now)
+        for event in self.due():
             yield event
             match event:
                 case Command(_, m.ConnectionStartOk()):
@@ -61,6 +62,10 @@ class Wire:
                     self.connection.close(error, self.now, method)
                 case ChannelFailed(number, channel_error, method):
                     self.connection.channels.close(number, channel_error, method)
+
+    def due(self) -> Iterator[ConnectionEvent]:
+        while self.connection.due:
+            yield from self.connection.piece(self.now)
 
     def answers(self) -> list[tuple[int, Method]]:
         """What the client gets."""
@@ -130,7 +135,8 @@ def test_a_refused_login_is_told_only_to_a_client_that_understands_it() -> None:
         wire.receive(PROTOCOL_HEADER)
         wire.answers()
         start_ok = encode_method(0, m.ConnectionStartOk(properties, "PLAIN", b"\0a\0b", "en_US"))
-        (event,) = wire.connection.receive(start_ok, wire.now)
+        wire.connection.receive(start_ok, wire.now)
+        (event,) = wire.due()
         assert isinstance(event, Command)
         wire.connection.close(ConnectionAccessRefused("no"), wire.now, (10, 11))
         assert wire.names() == told
@@ -174,7 +180,8 @@ def test_what_comes_behind_a_channel_error_is_ignored_until_close_ok() -> None:
 def test_a_channel_error_in_the_middle_of_the_bytes_holds_for_the_rest_of_them() -> None:
     wire = Wire().opened(1, 2)
     seen = []
-    for event in wire.connection.receive(publish(1, b"1") + publish(1, b"2") + publish(2, b"3"), wire.now):
+    wire.connection.receive(publish(1, b"1") + publish(1, b"2") + publish(2, b"3"), wire.now)
+    for event in wire.due():
         assert isinstance(event, Command)
         seen.append(event.body)
         if event.body == b"1":
@@ -241,8 +248,8 @@ def test_events_that_are_held_back_come_in_order_and_are_dropped_by_a_close() ->
         assert wire.receive(publish(1, b"1")) == [] and wire.receive(publish(1, b"2")) == []
         if close:
             wire.connection.close(ConnectionForced("the broker ends"), wire.now)
-        released = list(wire.connection.release(wire.now))
-        bodies = [event.body for event in released if isinstance(event, Command)]
+        wire.connection.release(wire.now)
+        bodies = [event.body for event in wire.due() if isinstance(event, Command)]
         assert bodies == ([] if close else [b"1", b"2"])
 
 
@@ -268,7 +275,7 @@ def test_a_client_that_is_heard_stays_and_one_that_is_not_read_is_not_missed() -
     assert wire.connection.tick(130.0) is None
     wire.connection.hold()
     assert wire.connection.tick(500.0) is None
-    list(wire.connection.release(500.0))
+    wire.connection.release(500.0)
     assert wire.connection.tick(519.0) is None
     assert isinstance(wire.connection.tick(520.0), TimedOut)
 

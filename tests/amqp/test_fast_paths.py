@@ -57,7 +57,7 @@ TAG = st.integers(0, 2**64 - 1)
 class PlainDecoder(Decoder):
     """The decoder without its fast path."""
 
-    def _fast(self, data: bytes, position: int, events: list[Decoded]) -> int:
+    def _fast(self, data: bytes, position: int, last: int, events: list[Decoded]) -> int:
         return position
 
 

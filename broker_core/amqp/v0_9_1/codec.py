@@ -15,6 +15,7 @@ from typing import Any
 from broker_core.amqp.v0_9_1.methods import METHODS, Method
 from broker_core.errors import (
     CommandInvalid,
+    ConnectionException,
     FrameError,
     LocalProtocolError,
     MethodSyntaxError,
@@ -200,3 +201,18 @@ _WRITERS: dict[str, Callable[[Any, str], bytes]] = {
     "longstr": _long_string,
     "table": _table,
 }
+
+
+def blamed(payload: bytes) -> type[Method] | None:
+    """The method of a payload that could not be decoded; None if there is no such method."""
+    try:
+        return method_type(payload)
+    except ConnectionException:
+        return None
+
+
+def snippet(payload: bytes) -> str:
+    """The beginning of a payload as RabbitMQ's texts have it."""
+    if len(payload) <= 16:
+        return f"all octets = {erlang_binary(payload)}"
+    return f"first 16 octets = {erlang_binary(payload[:16])}"

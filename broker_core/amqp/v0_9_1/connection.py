@@ -1,8 +1,8 @@
 """One AMQP 0-9-1 connection on the side of the broker, without a socket and without a clock (sans-IO).
 
-``receive`` takes the bytes that came and gives events; ``data_to_send`` gives the bytes to send; ``tick`` is
-to be called at ``next_deadline``. The caller carries out commands, logs the client in, and ends channels and
-connection.
+``receive`` takes the bytes that came, and ``piece`` gives the next events while there are ``due`` ones;
+``data_to_send`` gives the bytes to send; ``tick`` is to be called at ``next_deadline``. The caller carries
+out commands, logs the client in, and ends channels and connection.
 
 Not here: frames (``decoder.py``, ``encoder.py``), which method may come when (``states.py``), channel 0
 (``negotiation.py``), what a command of a channel does.
@@ -14,11 +14,12 @@ they are cut into pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.channels import ChannelTable, reply_text
-from broker_core.amqp.v0_9_1.decoder import Decoder
+from broker_core.amqp.v0_9_1.decoder import PIECE_FRAMES, Decoder
 from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, Outgoing, encode_method
 from broker_core.amqp.v0_9_1.events import (
     ChannelFailed,
@@ -43,10 +44,13 @@ from broker_core.errors import (
     ConnectionException,
     NotAllowed,
     PreconditionFailed,
+    ResourceExhausted,
 )
 
 _CLOSE_OK = encode_method(0, m.ConnectionCloseOk())
 _PUBLISH = (m.BasicPublish.CLASS_ID, m.BasicPublish.METHOD_ID)
+# Heartbeats and empty pieces of a body: a client that sends heartbeats each second sends two of them.
+EMPTY_FRAMES, EMPTY_FRAMES_PER_S = 1000, 100
 
 
 class _Listener:
@@ -71,12 +75,15 @@ class AmqpConnection:
     """
 
     __slots__ = (
+        "_counted_at",
         "_decoder",
-        "_held",
+        "_events",
+        "_holds",
         "_life",
         "_listener",
         "_look",
         "_max_body_bytes",
+        "_may_be_empty",
         "_zero",
         "channels",
         "out",
@@ -90,7 +97,9 @@ class AmqpConnection:
         self.channels = ChannelTable(self.out, self._decoder)
         self._life = Lifecycle(self.out, Timers(now, offer.handshake_timeout_s), offer.close_timeout_s)
         self._zero = Negotiation(offer, self._life, self.out, self._decoder)
-        self._held: list[Decoded] | None = None  # decoded while the caller holds events back
+        self._events: deque[Decoded] = deque()  # decoded, and not given yet
+        self._holds = False
+        self._may_be_empty, self._counted_at = float(EMPTY_FRAMES), now
         self.stopped = False
         self._listener: _Listener | None = None  # set when the bytes cannot be decoded
         self._look: Callable[[Event], Event | None] | None = None
@@ -118,52 +127,60 @@ class AmqpConnection:
         return self._zero.announces(capability)
 
     # -- in -----------------------------------------------------------------------------------------------
-    def receive(self, data: bytes, now: float) -> Iterable[ConnectionEvent]:
-        """The events that ``data`` completes, in order. Each takes effect when it is reached: take them all.
+    def receive(self, data: bytes, now: float) -> None:
+        """``data`` has come."""
+        self._life.timers.heard_at = now
+        if self._listener is not None or self._life.state is ConnectionState.closed:
+            self._listen(data)
+        else:
+            self._decoder.add(data)
 
-        What the caller does with one of them, such as ``close`` or ``hold``, applies to the next ones.
+    @property
+    def due(self) -> bool:
+        """``piece`` has something to do."""
+        return not self._holds and (bool(self._events) or self._decoder.undecoded)
+
+    def piece(self, now: float) -> Iterator[ConnectionEvent]:
+        """The next events, in order: a bounded number, or none. Each takes effect when it is reached, and
+        what the caller does with it, such as ``close`` or ``hold``, applies to the next ones. Those that it
+        does not take come with the next piece.
         """
         life = self._life
         life.timers.heard_at = now
-        if self._listener is not None or life.state is ConnectionState.closed:
-            self._listen(data)
-            return ()
-        events = self._decoder.feed(data)
-        if self._held is not None:
-            self._held += events
-            return ()
-        return self._take(events, data)
+        if not self._events:
+            before = self._decoder.empty_frames
+            self._events += self._decoder.piece()
+            if self._decoder.empty_frames > before:
+                self._empty_frames(self._decoder.empty_frames - before, now)
+        return self._take()
 
     def holds(self) -> bool:
-        return self._held is not None
+        return self._holds
 
     def hold(self) -> None:
-        """Give no more events until ``release``; those that come meanwhile wait."""
-        if self._held is None and not self.closing:
-            self._held = []
+        """There are no more events until ``release``."""
+        self._holds = not self.closing
 
-    def release(self, now: float) -> Iterable[ConnectionEvent]:
-        """The events that were held back."""
-        held, self._held = self._held, None
+    def release(self, now: float) -> None:
+        self._holds = False
         self._life.timers.heard_at = now
-        return self._take(held or [], b"")
 
-    def separate(self, publishes: Publishes) -> Iterable[ConnectionEvent]:
-        """The events of ``publishes``, which takes no effect itself then."""
-        return self._take(publishes.commands(), b"")
+    def separate(self, publishes: Publishes) -> None:
+        """The next events are those of ``publishes``, which takes no effect itself then."""
+        self._events.extendleft(reversed(publishes.commands()))
 
     def watch(self, look: Callable[[Event], Event | None] | None) -> None:
         """``look`` gets every event but violations before it takes effect, and returns the one to pass on."""
         self._look = look
         self._life.watch(look is not None)
 
-    def _take(self, events: Sequence[Decoded], data: bytes) -> Iterator[ConnectionEvent]:
+    def _take(self) -> Iterator[ConnectionEvent]:
         """The hot path: a command of an open channel passes with three look-ups."""
         life, channels, is_open, work = self._life, self.channels.states, ChannelState.open, WORK
-        for event in events:
-            if self._held is not None:
-                self._held.append(event)
-            elif (
+        events, passed_over = self._events, 0
+        while events and not self._holds and passed_over < PIECE_FRAMES:
+            event = events.popleft()
+            if (
                 life.passes
                 and (type(event) is Command or type(event) is Publishes)
                 and channels.get(event.channel) is is_open
@@ -171,13 +188,29 @@ class AmqpConnection:
             ):
                 yield event
             elif type(event) is Publishes:
-                yield from self.separate(event)
+                if not life.closing:
+                    self.separate(event)
             else:
                 passed = self._pass(event)
                 if passed is not None:
                     yield passed
-        if self._listener is not None:
-            self._listen(data)
+                else:
+                    passed_over += 1
+
+    def _empty_frames(self, count: int, now: float) -> None:
+        """Refuses more than a client has a reason to send. What waited while it was not read may come at
+        once.
+        """
+        since, self._counted_at = now - self._counted_at, now
+        allowed = since * EMPTY_FRAMES_PER_S
+        left = self._may_be_empty
+        self._may_be_empty = max(left, min(left + allowed, EMPTY_FRAMES), allowed) - count
+        if self._may_be_empty < 0 and not self.closing:
+            text = (
+                f"more than {EMPTY_FRAMES_PER_S} frames a second are heartbeats or empty pieces of a body; "
+                "send heartbeats at the negotiated interval"
+            )
+            self._events.append(Violation(ResourceExhausted(text), 0))
 
     def _pass(self, event: Event) -> ConnectionEvent | None:
         life = self._life
@@ -235,6 +268,7 @@ class AmqpConnection:
         """Later bytes cannot be decoded: only close-ok is looked for."""
         failed = None if self.state is ConnectionState.closing else self._fail(event.error, 0, event.method)
         self._listener = _Listener()
+        self._listen(self._decoder.end())
         return failed
 
     def _fail(self, error: ConnectionException, number: int, ids: tuple[int, int] = (0, 0)) -> Failed:
@@ -278,10 +312,7 @@ class AmqpConnection:
             self._life.go(Step.close)
             if ending:
                 self.out.final_frame(m.ConnectionCloseOk())
-        held, self._held = self._held, None
-        for event in held or ():
-            if type(event) is not Publishes:  # which are ignored from now on
-                self._pass(event)
+        self._holds = False  # only close and close-ok take effect from now on
         return text
 
     def finish(self, now: float) -> None:
@@ -295,7 +326,8 @@ class AmqpConnection:
         """The socket is gone."""
         self._life.end(Step.end)
         self._life.timers.limit = None
-        self._held = None
+        self._events.clear()
+        self._decoder.end()
         self.out.drop()
 
     # -- out ----------------------------------------------------------------------------------------------
@@ -316,7 +348,7 @@ class AmqpConnection:
     # -- time ---------------------------------------------------------------------------------------------
     def next_deadline(self) -> float | None:
         """When ``tick`` has something to do; None: never."""
-        return self._life.timers.next(listens=not self.holds())
+        return self._life.timers.next(listens=not (self._holds or self.due))
 
     @property
     def heard_at(self) -> float:
@@ -326,7 +358,7 @@ class AmqpConnection:
     def tick(self, now: float) -> TimedOut | None:
         """Send a heartbeat if one is due; TimedOut if the client was silent, or too slow, for too long."""
         timers = self._life.timers
-        why = timers.expired(now, listens=not self.holds())
+        why = timers.expired(now, listens=not (self._holds or self.due))
         if why:
             return TimedOut(why)
         if timers.heartbeat_due(now):

@@ -4,9 +4,9 @@ commands.
 Not here: whether a command may come now (``states.py``), and what it does.
 
 Invariant: events depend on the bytes alone, not on how they are cut into chunks. Any bytes give events and at
-most one :class:`Violation`, the last event; ``feed`` raises nothing. What is kept between two calls is below
-``frame_max`` for the frame that is not complete, and at most ``max_pending_bytes`` for all contents in
-assembly together.
+most one :class:`Violation`, the last event; ``feed`` raises nothing. What is kept when all that can be is
+decoded is below ``frame_max`` for the frame that is not complete, and at most ``max_pending_bytes`` for all
+contents in assembly together. ``piece`` takes a bounded time, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from broker_core.amqp.v0_9_1.codec import decode_payload, erlang_binary, method_type
+from broker_core.amqp.v0_9_1.codec import blamed, decode_payload, snippet
 from broker_core.amqp.v0_9_1.events import (
     Command,
     ContentTooLarge,
@@ -59,6 +59,9 @@ DEFAULT_MAX_PENDING_BYTES = 256 << 20
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 FRAME_END = 0xCE
 FRAME_OVERHEAD = 8  # type, channel and size before the payload, the end octet behind it
+
+PIECE_BYTES = 16 * 1024  # of one piece, but for publishes that differ only in their bodies: one event
+PIECE_FRAMES = 128  # of them beside the fast path
 
 _FRAME = struct.Struct(">BHI")  # type, channel, payload size
 _CONTENT_HEADER = struct.Struct(">HHQ")  # class, weight, body size
@@ -125,8 +128,10 @@ class Decoder:
         self.pending_bytes = 0  # of contents in assembly
         self._assemblies: dict[int, _Assembly] = {}
         self._discarded: set[int] = set()  # channels whose contents are skipped
-        self._rest = bytearray()  # the beginning of a frame
+        self._data, self._position = b"", 0  # what has come, and where the next piece begins
+        self._rest = bytearray()  # what came behind it; without it, the beginning of a frame
         self._wanted = 0  # bytes that have to be in _rest before looking at it makes sense
+        self.empty_frames = 0  # that carried nothing: heartbeats, and empty pieces of a body
         self._over = False
 
     @property
@@ -141,19 +146,48 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Decoded]:
         """The events that ``data`` completes, in order. Raises nothing."""
-        if self._over:
-            return []
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._wanted:
-                return []
-            data = bytes(self._rest)
-            self._rest.clear()
+        self.add(data)
         events: list[Decoded] = []
-        position = self._frames(data, events)
-        if position < len(data):
-            self._rest += data[position:]
+        while self.undecoded:
+            events += self.piece()
         return events
+
+    def add(self, data: bytes) -> None:
+        """``data`` has come; ``piece`` decodes it."""
+        if self._over:
+            return
+        if not (self._data or self._rest):
+            self._data = data
+            return
+        self._rest += data
+        if not self._data and len(self._rest) >= self._wanted:
+            self._data = bytes(self._rest)
+            self._rest.clear()
+
+    @property
+    def undecoded(self) -> bool:
+        """``piece`` has something to do."""
+        return bool(self._data)
+
+    def piece(self) -> list[Decoded]:
+        """The events of the next bytes that have come, in order: there may be none."""
+        events: list[Decoded] = []
+        data = self._data
+        position, complete = self._frames(data, self._position, events)
+        if complete and position < len(data) and not self._over:
+            self._position = position
+            return events
+        rest = data[position:] + self._rest if self._rest else data[position:]
+        more = bool(self._rest) and not self._over
+        self._position, self._data, self._rest = 0, rest if more else b"", bytearray(b"" if more else rest)
+        return events
+
+    def end(self) -> bytes:
+        """No more is decoded. Returns what came from the violation on, or is not decoded."""
+        self._over = True
+        rest = self._data[self._position :] + self._rest
+        self._data, self._position, self._rest = b"", 0, bytearray()
+        return rest
 
     def discard(self, channel: int) -> None:
         """Drop the content in assembly on ``channel``, and every one that begins there until channel.close-ok
@@ -169,30 +203,33 @@ class Decoder:
 
     # -- frames ----------------------------------------------------------------------------------------------
 
-    def _frames(self, data: bytes, events: list[Decoded]) -> int:
-        """Takes frames off ``data`` from its beginning; the position of the bytes to keep for the next
-        call.
+    def _frames(self, data: bytes, position: int, events: list[Decoded]) -> tuple[int, bool]:
+        """Takes frames off ``data`` from ``position`` on, as many as are a piece. Returns the position of the
+        next one, and False if that is not complete.
         """
-        position = 0
         size = len(data)
         if self.expect_header:
             if size < len(PROTOCOL_HEADER):
                 self._wanted = len(PROTOCOL_HEADER)
-                return 0
+                return 0, False
             position = len(PROTOCOL_HEADER)
             self.expect_header = False
             raw = data[:position]
             self._over = raw != PROTOCOL_HEADER
             events.append(ProtocolHeader(not self._over, raw))
-        while not self._over:
+        last = position + PIECE_BYTES
+        for _ in range(PIECE_FRAMES):
+            if self._over:
+                break
             if not self.expect_open:
-                position = self._fast(data, position, events)
+                position = self._fast(data, position, last, events)
+            if position > last or position == size:
+                break
             if size - position < FRAME_OVERHEAD - 1:
                 self._wanted = FRAME_OVERHEAD - 1
-                break
+                return position, False
             kind, channel, length = _FRAME.unpack_from(data, position)
-            # RabbitMQ's leniency: clients that count the 8 bytes around the payload out of frame_max are
-            # tolerated
+            # RabbitMQ's leniency: clients may count the 8 bytes around the payload out of frame_max
             if length > self._frame_max:
                 largest = self._frame_max - FRAME_OVERHEAD
                 text = f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{largest}}}"
@@ -201,19 +238,19 @@ class Decoder:
             end = position + FRAME_OVERHEAD - 1 + length
             if end >= size:
                 self._wanted = FRAME_OVERHEAD + length
-                break
+                return position, False
             payload = data[position + FRAME_OVERHEAD - 1 : end]
             if data[end] != FRAME_END:
-                text = f"type {kind}, {_snippet(payload)}: {{invalid_frame_end_marker,{data[end]}}}"
+                text = f"type {kind}, {snippet(payload)}: {{invalid_frame_end_marker,{data[end]}}}"
                 self._violate(events, FrameError(text), channel)
                 break
             position = end + 1
             self._frame(events, kind, channel, payload)
-        return size if self._over else position
+        return position, True
 
-    def _fast(self, data: bytes, position: int, events: list[Decoded]) -> int:
-        """Takes acks, methods seen before and whole publishes off ``data``; the position of the first other
-        frame.
+    def _fast(self, data: bytes, position: int, last: int, events: list[Decoded]) -> int:
+        """Takes acks, methods seen before and whole publishes off ``data`` that begin at ``last`` or before;
+        the position of the first other frame.
 
         Incomplete, unusual and wrong frames are left to the plain path; ``test_fast_paths`` proves both
         equal. It is one long loop without calls, because a call costs as much as the rest of an ack.
@@ -226,7 +263,8 @@ class Decoder:
         size = len(data)
         known = self._repeated
         most = min(max_body_bytes, frame_max)
-        while position + _METHOD_BYTES <= size:
+        last = min(last, size - _METHOD_BYTES)
+        while position <= last:
             kind, channel, length, ids = _METHOD_FRAME(data, position)
             if kind != METHOD or channel in assemblies or not channel:
                 break
@@ -308,11 +346,12 @@ class Decoder:
             or (kind == HEARTBEAT and not length)
         )
         if not known:
-            self._violate(events, FrameError(f"type {kind}, {_snippet(payload)}: unknown_frame"), channel)
+            self._violate(events, FrameError(f"type {kind}, {snippet(payload)}: unknown_frame"), channel)
         elif kind == HEARTBEAT and channel == 0:
+            self.empty_frames += 1
             events.append(Heartbeat())
         elif kind == HEARTBEAT or (channel == 0 and kind != METHOD) or (channel != 0 and self.expect_open):
-            self._violate(events, UnexpectedFrame(f"type {kind}, {_snippet(payload)}"), channel)
+            self._violate(events, UnexpectedFrame(f"type {kind}, {snippet(payload)}"), channel)
         elif kind == METHOD:
             self._method(events, channel, payload)
         elif channel not in self._assemblies:
@@ -348,7 +387,7 @@ class Decoder:
         try:
             method = decode_payload(payload)
         except ConnectionException as error:
-            self._violate(events, error, channel, _blamed(payload))
+            self._violate(events, error, channel, blamed(payload))
             return
         remember(payload, method)
         # A method with content on channel 0 is wrong whatever its content is; the state tables say so.
@@ -420,6 +459,8 @@ class Decoder:
             self._violate(events, error, channel, type(assembly.method))
             return
         assembly.remaining = remaining - length
+        if not length:
+            self.empty_frames += 1
         if not assembly.skipped:
             if length == remaining and not assembly.body:
                 self._emit(events, channel, assembly, payload)
@@ -457,17 +498,3 @@ class Decoder:
             limit = f"the connection may have {self.max_pending_bytes} (--connection-bytes)"
             text = f"contents in assembly need {self.pending_bytes} bytes, {limit}"
             self._violate(events, ResourceExhausted(text), channel)
-
-
-def _blamed(payload: bytes) -> type[Method] | None:
-    try:
-        return method_type(payload)
-    except ConnectionException:
-        return None
-
-
-def _snippet(payload: bytes) -> str:
-    """The beginning of a payload as RabbitMQ's texts have it."""
-    if len(payload) <= 16:
-        return f"all octets = {erlang_binary(payload)}"
-    return f"first 16 octets = {erlang_binary(payload[:16])}"

@@ -5,10 +5,9 @@ Not here: the protocol (``amqp/v0_9_1/connection.py``), the login (``handshake.p
 (``server.py``).
 
 Flow control: while a client does not read, ``writable`` is False and its consumers get no messages. If
-replies still pile up, the broker stops reading from it. ``pause`` stops reading for any other reason; events
-that were read and not carried out wait in the protocol.
+replies still pile up, the broker stops reading from it. ``pause`` stops reading for any other reason.
 
-Turns: the commands of one packet may take long together. After ``TURN_S`` the others have theirs.
+Turns: what has come waits for its turn (``input.py``), so that nobody waits long for others.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -27,7 +25,6 @@ from broker_core.amqp.v0_9_1.events import (
     ChannelFailed,
     CloseRequested,
     Command,
-    ConnectionEvent,
     Failed,
     Publishes,
 )
@@ -41,10 +38,12 @@ from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
+from broker_core.server.amqp.input import Input
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.ports import FLUSH_BYTES, TURN_S, Server
-from broker_core.server.amqp.session import as_amqp
+from broker_core.server.amqp.ports import FLUSH_BYTES, Server
+from broker_core.server.amqp.session import Session, as_amqp
 from broker_core.server.amqp.sessions import Sessions
+from broker_core.server.amqp.turns import Turns
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles, certified
 
@@ -64,6 +63,7 @@ class Listener(Server, Protocol):
     logins: Logins
     options: AmqpOptions
     tls: TlsFiles | None
+    turns: Turns
     unwritten: Unwritten
 
     @property
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         self.points = Points(self, server.handlers, self.sessions.by_number, server.options.frame_max)
         self._confirms = self.points.confirms
         self._transport: asyncio.Transport | None = None
-        self._paused: set[object] = set()
+        self.input = Input(self.protocol, server.turns, self._carry_out)
         self._unwritten = False  # ``flush`` will be called
 
     @property
@@ -150,6 +150,7 @@ class Connection(asyncio.Protocol):
         # uvloop's own classes do not inherit it
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(HIGH_BYTES, LOW_BYTES)
+        self.input.begin(transport)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.name = f"{_address(peer)} -> {_address(here)}"
         self.address = peer[0].partition("%")[0] if peer else ""
@@ -160,12 +161,17 @@ class Connection(asyncio.Protocol):
         if self.state is not ConnectionState.closed:
             logger.info("connection %s is lost: %s", self.name, error or "the client closed the socket")
         self.protocol.lost()
-        self._paused.clear()
+        self.input.lost()
         self.sessions.lost()
         self.server.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        self._carry_out(self.protocol.receive(data, time.monotonic()))
+        self.input.came(data)
+        if self._out.closed_for_sending:  # it may be the answer to connection.close
+            self.flush_later()
+
+    def eof_received(self) -> None:
+        self.input.last_turn()
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -189,33 +195,31 @@ class Connection(asyncio.Protocol):
             why,
         )
         self.protocol.lost()
-        self._read_on()
+        self.input.read_on()
         if self._transport is not None:
             self._transport.abort()
 
     # -- in --------------------------------------------------------------------------------------------------
-    def _carry_out(self, events: Iterable[ConnectionEvent]) -> None:
+    def _carry_out(self, ends: float) -> None:
         """The hot path: a command of an open channel goes straight to its session."""
         sessions, clock = self.sessions.by_number, time.monotonic
-        turn_ends = clock() + TURN_S
-        for event in events:
+        for event in self.protocol.piece(clock()):
             if type(event) is not Command and type(event) is not Publishes:
                 self._on_event(event)
-                continue
-            try:
-                session = sessions.get(event.channel)
-                if type(event) is Publishes:
-                    if session is None or not publish_many(session, event):
-                        self._carry_out(self.protocol.separate(event))
-                elif session is not None:
-                    session.handle(event)
-                else:
-                    self._other(event)
-            except Exception as error:
-                self.fail(event.channel, error, event.method)
-            if clock() > turn_ends and not self.protocol.holds():
-                self.pause("turn")
-                self.resume("turn")  # once the others have had theirs
+            else:
+                try:
+                    session = sessions.get(event.channel)
+                    if type(event) is Publishes:
+                        if session is None or not publish_many(session, event):
+                            self.protocol.separate(event)
+                    elif session is not None:
+                        session.handle(event)
+                    else:
+                        self._other(event)
+                except Exception as error:
+                    self.fail(event.channel, error, event.method)
+            if clock() > ends:
+                break
         out = self._out
         if out.closed_for_sending or (out.frames and not self._unwritten):
             self.flush_later()
@@ -242,7 +246,7 @@ class Connection(asyncio.Protocol):
             case Failed(_, error, ids):
                 self.sessions.fail_all(error, ids, math.inf)
             case CloseRequested():
-                self._read_on()
+                self.input.read_on()
                 why = "its connection was closed"
                 self.sessions.close_all(partial(self.sessions.end_all, why, self._send_close_ok))
             case _:
@@ -294,7 +298,7 @@ class Connection(asyncio.Protocol):
     def close(self, error: ConnectionException, ids: tuple[int, int]) -> None:
         self.protocol.close(error, time.monotonic(), ids)
         self.flush()
-        self._read_on()
+        self.input.read_on()
 
     def _send_close_ok(self) -> None:
         self.protocol.finish(time.monotonic())
@@ -354,32 +358,15 @@ class Connection(asyncio.Protocol):
     # -- flow control ----------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:
         """Read and carry out nothing more until each ``why`` has resumed."""
-        if not self.protocol.holds():
-            if self._transport is None or self.protocol.closing:
-                return
-            self.protocol.hold()
-            if not self._transport.is_closing():
-                self._transport.pause_reading()
-        self._paused.add(why)
+        self.input.pause(why)
 
     def resume(self, why: object) -> None:
         """Does nothing if the connection is not paused for ``why``."""
-        if self._paused:
-            self._paused.discard(why)
-            if not self._paused:
-                self.server.loop.call_soon(self._go_on)
+        self.input.resume(why)
 
-    def _go_on(self) -> None:
-        if self._paused or not self.protocol.holds():
-            return
-        self._carry_out(self.protocol.release(time.monotonic()))
-        if not self.protocol.holds():
-            self._read_on()
-
-    def _read_on(self) -> None:
-        self._paused.clear()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+    def go_on(self, session: Session) -> None:
+        """Commands of ``session`` that waited are carried out in the next turn."""
+        self.input.go_on(session)
 
     def sweep(self, now: float) -> None:
         """Do what is due: heartbeats, and the time limits of handshake, close and open transactions."""

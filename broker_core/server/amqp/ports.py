@@ -24,7 +24,6 @@ from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas
 
 FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
-TURN_S = 0.01  # of one connection's commands, before others have their turn
 
 
 class Server(Protocol):
@@ -125,4 +124,8 @@ class ClientConnection(Protocol):
 
     def resume(self, why: object) -> None:
         """Does nothing if the connection is not paused for ``why``."""
+        ...
+
+    def go_on(self, session: Any) -> None:
+        """Commands of ``session`` that waited are carried out in the next turn."""
         ...

@@ -31,6 +31,7 @@ from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.shown import clients, connection_info
+from broker_core.server.amqp.turns import Turns
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
@@ -81,6 +82,7 @@ class AmqpServer(LoopThread):
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
         self.commits: CommitQueue
+        self.turns: Turns
         self.unwritten: Unwritten
         self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
         broker.held.add_door(partial(close, self), partial(clients, self.connections))
@@ -117,6 +119,7 @@ class AmqpServer(LoopThread):
     async def _listen(self) -> None:
         _allow_many_sockets()
         self.commits = CommitQueue(self.loop, self.broker)
+        self.turns = Turns(self.loop)
         self.unwritten = Unwritten(self.loop)
         self.commits.answered = self.unwritten.flush
         self._empty = asyncio.Event()
@@ -144,7 +147,7 @@ class AmqpServer(LoopThread):
         for connection in list(self.connections):
             connection.abort("the broker is shutting down and it did not answer")
         await self._gone(STOP_S)
-        while not self.commits.idle:  # what sessions asked for when they ended
+        while not (self.commits.idle and self.turns.idle):  # what sessions asked for when they ended
             await asyncio.sleep(0.001)
         self.commits.close()
 

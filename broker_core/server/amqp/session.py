@@ -42,7 +42,7 @@ from broker_core.errors import (
 from broker_core.message.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.channel_holder import channel_holder
-from broker_core.server.amqp.ports import FLUSH_BYTES, TURN_S, ClientConnection, Server
+from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 from broker_core.server.amqp.tick_commit import TickCommit
 
 BACKLOG = 1_000  # commands that wait; then the connection is not read
@@ -82,11 +82,14 @@ class Move(Enum):
 PHASES: Mapping[tuple[Phase, Move], Phase] = {
     (Phase.ready, Move.wait): Phase.waiting,
     (Phase.ready, Move.submit): Phase.committing,
+    (Phase.waiting, Move.wait): Phase.waiting,
+    (Phase.committing, Move.wait): Phase.waiting,
     (Phase.waiting, Move.go_on): Phase.ready,
     (Phase.committing, Move.go_on): Phase.ready,
     **{(phase, Move.end): Phase.ended for phase in Phase},
     # Its own command may end it: a channel.close, or one that fails.
     (Phase.ended, Move.go_on): Phase.ended,
+    (Phase.ended, Move.wait): Phase.ended,
 }
 _READY = Phase.ready
 
@@ -220,11 +223,20 @@ class Session:
             self._commands[kind](self, method, command)
 
     def go_on(self) -> None:
-        """The current command is answered: carry out the commands that came meanwhile, as many as take a
-        turn.
-        """
+        """The current command is answered: the commands that came meanwhile have their turn."""
+        if self._backlog:
+            self.move(Move.wait)
+            self.connection.go_on(self)
+            return
         self.move(Move.go_on)
-        backlog, turn_ends = self._backlog, time.monotonic() + TURN_S
+        if self._phase is Phase.ready:
+            self._backlog.order = 0
+        self.connection.resume(self)
+
+    def carry_on(self, ends: float) -> None:
+        """Carry out commands that waited, until ``ends``; at least one."""
+        self.move(Move.go_on)
+        backlog = self._backlog
         while backlog and self._phase is Phase.ready:
             command = backlog.pop()
             if isinstance(command, ChannelFailed):
@@ -236,16 +248,15 @@ class Session:
                 self.handle(command)
             except Exception as error:
                 self.fail(error, command.method)
-            if backlog and self.ready and time.monotonic() > turn_ends:
-                self.move(Move.wait)  # once the others have had their turn
-                self._loop.call_soon(self.durable)
+            if backlog and self.ready and time.monotonic() > ends:
+                self.go_on()
         if self._phase is Phase.ready:
             backlog.order = 0
         if not backlog.full:
             self.connection.resume(self)
 
     def durable(self) -> None:
-        """All that was gathered is durable, or it is its turn: a command that waited goes on."""
+        """All that was gathered is durable: a command that waited goes on."""
         if self._phase is Phase.waiting:
             self.go_on()
 

@@ -86,7 +86,7 @@ class TickCommit:
         """The channel's transaction is not empty: call ``hand_over`` at the end of the tick."""
         if not self.waits:
             self.waits = True
-            self._session.commits.gather(self)
+            self._session.commits.gather(self, self._session.connection)
 
     def hand_over(self) -> None:
         """The tick ends: what was gathered becomes one transaction of separate parts."""

@@ -64,7 +64,7 @@ def together(store: GatedStore, broker: LocalBroker, names: Sequence[str]) -> di
     for thread in threads[1:]:
         thread.start()
     waiting = threading.Event()
-    while len(broker.committer._waiting) < len(names) - 1:
+    while len(broker.committer.waiting) < len(names) - 1:
         waiting.wait(0.001)
     store.gate.set()
     for thread in threads:
@@ -107,7 +107,7 @@ def test_works_for_which_there_is_no_time_left_are_the_first_of_the_next_group(
         threads[-1].start()
         if not number:
             assert store.entered.wait(600)
-        while len(broker.committer._waiting) < number:
+        while len(broker.committer.waiting) < number:
             begin.wait(0.001)
     store.gate.set()
     for thread in threads:

@@ -92,7 +92,7 @@ def test_a_thread_that_is_killed_when_it_gets_the_lead_hands_it_on() -> None:
     follower = threading.Thread(target=second)
     follower.start()
     waiting = threading.Event()
-    while not committer._waiting:
+    while not committer.waiting:
         waiting.wait(0.001)
     committer.lead = killed  # type: ignore[method-assign]
     store.gate.set()
@@ -133,7 +133,7 @@ def test_a_thread_that_is_killed_when_it_is_woken_wakes_the_next_one(
         thread.start()
         if not number:
             assert store.entered.wait(600)
-        while len(broker.committer._waiting) < number:
+        while len(broker.committer.waiting) < number:
             waiting.wait(0.001)
     for number in killed:  # raised when its gate opens, before the first step behind it
         ident = ctypes.c_ulong(threads[number].ident or 0)
@@ -169,9 +169,9 @@ def test_the_lead_never_goes_to_a_thread_that_left_while_others_of_its_group_had
         # the second one never ends
         threads.append(threading.Thread(target=broker.run, args=(work,), daemon=number == 2))
         threads[-1].start()
-        while len(broker.committer._waiting) < number:
+        while len(broker.committer.waiting) < number:
             waiting.wait(0.001)
-    left.append(broker.committer._waiting[1])
+    left.append(broker.committer.waiting[1])
     store.gate.set()
     for number in (0, 1, 3):
         threads[number].join(600)
@@ -202,7 +202,7 @@ def test_close_waits_for_a_commit_that_another_thread_leads() -> None:
     closer = threading.Thread(target=broker.close)
     closer.start()
     waiting = threading.Event()
-    while not broker.committer._waiting:
+    while not broker.committer.waiting:
         waiting.wait(0.001)
     assert order == []
     store.gate.set()

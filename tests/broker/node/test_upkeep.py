@@ -209,7 +209,7 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
 
     def interrupt() -> None:
         waiting = threading.Event()
-        while not broker.committer._waiting:
+        while not broker.committer.waiting:
             waiting.wait(0.001)
         signal.pthread_kill(main, signal.SIGUSR1)
         gate.set()  # the signal is handled when the commit is done

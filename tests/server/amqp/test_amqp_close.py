@@ -364,7 +364,7 @@ def test_a_commit_that_fails_before_a_long_backlog_does_not_stop_the_reading_of_
         client.call(1, T.Select(), T.SelectOk)
         with Leader(served):
             client.write(publish(1, "q") + publish(1, "q") + asked(1, T.Commit()) + publish(1, "q") * 2000)
-            while not any(connection._paused for connection in served.server.connections):
+            while not any(connection.input.paused for connection in served.server.connections):
                 threading.Event().wait(0.005)
         client.send(2, B.Qos(prefetch_count=1))
         answers = {client.receive()[1].name for _ in range(2)}

@@ -20,7 +20,7 @@ from broker_core.message.properties import Properties
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import connection as connection_module
-from broker_core.server.amqp import handshake
+from broker_core.server.amqp import handshake, turns
 from broker_core.server.amqp.commands import COMMANDS, basic
 from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handlers
@@ -70,7 +70,8 @@ STEP = st.one_of(
 def long_turns() -> Iterator[None]:
     """What is fed at once is one tick, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection_module, "TURN_S", 600.0)
+        for name in ("TURN_S", "SHARE_S"):
+            patch.setattr(turns, name, 600.0)
         yield
 
 
@@ -125,7 +126,7 @@ class Server:
         self.tls, self.unauthenticated, self.quotas = None, UnauthenticatedLimit(1), Quotas()
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)
-        self.unwritten = Unwritten(self.loop)
+        self.unwritten, self.turns = Unwritten(self.loop), turns.Turns(self.loop)
         self.connection = Connection(self, handshake.offer(self.options))
         self.transport: Any = Transport()
         self.connection.connection_made(self.transport)

@@ -111,7 +111,7 @@ def test_rejects_of_a_later_tick_wait_for_those_that_are_left(
     client, _ = to_many
     with Leader(served):
         client.send(1, B.Nack(delivery_tag=40, multiple=True, requeue=False))
-        wait_until(lambda: bool(served.broker.committer._waiting), "the first tick waits for its commit")
+        wait_until(lambda: bool(served.broker.committer.waiting), "the first tick waits for its commit")
         client.send(1, B.Nack(delivery_tag=0, multiple=True, requeue=False))
         client.call(2, B.Qos(), B.QosOk)  # the loop has taken both
     assert client.count(1, "q") == 0

@@ -251,10 +251,10 @@ def test_a_thread_whose_group_is_led_by_a_work_that_is_held_up_is_answered(broke
         leader.start()
         await loop.run_in_executor(None, held.wait, 600)
         commits.submit(remember("second"), lambda answer, _error: answers.append(answer), "channel")
-        while not broker.committer._waiting:
+        while not broker.committer.waiting:
             await asyncio.sleep(0)
         follower = loop.run_in_executor(None, broker.run, remember("thread"))
-        while len(broker.committer._waiting) < 2:
+        while len(broker.committer.waiting) < 2:
             await asyncio.sleep(0.001)
         failpoint.disarm()
         go.set()

@@ -1,0 +1,119 @@
+"""Whose turn it is: the time of the loop is shared by the connections that have something to carry out.
+
+Not here: what is carried out (``connection.py``), and which bytes wait for it (``input.py``).
+
+Invariant: the connection that has had least time is next, so one that asks for little waits for no more than
+a share, however many others ask for much, and on however many channels. All turns of an iteration take
+``TURN_S``, and at most a share, one event or one piece of bytes longer; between two iterations the loop looks
+at its sockets, and commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+logger = logging.getLogger("txmq.amqp")
+
+TURN_S = 0.01  # of all connections together, in one iteration of the loop
+SHARE_S = 0.001  # of one connection while others wait
+
+
+class Taker(Protocol):
+    """``spent``: the time that it has had, or has let pass. ``waits``: it is in the line."""
+
+    spent: float
+    waits: bool
+
+    def turn(self, ends: float) -> bool:
+        """Carry out at least one thing, and more until ``ends``. Returns whether something is left."""
+        ...
+
+    def abort(self) -> None:
+        """Its turn failed."""
+        ...
+
+    def stop_reading(self) -> None:
+        """Its turn comes later: it takes no more meanwhile. It reads again when nothing is left."""
+        ...
+
+
+class Turns:
+    """Of one loop; everything runs in its thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._line: list[tuple[float, int, Taker]] = []  # a heap
+        self._asked = 0
+        # What those that had a turn had spent at least. Who comes again begins a share before that, and so
+        # before all that go on.
+        self._least = 0.0
+        self._ends = 0.0  # the time of this iteration
+        self._scheduled = False
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for a turn."""
+        return not self._line
+
+    def come(self, who: Taker) -> None:
+        """Something has come: it has its turn at once if nobody waits and there is time left."""
+        began = self._clock()
+        self._schedule(began)
+        if self._line or began > self._ends:
+            self.ask(who)
+        else:
+            self._begin(who)
+            self._turn(who, began, self._ends)
+
+    def ask(self, who: Taker) -> None:
+        """It may be repeated."""
+        if who.waits:
+            return
+        who.waits = True
+        self._begin(who)
+        self._asked += 1
+        heapq.heappush(self._line, (who.spent, self._asked, who))
+        self._schedule(None)
+
+    def _begin(self, who: Taker) -> None:
+        who.spent = max(who.spent, self._least - SHARE_S)
+
+    def _schedule(self, now: float | None) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._ends = (self._clock() if now is None else now) + TURN_S
+            self._loop.call_soon(self._round)
+
+    def _turn(self, who: Taker, began: float, ends: float) -> float:
+        try:
+            left = who.turn(ends)
+        except Exception:
+            logger.exception("a connection is closed")
+            who.abort()
+            left = False
+        now = self._clock()
+        who.spent += now - began
+        if left:
+            self.ask(who)
+            who.stop_reading()
+        return now
+
+    def _round(self) -> None:
+        line, now = self._line, self._clock()
+        ends = max(self._ends, now + SHARE_S)
+        while line:
+            spent, _, who = heapq.heappop(line)
+            self._least = max(self._least, spent)
+            who.waits = False
+            now = self._turn(who, now, min(ends, now + SHARE_S) if line else ends)
+            if now > ends:
+                break
+        self._scheduled = False
+        if line:
+            self._schedule(now)

@@ -1,0 +1,265 @@
+"""Whatever frames some clients send as fast as they can, others have their turn: every flood of the bench, by
+counts of turns and frames instead of seconds.
+
+Not here: seconds (``flood_p99_ms`` of the bench), and turns within one packet (``test_turns.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from bench.floods import FLOODS, LOGIN, OPEN, Flood
+from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder
+from broker_core.amqp.v0_9_1.connection import EMPTY_FRAMES, AmqpConnection
+from broker_core.amqp.v0_9_1.decoder import PIECE_BYTES, PIECE_FRAMES
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.negotiation import Offer
+from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.server.amqp import turns
+from broker_core.server.amqp.input import Input
+from broker_core.server.amqp.turns import SHARE_S, TURN_S, Turns
+from broker_core.server.commit_queue import MOST
+from broker_core.server.lines import Lines
+from tests.amqp_in_process import Served, serving
+from tests.amqp_peer import Closed, Peer, content, peer
+
+B, Q = commands.Basic, commands.Queue
+BYTES = 48 * 1024  # of each flooding connection, that have come at once
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as found:
+        yield found
+
+
+def in_loop(served: Served, look: object) -> object:
+    found: Future[object] = Future()
+    served.server.loop.call_soon_threadsafe(lambda: found.set_result(look()))  # type: ignore[operator]
+    return found.result(600)
+
+
+def flooding(served: Served, flood: Flood, bytes_: int = BYTES) -> Peer:
+    """A connection that has sent them; what it is answered is not read."""
+    made = Peer(served.url)
+    if flood.login:
+        made.opened()
+    else:
+        made.write(PROTOCOL_HEADER)
+    made.write(flood.begin + flood.again * (bytes_ // len(flood.again) + 1))
+    return made
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_client_waits_for_no_more_than_a_turn_of_each_that_floods(
+    name: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event is a turn: the bytes of ten that flood are thousands of turns."""
+    for each in ("TURN_S", "SHARE_S"):
+        monkeypatch.setattr(turns, each, -1.0)
+    with contextlib.ExitStack() as stack:
+        victim = stack.enter_context(peer(served.url, 1))
+        for queue in ("flooded", "empty", "victim"):
+            victim.call(1, Q.Declare(queue=queue), Q.DeclareOk)
+        victim.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
+        taken: list[Input] = []
+        turn = Input.turn
+
+        def counted(self: Input, ends: float) -> bool:
+            taken.append(self)
+            return turn(self, ends)
+
+        monkeypatch.setattr(Input, "turn", counted)
+        flood = FLOODS[name]
+        for _ in range(10):
+            stack.enter_context(flooding(served, flood))
+        waited = []
+        for _ in range(5):
+            victim.write(content(1, B.Publish(routing_key="victim"), b"x"))
+            begun = len(taken)
+            victim.expect(B.Ack, 1)
+            waited.append(len(taken) - begun)
+        assert min(waited) < 200, waited  # the least: between two looks of this thread others may go on
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("name", [name for name, flood in FLOODS.items() if flood.refused])
+def test_what_no_honest_client_sends_is_refused_with_its_reason(name: str, cut: bool, served: Served) -> None:
+    flood = FLOODS[name]
+    with Peer(served.url) as client:
+        if flood.login:
+            client.opened()
+        else:
+            client.started()
+        client.write(flood.begin)
+        for _ in range(10_000):
+            for piece in (
+                [flood.again[at : at + 1] for at in range(len(flood.again))] if cut else [flood.again]
+            ):
+                client._socket.setblocking(True)
+                with contextlib.suppress(OSError):
+                    client._socket.sendall(piece)
+            if in_loop(served, lambda: any(each.protocol.closing for each in served.server.connections)):
+                break
+        while not isinstance(frame := client.receive()[1], commands.Connection.Close):
+            pass
+        assert flood.refused in frame.reply_text
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_piece_is_bounded_whatever_the_bytes_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = FLOODS[name]
+    frames: list[int] = []
+    frame = Decoder._frame
+
+    def counted(*them: Any) -> None:
+        frames.append(1)
+        frame(*them)
+
+    monkeypatch.setattr(Decoder, "_frame", counted)
+    fed = Decoder(handshake=not flood.login)
+    fed.add(
+        (b"" if flood.login else PROTOCOL_HEADER)
+        + flood.begin
+        + flood.again * ((1 << 20) // len(flood.again))
+    )
+    pieces = 0
+    while fed.undecoded and pieces < 100:
+        events, pieces = fed.piece(), pieces + 1
+        assert len(frames) <= PIECE_FRAMES
+        # the shortest frame of a command on the fast path is one of qos
+        assert len(events) <= PIECE_FRAMES + PIECE_BYTES // 12
+        frames.clear()
+    assert pieces > 10 or fed._over or name.startswith("publishes")  # publishes alike are one event
+
+
+def test_heartbeats_that_came_while_the_client_was_not_read_are_no_flood() -> None:
+    for passed_s, count, state in (
+        (3600, 7200, "running"),
+        (0, EMPTY_FRAMES, "running"),
+        (0, EMPTY_FRAMES + 1, "closing"),
+    ):
+        now = 100.0
+        connection = AmqpConnection(Offer(), now)
+        for data in (PROTOCOL_HEADER, LOGIN, OPEN, HEARTBEAT * count):
+            connection.receive(data, now)
+            while connection.due:
+                for event in connection.piece(now):
+                    if isinstance(event, Command):
+                        connection.authenticated()
+            if data is OPEN:
+                assert connection.state is ConnectionState.open
+                now += passed_s  # it was not read
+        assert connection.state.value == state
+
+
+class _Loop:
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def call_soon(self, function: object) -> None:
+        self.calls.append(function)
+
+    def iterate(self) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()  # type: ignore[operator]
+
+
+class _Taker:
+    """It always has more, ``cost_s`` at a time; ``once``: nothing is left after its turn."""
+
+    def __init__(self, clock: list[float], cost_s: float, *, once: bool = False) -> None:
+        self.clock, self.cost_s, self.once = clock, cost_s, once
+        self.spent, self.waits, self.reads, self.had = 0.0, False, True, 0.0
+
+    def turn(self, ends: float) -> bool:
+        while True:
+            self.clock[0] += self.cost_s
+            self.had += self.cost_s
+            if self.once or self.clock[0] > ends:
+                return not self.once
+
+    def abort(self) -> None:
+        raise AssertionError
+
+    def stop_reading(self) -> None:
+        self.reads = False
+
+
+@pytest.mark.parametrize("count", [1, 50, 500])
+@pytest.mark.parametrize("cost_s", [1e-6, 1e-4, 0.02])
+def test_who_asks_for_little_is_next_and_the_rest_is_shared(count: int, cost_s: float) -> None:
+    """By a clock of its own: a turn takes what it does."""
+    clock = [0.0]
+    loop = _Loop()
+    line = Turns(loop, lambda: clock[0])  # type: ignore[arg-type]
+    floods = [_Taker(clock, cost_s) for _ in range(count)]
+    for flood in floods:
+        line.come(flood)
+    for _ in range(count):  # all of them came at once, and before it
+        loop.iterate()
+    victim = _Taker(clock, 1e-5, once=True)
+    for _ in range(200):
+        began = clock[0]
+        loop.iterate()
+        assert clock[0] - began <= TURN_S + SHARE_S + 2 * cost_s + 1e-4
+        had, began = victim.had, clock[0]
+        line.come(victim)
+        while victim.had == had:
+            loop.iterate()
+        assert clock[0] - began <= TURN_S + SHARE_S + 2 * cost_s + 1e-4  # it is within the next round
+    shares = sorted(flood.had for flood in floods)
+    assert shares[-1] - shares[0] <= 2 * (TURN_S + SHARE_S + cost_s)
+    assert not any(flood.reads for flood in floods)
+
+
+def test_places_in_a_commit_are_given_by_turns() -> None:
+    line: Lines[tuple[str, int]] = Lines()
+    for number in range(2000):
+        line.put("many channels", ("many", number))
+    for number in range(3):
+        line.put("few", ("few", number))
+    first = line.take(MOST)
+    assert [each for each in first if each[0] == "few"] == [("few", number) for number in range(3)]
+    assert len(first) == MOST and [number for who, number in first if who == "many"] == list(range(MOST - 3))
+    rest = line.take(10_000)
+    assert rest == [("many", number) for number in range(MOST - 3, 2000)] and not line
+
+
+@pytest.mark.parametrize("name", [name for name in FLOODS if name.startswith("500")])
+def test_many_channels_have_no_more_works_in_a_commit_than_their_turn(name: str, served: Served) -> None:
+    """A client on one channel is in each group, however many channels others have."""
+    groups: list[int] = []
+    commits = served.server.commits
+    next_works = commits._next_works
+
+    def noted() -> list[Any]:
+        found = next_works()
+        groups.append(len(found))
+        return found
+
+    with contextlib.ExitStack() as stack:
+        victim = stack.enter_context(peer(served.url, 1))
+        for queue in ("flooded", "victim"):
+            victim.call(1, Q.Declare(queue=queue), Q.DeclareOk)
+        victim.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
+        commits._next_works = noted  # type: ignore[method-assign]
+        clients = [flooding(served, FLOODS[name], 1) for _ in range(3)]
+        for client in clients:
+            stack.enter_context(client)
+        for _ in range(20):
+            victim.write(content(1, B.Publish(routing_key="victim"), b"x"))
+            victim.expect(B.Ack, 1)
+        assert max(groups) <= MOST
+        for client in clients:  # all of them are answered: nobody is forgotten
+            client.send(500, commands.Basic.Qos(prefetch_count=1))
+            with contextlib.suppress(Closed):
+                while not (isinstance(frame := client.receive(), tuple) and isinstance(frame[1], B.QosOk)):
+                    pass
