@@ -205,7 +205,7 @@ def test_who_asks_for_little_is_next_and_the_rest_is_shared(count: int, cost_s: 
         line.come(flood)
     for _ in range(count):  # all of them came at once, and before it
         loop.iterate()
-    victim = _Taker(clock, 1e-5, once=True)
+    victim = _Taker(clock, 1e-6, once=True)
     for _ in range(200):
         began = clock[0]
         loop.iterate()
