@@ -66,7 +66,7 @@ def test_a_client_waits_for_no_more_than_a_turn_of_each_that_floods(
     with contextlib.ExitStack() as stack:
         victim = stack.enter_context(peer(served.url, 1))
         for queue in ("flooded", "empty", "victim"):
-            victim.call(1, Q.Declare(queue=queue), Q.DeclareOk)
+            victim.call(1, Q.Declare(queue=queue, durable=True), Q.DeclareOk)
         victim.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
         taken: list[Input] = []
         turn = Input.turn
@@ -245,7 +245,7 @@ def test_many_channels_have_no_more_works_in_a_commit_than_their_turn(name: str,
     with contextlib.ExitStack() as stack:
         victim = stack.enter_context(peer(served.url, 1))
         for queue in ("flooded", "victim"):
-            victim.call(1, Q.Declare(queue=queue), Q.DeclareOk)
+            victim.call(1, Q.Declare(queue=queue, durable=True), Q.DeclareOk)
         victim.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
         commits._next_works = noted  # type: ignore[method-assign]
         clients = [flooding(served, FLOODS[name], 1) for _ in range(3)]
