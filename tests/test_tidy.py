@@ -31,9 +31,9 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.store.salvage.salvage": (510, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
-    "broker_core.amqp.v0_9_1.connection.AmqpConnection": (270, ENTRY),
+    "broker_core.amqp.v0_9_1.connection.AmqpConnection": (298, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
-        363,
+        396,
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (327, ENTRY),
@@ -61,7 +61,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.node.channel.LocalChannel": (432, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (481, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (293, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (277, ENTRY),
     "broker_core.store.durable.DurableStore": (
         384,
         "the commit and its parts are one order of steps",
@@ -71,12 +71,14 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
 }
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.decoder.Decoder._fast": (
-        87,
+        88,
         "one loop without calls: a call for each frame costs as much as the rest of an ack",
     ),
     "broker_core.broker.message.messages.Messages.enqueue": (84, "one loop: a call for each message is dear"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
+    "broker_core.amqp.v0_9_1.decoder.Decoder": (17, "where it is in the bytes, and what they may still cost"),
+    "broker_core.server.commit_queue.CommitQueue": (16, "the works of a tick, by how far each of them is"),
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
     "broker_core.broker.channel.Channel": (17, "what a channel of AMQP holds between commands"),
     "broker_core.broker.routing.exchange.Exchange": (
@@ -93,7 +95,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
         "what a commit needs to know, in one place",
     ),
     "connector.batch.foreach_batch.Transactional": (17, "what a user asks of a pipeline, and its parts"),
-    "broker_core.server.amqp.server.AmqpServer": (17, "the composition of a door"),
+    "broker_core.server.amqp.server.AmqpServer": (18, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }
@@ -280,7 +282,7 @@ def words() -> dict[str, int]:
 def test_every_function_and_class_is_used(package: str) -> None:
     """A name that stands once in the whole project is only defined. Spark, pyarrow and asyncio call some by name."""
     called_by_others = re.compile(
-        r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|(pause|resume)_writing|sending_headers"
+        r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|eof_received|(pause|resume)_writing|sending_headers"
         r"|call_completed"
         r"|send_400_response"  # uvicorn
         r"|get_help_record"  # click
@@ -371,7 +373,7 @@ BUDGETS = {
     "broker_core/message": 1300,
     "broker_core/micro_batch": 3800,
     "broker_core/node": 4000,
-    "broker_core/server": 13900,
+    "broker_core/server": 14100,
     "broker_core/store": 4400,
     "connector": 1900,
     "connector/batch": 2100,

@@ -43,9 +43,9 @@ from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import Session, as_amqp
 from broker_core.server.amqp.sessions import Sessions
-from broker_core.server.amqp.turns import Turns
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles, certified
+from broker_core.server.turns import Turns
 
 logger = logging.getLogger("txmq.amqp")
 

@@ -1,5 +1,5 @@
 """What one connection has to carry out: bytes that have come, and commands of its sessions that waited for a
-commit. It is done in turns (``turns.py``).
+commit. It is done in turns (``server/turns.py``).
 
 Not here: how it is carried out (``connection.py``, ``session.py``), and the protocol.
 
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
-from broker_core.server.amqp.turns import TURN_S, Turns
+from broker_core.server.turns import TURN_S, Turns
 
 
-class Waiting(Protocol):
+class Resumable(Protocol):
     """A session whose commands waited."""
 
     def carry_on(self, ends: float) -> None:
@@ -41,7 +41,7 @@ class Input:
         self._carry_out = carry_out
         self._transport: asyncio.Transport | None = None
         self._reads = True
-        self._sessions: dict[Waiting, None] = {}  # in the order in which they asked
+        self._sessions: dict[Resumable, None] = {}  # in the order in which they asked
         self.paused: set[object] = set()
         self.spent = 0.0
         self.waits = False
@@ -60,7 +60,7 @@ class Input:
         if self.waits:
             self.stop_reading()
 
-    def go_on(self, session: Waiting) -> None:
+    def go_on(self, session: Resumable) -> None:
         """Its commands that waited are due; it asks again while it has some left."""
         self._sessions[session] = None
         self._turns.ask(self)

@@ -31,13 +31,13 @@ from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.shown import clients, connection_info
-from broker_core.server.amqp.turns import Turns
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.loop import LoopThread
 from broker_core.server.quotas import Quotas, sockets
 from broker_core.server.tls import TlsFiles
+from broker_core.server.turns import Turns
 
 logger = logging.getLogger("txmq.amqp")
 
