@@ -94,7 +94,7 @@ def visible(value: object) -> object:
 
 def sentence(text: str, *names: object) -> Markup:
     """A text of this door, with names of others in its braces."""
-    return Markup(text).format(*map(visible, names))
+    return escape(text).format(*map(visible, names))
 
 
 def exact(value: object) -> Markup:
