@@ -21,7 +21,7 @@ from broker_core.amqp.v0_9_1.decoder import PIECE_BYTES, PIECE_FRAMES
 from broker_core.amqp.v0_9_1.events import Command, Failed
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
-from broker_core.server.amqp import turns
+from broker_core.server import turns
 from broker_core.server.amqp.input import Input
 from broker_core.server.commit_queue import MOST
 from broker_core.server.lines import Lines

@@ -18,9 +18,10 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.message.properties import Properties
 from broker_core.node.local import LocalBroker
+from broker_core.server import turns
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import connection as connection_module
-from broker_core.server.amqp import handshake, turns
+from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS, basic
 from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handlers

@@ -20,8 +20,7 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.message.properties import Properties
-from broker_core.server.amqp import connection as connection_module
-from broker_core.server.amqp import session as session_module
+from broker_core.server import turns
 from broker_core.server.amqp.options import AmqpOptions
 from tests.server.amqp.test_publish_many import Server, begun
 
@@ -118,8 +117,8 @@ COMMAND = st.builds(
 def long_turns() -> Iterator[None]:
     """What is fed at once is one tick, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (connection_module, session_module):
-            patch.setattr(module, "TURN_S", 600.0)
+        for name in ("TURN_S", "SHARE_S"):
+            patch.setattr(turns, name, 600.0)
         yield
 
 

@@ -19,7 +19,7 @@ from broker_core.errors import ResourceShortage
 from broker_core.message.message import Message
 from broker_core.node import channel_commit
 from broker_core.node.channel_commit import ChannelCommits
-from broker_core.server.amqp import turns
+from broker_core.server import turns
 from broker_core.server.amqp.input import Input
 from broker_core.store.memory import MemoryStore
 from tests.amqp_in_process import Leader, Served, ended, serving
