@@ -160,8 +160,10 @@ class History:
         if how == "connection.close":
             client.send(0, C.Close(200, "", 0, 0))
         elif how == "connection error":
-            client.send(9, B.Get(queue="in"))
-            until(client, C.Close)
+            client.send(9, B.Get(queue="in"))  # connection.close comes when what came before is answered
+            connections = self.served.server.connections
+            while not any(each.protocol.stopped or each.protocol.closing for each in list(connections)):
+                threading.Event().wait(0.001)
         elif how == "channel error":
             client.send(1, B.Ack(99))
             fence(client)
