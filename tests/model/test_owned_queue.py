@@ -79,9 +79,15 @@ def acks_delete_the_last_range(patch: Patch) -> None:
     ack = Claims._ack
 
     def without(
-        self: Claims, logs: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
+        self: Claims,
+        logs: Any,
+        change: Any,
+        app_id: str,
+        finished: Any,
+        vector: dict[str, int],
+        **named: bool,
     ) -> None:
-        ack(self, logs, change, app_id, finished, vector)
+        ack(self, logs, change, app_id, finished, vector, **named)
         for log, offset in vector.items():
             logs.ack(log, app_id, offset, offset)
 

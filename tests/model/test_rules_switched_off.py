@@ -531,7 +531,7 @@ def no_ack_by_claim(patch: Patch) -> None:
 
     def without(self: Claims, *arguments: Any, **named: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Claims, "_ack", lambda *_: None)
+            inner.setattr(Claims, "_ack", lambda *_, **_named: None)
             return claim(self, *arguments, **named)
 
     patch.setattr(Claims, "claim", without)

@@ -179,7 +179,7 @@ class Claims:
         goes_on = not symbolic and on_new_checkpoint == "resume"
         origin_record = self._released_at(logs, app_id, names, acked) if goes_on else None
         finished = self._require_end(app_id, start) if acked and origin_record is None else None
-        consumed = finished is None or self._is_consumed(finished, committed)
+        consumed = finished is None or self._is_consumed(logs, finished, acked, committed)
         for log in every:
             logs.require_ownable(log, app_id)
         # 2. what a symbolic start means
@@ -349,10 +349,14 @@ class Claims:
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
         if vector:
             finished = self._require_end(app_id, end)
-            consumed = finished is None or self._is_consumed(finished, committed)
+            consumed = finished is None or self._is_consumed(logs, finished, vector, committed)
             self._ack(logs, sink, app_id, finished, vector, consumed=consumed)
 
-    def _is_consumed(self, finished: ClaimRecord, committed: CommittedBelow) -> bool:
+    def _is_consumed(
+        self, logs: Logs, finished: ClaimRecord, vector: Mapping[str, int], committed: CommittedBelow
+    ) -> bool:
+        if all((logs.goes_on(log, finished.app_id) or 0) >= offset for log, offset in vector.items()):
+            return True  # nothing below is left
         made = finished.position > self._opened.get(finished.app_id, 0)
         return is_consumed(finished, committed, self._sources.claims(finished), self.reads, made=made)
 

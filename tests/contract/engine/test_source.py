@@ -79,6 +79,50 @@ def test_s2_a_claim_acks_what_lies_below_its_start_first(bench: Bench) -> None:
     assert bench.visible("in") == []
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_s2_a_committed_batch_that_should_be_decided_here_and_is_not_is_refused(
+    bench: Bench, reads: bool
+) -> None:
+    """As on an older copy: the ledger ends where the claim begins, and the checkpoint is behind it."""
+    bench.produce(b"a")
+    first = bench.claim()
+    bench.run("q", 0, {"in": START}, first)
+    bench.produce(b"b")
+    second = bench.claim(first)
+    if reads:
+        bench.read("q", 1, bench.ranges(first, second))
+    bench.crash()
+    for asks in (lambda: bench.claim(second, ran=False), lambda: bench.ack(second, ran=False)):
+        with pytest.raises(LineageConflict, match="Nothing was done"):
+            asks()
+    assert bench.visible("in") == [b"b"]
+    again = bench.claim(on_new="resume")  # as the error says
+    entry = bench.run("another", 0, {"in": START}, again, on_new="resume")
+    assert (bench.ranges_of(entry), bench.visible("in")) == ({"in": (1, 2)}, [])
+
+
+def test_s2_a_first_batch_that_something_may_still_decide_is_acknowledged_with_the_next(bench: Bench) -> None:
+    bench.produce(b"a")
+    first = bench.claim()
+    bench.crash()
+    bench.produce(b"b")
+    second = bench.claim(first, ran=False)
+    assert bench.visible("in") == [b"a", b"b"]
+    bench.claim(second)
+    assert bench.visible("in") == []
+
+
+def test_s2_what_is_acknowledged_needs_no_decision_after_a_sink_was_changed(bench: Bench) -> None:
+    bench.produce(b"a")
+    first = bench.claim()
+    bench.run("q", 0, {"in": START}, first)
+    bench.produce(b"b")
+    second = bench.claim(first)
+    bench.claim(second)  # its sink is another system now
+    bench.crash()
+    assert bench.claim(second, ran=False) == second
+
+
 def test_s2_a_start_after_a_later_one_is_a_new_checkpoint_and_refused(bench: Bench) -> None:
     bench.produce(b"a")
     end = bench.claim()
