@@ -2,6 +2,9 @@
 
 Not here: what is carried out (``connection.py``), and which bytes wait for it (``input.py``).
 
+Time is counted as the processor's, and what is over two shares is forgiven: else a thread that holds the
+interpreter during the turn of one client would keep it from its next turns until all others have had as much.
+
 Invariant: the connection that has had least time is next, so one that asks for little waits for no more than
 a share, however many others ask for much, and on however many channels. All turns of an iteration take
 ``TURN_S``, and at most a share, one event or one piece of bytes longer; between two iterations the loop looks
@@ -45,9 +48,15 @@ class Taker(Protocol):
 class Turns:
     """Of one loop; everything runs in its thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._loop = loop
         self._clock = clock
+        self._processor = processor
         self._line: list[tuple[float, int, Taker]] = []  # a heap
         self._asked = 0
         # What those that had a turn had spent at least. Who comes again begins a share before that, and so
@@ -69,7 +78,7 @@ class Turns:
             self.ask(who)
         else:
             self._begin(who)
-            self._turn(who, began, self._ends)
+            self._turn(who, self._ends)
 
     def ask(self, who: Taker) -> None:
         """It may be repeated."""
@@ -82,7 +91,8 @@ class Turns:
         self._schedule(None)
 
     def _begin(self, who: Taker) -> None:
-        who.spent = max(who.spent, self._least - SHARE_S)
+        """A new connection has no such advantage: it may be one of very many."""
+        who.spent = max(who.spent, self._least - SHARE_S) if who.spent else self._least
 
     def _schedule(self, now: float | None) -> None:
         if not self._scheduled:
@@ -90,19 +100,20 @@ class Turns:
             self._ends = (self._clock() if now is None else now) + TURN_S
             self._loop.call_soon(self._round)
 
-    def _turn(self, who: Taker, began: float, ends: float) -> float:
+    def _turn(self, who: Taker, ends: float) -> float:
+        """Returns when it is over."""
+        began = self._processor()
         try:
             left = who.turn(ends)
         except Exception:
             logger.exception("a connection is closed")
             who.abort()
             left = False
-        now = self._clock()
-        who.spent += now - began
+        who.spent = min(who.spent + self._processor() - began, self._least + 2 * SHARE_S)
         if left:
             self.ask(who)
             who.stop_reading()
-        return now
+        return self._clock()
 
     def _round(self) -> None:
         line, now = self._line, self._clock()
@@ -111,7 +122,7 @@ class Turns:
             spent, _, who = heapq.heappop(line)
             self._least = max(self._least, spent)
             who.waits = False
-            now = self._turn(who, now, min(ends, now + SHARE_S) if line else ends)
+            now = self._turn(who, min(ends, now + SHARE_S) if line else ends)
             if now > ends:
                 break
         self._scheduled = False

@@ -99,7 +99,7 @@ class AmqpConnection:
         self._zero = Negotiation(offer, self._life, self.out, self._decoder)
         self._events: deque[Decoded] = deque()  # decoded, and not given yet
         self._holds = False
-        self._may_be_empty, self._counted_at = float(EMPTY_FRAMES), now
+        self._may_be_empty, self._counted_at = float(EMPTY_FRAMES_PER_S), now
         self.stopped = False
         self._listener: _Listener | None = None  # set when the bytes cannot be decoded
         self._look: Callable[[Event], Event | None] | None = None

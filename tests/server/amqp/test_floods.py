@@ -16,7 +16,7 @@ from pamqp import commands
 
 from bench.floods import FLOODS, LOGIN, OPEN, Flood
 from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder
-from broker_core.amqp.v0_9_1.connection import EMPTY_FRAMES, AmqpConnection
+from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.decoder import PIECE_BYTES, PIECE_FRAMES
 from broker_core.amqp.v0_9_1.events import Command, Failed
 from broker_core.amqp.v0_9_1.negotiation import Offer
@@ -140,7 +140,14 @@ def test_a_piece_is_bounded_whatever_the_bytes_are(name: str, monkeypatch: pytes
 
 
 def test_heartbeats_that_came_while_the_client_was_not_read_are_no_flood() -> None:
-    for passed_s, count, refused in ((3600, 7200, 0), (0, EMPTY_FRAMES, 0), (0, EMPTY_FRAMES + 1, 1)):
+    for passed_s, count, refused in (
+        (3600, 7200, 0),
+        (60, 6_000, 0),
+        (60, 6_001, 1),
+        (1, 200, 0),
+        (1, 201, 1),
+        (0, 101, 1),
+    ):
         now, failed = 100.0, 0
         connection = AmqpConnection(Offer(), now)
         for data in (PROTOCOL_HEADER, LOGIN, OPEN, HEARTBEAT * count):
@@ -196,13 +203,14 @@ def test_who_asks_for_little_is_next_and_the_rest_is_shared(count: int, cost_s: 
     """By a clock of its own: a turn takes what it does."""
     clock = [0.0]
     loop = _Loop()
-    line = Turns(loop, lambda: clock[0])  # type: ignore[arg-type]
+    line = Turns(loop, lambda: clock[0], lambda: clock[0])  # type: ignore[arg-type]
     floods = [_Taker(clock, cost_s) for _ in range(count)]
+    victim = _Taker(clock, 1e-6, once=True)
+    line.come(victim)
     for flood in floods:
         line.come(flood)
-    for _ in range(count):  # all of them came at once, and before it
+    for _ in range(count):  # all of them have come at once
         loop.iterate()
-    victim = _Taker(clock, 1e-6, once=True)
     for _ in range(200):
         began = clock[0]
         loop.iterate()
@@ -215,6 +223,28 @@ def test_who_asks_for_little_is_next_and_the_rest_is_shared(count: int, cost_s: 
     shares = sorted(flood.had for flood in floods)
     assert shares[-1] - shares[0] <= 2 * (TURN_S + SHARE_S + cost_s)
     assert not any(flood.reads for flood in floods)
+
+
+def test_a_turn_that_took_long_is_forgiven() -> None:
+    """Another thread held the interpreter for a second: all others have had less, and do not go first for
+    fifty.
+    """
+    clock = [0.0]
+    loop = _Loop()
+    line = Turns(loop, lambda: clock[0], lambda: clock[0])  # type: ignore[arg-type]
+    floods = [_Taker(clock, 1e-4) for _ in range(50)]
+    for flood in floods:
+        line.come(flood)
+    victim = _Taker(clock, 1.0, once=True)
+    for _ in range(50):
+        loop.iterate()
+    for _ in range(5):
+        had = victim.had
+        line.come(victim)
+        began = clock[0]
+        while victim.had == had:
+            loop.iterate()
+        assert clock[0] - began - victim.cost_s < 50 * 3 * SHARE_S + TURN_S
 
 
 def test_places_in_a_commit_are_given_by_turns() -> None:
