@@ -85,6 +85,8 @@ class Loop:
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
         self._calls.append((function, arguments))
 
+    call_soon_threadsafe = call_soon  # there is one thread
+
     def run(self) -> None:
         while self._calls:
             function, arguments = self._calls.popleft()
