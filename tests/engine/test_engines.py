@@ -56,5 +56,5 @@ def test_what_kafka_needs_is_imported_when_it_is_used_and_named_when_it_is_missi
     monkeypatch.setitem(sys.modules, "kafka", None)  # as if it were not installed
     for name in [name for name in sys.modules if name.startswith(("kafka.", "broker_core.kafka"))]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(OptionError, match=r"needs the Python package .*txmq\[kafka\]"):
+    with pytest.raises(OptionError, match=r"needs the Python package .*pip install .*kafka"):
         engines._kafka("protocol.library")
