@@ -337,7 +337,7 @@ def test_processes_that_race_and_are_killed_get_one_end_for_each_start(bench: Be
         for line in path.read_text().splitlines():
             start, end = json.loads(line)
             assert ends.setdefault(start, end) == end
-    assert len(ends) >= rounds
+    assert len(ends) >= rounds - 1  # a worker does not write the end of its symbolic start
 
 
 @pytest.mark.crash
