@@ -47,7 +47,7 @@ def test_notebook_says_which_packages_it_needs(notebook: Path) -> None:
     names = {alias.name for each in found if isinstance(each, ast.Import) for alias in each.names}
     names |= {str(each.module) for each in found if isinstance(each, ast.ImportFrom)}
     imported = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
-    brought = {"txmq", "pyarrow"} | ({"pyspark", "delta"} if "txmq[spark" in said else set())
+    brought = {"txmq", "pyarrow"} | ({"pyspark", "delta"} if "'.[spark" in said else set())
     assert {name for name in imported - brought if name not in said} == set()
 
 

@@ -16,7 +16,7 @@ from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode, encode_headers
-from broker_core.kafka.record.headers import of_message
+from broker_core.kafka.record.headers import OTHERS, of_message
 from broker_core.kafka.source import reader
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.message.field_table import Long
@@ -278,7 +278,7 @@ def test_rows_with_and_without_headers_and_keys_stand_side_by_side(bench: Source
         body = rng.choice([None, b"", b"x" * 50])
         bench.send_with(0, body, key, *found)
         headers: Any = {
-            (): {}, ("1",): {"a": "1"}, ("x",): {"a": b"\xff"}, ("p",): {"txmq.priority": "nine"}, ("e",): {},
+            (): {}, ("1",): {"a": "1"}, ("x",): {"a": b"\xff", OTHERS: '[["a",null]]'}, ("p",): {OTHERS: '[["txmq.priority","nine"]]'}, ("e",): {},
         }[() if not found else ("e",) if found[0][0] == "txmq.exchange" else ("p",) if "txmq" in found[0][0] else ("x",) if len(found) > 1 else ("1",)]  # fmt: skip
         expected.append((
             {None: QUEUE, b"": "", b"a": "a", b"\xff": "0xff"}[key], body, "x" if found and found[0][0] == "txmq.exchange" else "", Properties(headers=headers),
