@@ -13,6 +13,7 @@ that a restart does not cure only where a checkpoint was lost or an older one re
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -675,6 +676,16 @@ def _is_connect(session: object) -> bool:
     return _current[-1].sink == "connect"
 
 
+class OneThread:
+    """Every operation of a driver runs in its own thread, which has what its jobs need."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def of_batch(self, *, elsewhere: bool) -> contextlib.AbstractContextManager[None]:
+        assert not elsewhere
+        return contextlib.nullcontext()
+
+
 @contextmanager
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
@@ -754,7 +765,7 @@ def world(**options: Any) -> Iterator[World]:
             patch.setattr(claim, "KEPT_CLAIMS", options["kept"])
         install_task_context(patch)
         patch.setattr(batch_reads, "input_partitions", lambda batch: batch.partitions)
-        patch.setattr(batch_transaction, "ThreadContext", lambda _session: None)
+        patch.setattr(batch_transaction, "ThreadContext", OneThread)
         made = World(**options)
         _current.append(made)
         try:
