@@ -21,7 +21,6 @@ from tests.model.world import Copy, World, require, world
 SINKS: dict[str, dict[str, Any]] = {
     "native": {"sink": "native"},
     "foreach": {"sink": "foreach", "shape": ("publish",), "ledger": ""},
-    "foreach of another app": {"sink": "foreach", "shape": ("publish",), "ledger": "", "sink_app": "sink"},
     "unadmitted": {"sink": "native", "unadmitted": True},
     "two queues": {"sink": "foreach", "shape": ("publish",), "ledger": "", "queues": ("in", "in2")},
     "tables": {"sink": "foreach", "shape": ("append", "publish"), "ledger": ""},

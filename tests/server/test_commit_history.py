@@ -172,7 +172,7 @@ def test_commits_of_a_group_are_the_same_after_a_restart(tmp_path: Path, sizes: 
                 assert held.wait(600)
                 for number, size in enumerate(sizes, 1):  # in this order
                     done.append(pool.submit(commit, number, size))
-                    wait_until(lambda number=number: len(works._waiting) == number)
+                    wait_until(lambda number=number: len(works.waiting) == number)
             finally:
                 go_on.set()
         assert [each.result() for each in done] == [None] * len(done)
