@@ -212,8 +212,9 @@ class Csv(Format):
         """
         row = F.regexp_replace(text, r"\r?\n\z", "")
         between = F.lit(self._separator)
-        separators = (F.length(row) - F.length(F.replace(row, between, F.lit("")))) / F.length(between)
-        fits = (F.length(row) < _MAX_COLUMNS) | (separators <= _MAX_COLUMNS - 2)  # with the mark
+        # of the text, so that the row of a good body is made once
+        separators = (F.length(text) - F.length(F.replace(text, between, F.lit("")))) / F.length(between)
+        fits = (F.length(text) < _MAX_COLUMNS) | (separators <= _MAX_COLUMNS - 2)  # with the mark
         return F.when(fits, F.concat(row, between, F.lit(_MARK)))
 
     def parsed(self, encoded: Column) -> Column:
@@ -232,16 +233,20 @@ class Csv(Format):
         return F.from_csv(encoded, kind.toDDL(), options)
 
     @property
+    def _given(self) -> dict[str, str]:
+        """The options by name, which Spark compares without case."""
+        return {name.lower(): str(value) for name, value in self.options.items()}
+
+    @property
     def _separator(self) -> str:
         """As Spark reads the option: a backslash and a t are a tab."""
-        given = {name.lower(): str(value) for name, value in self.options.items()}
-        raw = given.get("sep", given.get("delimiter", ","))
+        raw = self._given.get("sep", self._given.get("delimiter", ","))
         return re.sub(r"\\(u0000|.)", lambda match: _ESCAPED.get(match[1], match[0]), raw)
 
     @property
     def _most(self) -> int | None:
         """``maxCharsPerColumn``: characters of a column; None: any number, which Spark writes as -1."""
-        text = {name.lower(): value for name, value in self.options.items()}.get("maxcharspercolumn", "-1")
+        text = self._given.get("maxcharspercolumn", "-1")
         try:
             most = int(text)
         except ValueError:

@@ -25,7 +25,7 @@ from broker_core.broker.state.records import (
 from broker_core.broker.state.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
-from broker_core.micro_batch.claims.finished import CommittedBelow, Counts, is_consumed
+from broker_core.micro_batch.claims.finished import CommittedBelow, Counts, anybody, is_consumed
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
@@ -317,9 +317,7 @@ class Claims:
         self.by_ranges(app_id, ranges)
         self.reads.record(sink, app_id, query_id, batch_id, ranges, kept=KEPT_CLAIMS)
 
-    def ranges_read(
-        self, query_id: str, batch_id: int, counts: Counts = lambda _app_id: True
-    ) -> dict[str, list[int]]:
+    def ranges_read(self, query_id: str, batch_id: int, counts: Counts = anybody) -> dict[str, list[int]]:
         """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id,
         if that ``counts``.
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 
 from uvicorn import Config
 from uvicorn.server import ServerState
@@ -19,7 +18,7 @@ from uvicorn.server import ServerState
 from broker_core.server.http.application import Application
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.options import HttpOptions
-from broker_core.server.http.page.sampling import Sampler, Sampling
+from broker_core.server.http.page.sampling import Sampler
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.routes import ROUTES
 from broker_core.server.http.served import Served
@@ -37,9 +36,7 @@ GRACE_S = 1.0  # for requests in progress when the server ends
 
 
 class HttpServer(LoopThread):
-    """``listeners``: "HOST:PORT"; with ``tls``, all speak HTTPS. ``sampler``: of the numbers that plots
-    show.
-    """
+    """``listeners``: "HOST:PORT"; with ``tls``, all speak HTTPS."""
 
     def __init__(
         self,
@@ -48,12 +45,10 @@ class HttpServer(LoopThread):
         *,
         options: HttpOptions | None = None,
         tls: TlsFiles | None = None,
-        sampler: Callable[[Served, Executor], Sampling] = Sampler,
     ) -> None:
         super().__init__("txmq-http")
         self.options = options = options or HttpOptions()
         self._served = served
-        self._sampler = sampler
         self.connections = Quota(options.connections, http_connection)
         unauthenticated = UnauthenticatedLimit(options.max_unauthenticated)
         plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
@@ -120,7 +115,7 @@ class HttpServer(LoopThread):
         self._sampling = self.loop.create_task(self._sample())
 
     async def _sample(self) -> None:
-        sampler = self._sampler(self._served, self._beside)
+        sampler = Sampler(self._served, self._beside)
         while True:
             try:
                 await sampler.sample()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Executor
-from typing import Protocol
 
 from broker_core.server.http.kept.history import Key, Numbers
 from broker_core.server.http.rates import AT_ONCE
@@ -30,11 +29,6 @@ def of_app(vhost: str, app: str) -> Key:
 def of_queue(key: str) -> Key:
     """``key``: as ``Served.queue_key`` says."""
     return ("queue", key)
-
-
-class Sampling(Protocol):
-    async def sample(self) -> None:
-        """Takes the numbers of now into the history."""
 
 
 class Sampler:
