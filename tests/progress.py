@@ -17,7 +17,7 @@ import psutil
 
 GUARD_S = 600.0
 STILL_S = 90.0  # so long without a move is the end
-LIVELOCK_S = 2_400.0  # moving, but getting nowhere
+LIVELOCK_S = 900.0  # moving, but getting nowhere
 _LOOK_S = 5.0
 _MOVE = 0.02  # of one core, over a look: an idle JVM takes less
 
