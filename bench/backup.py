@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.broker import fill, serving
 from bench.commits import BODY
 from bench.report import Figure, against, note
-from broker_core.address import parse_address
 from broker_core.client.backup import backup
+from broker_core.core.address import parse_address
 from txmq import BrokerClient
 
 STORED = 2_000_000  # messages of 100 bytes in segments, and

@@ -19,7 +19,7 @@ import pika
 from bench.broker import Served, serving
 from bench.dead_letters import asking
 from bench.report import Figure, note
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 from txmq import BrokerClient
 
 TIMES = (1, 2, 4, 8)

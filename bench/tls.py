@@ -15,7 +15,7 @@ from bench.certificates import Authority
 from bench.reference import CountingSink
 from bench.report import Figure, against
 from bench.streams import REPETITIONS, SINK_ROWS, SOURCE_ROWS, open_spark, rate, ready, run
-from broker_core import endpoint
+from broker_core.core import endpoint
 from txmq import BrokerClient
 
 

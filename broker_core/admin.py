@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker_core.checks import Name
+from broker_core.core.checks import Name
 
 NOBODY = "User:NAME"  # stands for a user where none is given
 LISTED = 10_000  # rows of one list of connections, channels or consumers, the oldest first

@@ -21,8 +21,8 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from broker_core.checks import Json, Name
-from broker_core.errors import OptionError
+from broker_core.core.checks import Json, Name
+from broker_core.core.errors import OptionError
 
 START: Literal["start"] = "start"
 EARLIEST, LATEST = -2, -1  # in place of an offset

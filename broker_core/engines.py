@@ -12,13 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from broker_core.address import VHOST
 from broker_core.admin import Admin
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import connect as connect_client
-from broker_core.credentials import Credentials
+from broker_core.core.address import VHOST
+from broker_core.core.credentials import Credentials
+from broker_core.core.errors import OptionError
 from broker_core.engine import Engine
-from broker_core.errors import OptionError
 
 KAFKA = "kafka://"
 SETTING = "kafka."  # the prefix of a setting's name

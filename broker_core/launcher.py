@@ -22,16 +22,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from broker_core import __version__, endpoint, failpoint
-from broker_core.address import VHOST, bracketed
+from broker_core import __version__
 from broker_core.admin import PreparedInfo, QueueInfo
 from broker_core.broker.access.shares import Shares
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
-from broker_core.endpoint import Endpoint
-from broker_core.errors import StoreFailed
-from broker_core.files import sync
+from broker_core.core import endpoint, failpoint
+from broker_core.core.address import VHOST, bracketed
+from broker_core.core.endpoint import Endpoint
+from broker_core.core.errors import StoreFailed
+from broker_core.core.files import sync
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine

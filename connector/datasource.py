@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 
 class TxmqDataSource(DataSource):

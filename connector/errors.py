@@ -1,6 +1,6 @@
 """The text of an error that crosses Spark: without Java's stack trace, and not where an error is expected.
 
-Not here: the errors of txmq themselves (``broker_core/errors.py``).
+Not here: the errors of txmq themselves (``broker_core/core/errors.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from broker_core.errors import cause
+from broker_core.core.errors import cause
 
 # PySpark takes the text of an exception from it, and it has no error classes of Delta
 _HELPER = "SparkThrowableHelper.getMessage"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import EARLIEST, Engine, Origin
-from broker_core.errors import OptionError
 
 COLUMNS = ("app_id", "token", "log", "start_offset", "end_offset", "sequence", "log_id")
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from broker_core.address import check_vhost, parse_address, without_login, without_password
 from broker_core.admin import Admin
-from broker_core.credentials import Credentials
+from broker_core.core.address import check_vhost, parse_address, without_login, without_password
+from broker_core.core.credentials import Credentials
+from broker_core.core.errors import OptionError
 from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
 from broker_core.engines import (
     KAFKA,
@@ -28,7 +29,6 @@ from broker_core.engines import (
     connect,
     connect_admin,
 )
-from broker_core.errors import OptionError
 from connector import parsers
 from connector.ledger_start import LedgerStart
 

@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 )
 
 from broker_core.admin import PAGE, Admin, ConsumerInfo, LedgerInfo, QueueInfo, TransactionInfo
+from broker_core.core.errors import OptionError
 from broker_core.engine import AppInfo, Engine
-from broker_core.errors import OptionError
 from broker_core.message.message import TIMESTAMP
 from connector.options import TableOptions
 

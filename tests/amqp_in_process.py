@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.server import AmqpServer

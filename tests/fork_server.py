@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 
 ORDER_BYTES = 1 << 20
 PLACE = "TXMQ_TEST_FORKS"  # in the environment of a JVM: whose forks its Python processes are

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.launcher import Broker
 from broker_core.store.durable import DurableStore
 from broker_core.store.port import StoreImage

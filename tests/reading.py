@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from broker_core.broker.queue import Queue, ready
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import InboxRow
-from broker_core.errors import CorruptSegment
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import InboxRow
+from broker_core.core.errors import CorruptSegment
 from broker_core.node.committer import Committer
 from broker_core.node.loaded_blocks import NOTHING, Loaded
 from broker_core.node.node import Node

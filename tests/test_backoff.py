@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from broker_core import errors
-from broker_core.backoff import Backoff, Time
+from broker_core.core import errors
+from broker_core.core.backoff import Backoff, Time
 
 PAUSES_S = (1.0, 2.0)
 

@@ -17,7 +17,7 @@ import pytest
 
 import txmq
 from bench import readme
-from broker_core import errors
+from broker_core.core import errors
 from connector.conf import recommended_conf
 from connector.options import OPTIONS, table
 from tests import operating

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core import pieces
-from broker_core.errors import RemoteProtocolError
+from broker_core.core import pieces
+from broker_core.core.errors import RemoteProtocolError
 from broker_core.flight import contract
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_core.errors import printable
+from broker_core.core.errors import printable
 from broker_core.launcher import Broker
 from broker_core.server.log_file import LineFormatter
 from txmq import cli

@@ -363,11 +363,12 @@ def test_a_folder_says_what_it_has() -> None:
 # Lines of product in each room. Whoever adds a feature says what leaves: a budget is raised by a decision about
 # the whole, never by the change that is over it.
 BUDGETS = {
-    "broker_core": 3400,
+    "broker_core": 1600,
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
-    "broker_core/broker": 14100,
+    "broker_core/broker": 12800,
     "broker_core/client": 2100,
+    "broker_core/core": 3100,
     "broker_core/flight": 600,
     "broker_core/kafka": 9700,
     "broker_core/message": 1100,

@@ -13,8 +13,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from broker_core import __version__
-from broker_core.credentials import Credentials
-from broker_core.errors import (
+from broker_core.core.credentials import Credentials
+from broker_core.core.errors import (
     AccessRefused,
     BatchDecided,
     BatchGap,

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from broker_core.client.accounts import RemoteAccounts
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, group, option
 from txmq.output import confirm, done, show

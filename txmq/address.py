@@ -13,15 +13,15 @@ from pathlib import Path
 
 import click
 
-from broker_core.address import DEFAULT_PORT
 from broker_core.admin import Admin
 from broker_core.client import starter
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
 from broker_core.client.broker import connect as connect_client
+from broker_core.core.address import DEFAULT_PORT
+from broker_core.core.errors import DataDirectoryInvalid, OptionError
 from broker_core.engine import Engine
 from broker_core.engines import check_settings, connect, connect_admin, is_kafka
-from broker_core.errors import DataDirectoryInvalid, OptionError
 from txmq.command.declare import CommandOption, Options, one_of, option
 from txmq.command.values import seconds
 from txmq.login import LOGIN, STDIN, credentials

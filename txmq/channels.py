@@ -19,7 +19,7 @@ from broker_core.admin import (
     TransactionInfo,
 )
 from broker_core.client.admin import RemoteAdmin, connections
-from broker_core.errors import OptionError, UnknownTransaction
+from broker_core.core.errors import OptionError, UnknownTransaction
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
 from txmq.command.declare import WATCH, YES, Options, argument, command, option

@@ -20,8 +20,7 @@ from click.shell_completion import get_completion_class, shell_complete
 
 from broker_core import __version__
 from broker_core.admin import NOBODY
-from broker_core.engine import Engine
-from broker_core.errors import (
+from broker_core.core.errors import (
     AccessRefused,
     OptionError,
     RemoteProtocolError,
@@ -29,6 +28,7 @@ from broker_core.errors import (
     UnknownTransaction,
     one_line,
 )
+from broker_core.engine import Engine
 from broker_core.message.properties import Properties
 from txmq import accounts, channels, ledger, move, serve, topology, vhosts  # noqa: F401  they declare commands
 from txmq.address import BROKER, admin_at, app_names, client_at, engine_at, queue_names

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import LedgerEntry
-from broker_core.errors import OptionError
 from txmq.address import ANY_BROKER, URL_VARIABLE, app_names, engine_at
 from txmq.command.declare import Options, argument, command, option
 from txmq.command.values import count

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from broker_core.credentials import PASSWORD_VARIABLE, Credentials, read_secret
-from broker_core.errors import OptionError
+from broker_core.core.credentials import PASSWORD_VARIABLE, Credentials, read_secret
+from broker_core.core.errors import OptionError
 from txmq.command.declare import Options, option
 
 STDIN = "-"

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from broker_core import failpoint
-from broker_core.checks import MAX_NAME_BYTES
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import OptionError, QueueNotFound, RemoteProtocolError, ResourceLocked
+from broker_core.core import failpoint
+from broker_core.core.checks import MAX_NAME_BYTES
+from broker_core.core.errors import OptionError, QueueNotFound, RemoteProtocolError, ResourceLocked
 from broker_core.message.field_table import FieldReader
 from broker_core.message.properties import raw_headers, rewrite_of
 from txmq.address import BROKER, client_at, queue_names

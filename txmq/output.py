@@ -15,7 +15,7 @@ from typing import Any
 from unicodedata import combining, east_asian_width
 
 from broker_core.admin import NOBODY, Preparation
-from broker_core.errors import OptionError, printable
+from broker_core.core.errors import OptionError, printable
 from txmq.command.declare import Options
 
 Row = dict[str, Any]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, NO_AMQP, parse_listen
-from broker_core.errors import OptionError
+from broker_core.core.address import DEFAULT_AMQP, DEFAULT_AMQPS, NO_AMQP, parse_listen
+from broker_core.core.errors import OptionError
 from broker_core.message.message import MAX_BODY_BYTES
 from txmq.command.declare import Options, command
 from txmq.serve_options import declared, with_given

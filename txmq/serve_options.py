@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, DEFAULT_PORT, NO_AMQP
+from broker_core.core.address import DEFAULT_AMQP, DEFAULT_AMQPS, DEFAULT_PORT, NO_AMQP
 from txmq.command.declare import CommandOption, Options, option
 from txmq.command.values import above_zero, count, part, positive, seconds_of_hours, staged_seconds
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from broker_core.core.errors import NotApplied, OptionError, UnknownTransaction
+from broker_core.core.files import readable, sync
 from broker_core.engine import REFUSED, ROWS_TO, TO_QUEUE, Engine, LedgerEntry, ToApply
-from broker_core.errors import NotApplied, OptionError, UnknownTransaction
-from broker_core.files import readable, sync
 from connector.table_formats import table_format
 from connector.tables.target import CHANGE, LOST, is_change, is_files, rows_in
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from broker_core.admin import QueueInfo
-from broker_core.errors import AccessRefused, QueueNotFound
+from broker_core.core.errors import AccessRefused, QueueNotFound
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.command.declare import WATCH, YES, Options, argument, command, group, option
 from txmq.command.values import key_and_value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from broker_core.errors import one_line
+from broker_core.core.errors import one_line
 
 UNREADABLE = (pa.ArrowException, ValueError, OSError, EOFError)  # what Arrow raises for damaged data
 

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import xxhash
 
-from broker_core import failpoint
 from broker_core.arrow.outside import read_message
-from broker_core.checks import Unsigned
-from broker_core.errors import DiskFull, StoreFailed
+from broker_core.core import failpoint
+from broker_core.core.checks import Unsigned
+from broker_core.core.errors import DiskFull, StoreFailed
 from broker_core.message.message import MESSAGE_SCHEMA
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0

@@ -15,8 +15,8 @@ import pyarrow as pa
 import xxhash
 
 from broker_core.arrow.outside import require_valid
+from broker_core.core.errors import OptionError, TransactionTooLarge
 from broker_core.engine import BranchHeader
-from broker_core.errors import OptionError, TransactionTooLarge
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 
 PART_ROWS = 65_536

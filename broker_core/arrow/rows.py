@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.ids import NO_QUEUE, BlockId, CommitSequence, QueueId
+from broker_core.core.ids import NO_QUEUE, BlockId, CommitSequence, QueueId
 from broker_core.message.message import READ_SCHEMA, READ_WITH_TRANSACTION, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive

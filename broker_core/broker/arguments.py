@@ -17,7 +17,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from broker_core.errors import AccessRefused, OptionError, PreconditionFailed
+from broker_core.core.errors import AccessRefused, OptionError, PreconditionFailed
 from broker_core.message.field_table import MAX_NESTING, Timestamp
 
 MAX_TEXT_BYTES = 255

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from broker_core.address import VHOST
 from broker_core.broker.access.users import Users
 from broker_core.broker.commit import Commits, Prepared
 from broker_core.broker.message.dispatch import Dispatch
@@ -29,12 +28,13 @@ from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.repair import Repaired
-from broker_core.broker.state.block import Blocks, ReadBlock
-from broker_core.broker.state.change import Change, Numbers
-from broker_core.broker.state.records import Record, RunRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.transaction import TransactionNames
-from broker_core.ids import BlockId
+from broker_core.core.address import VHOST
+from broker_core.core.block import Blocks, ReadBlock
+from broker_core.core.change import Change, Numbers
+from broker_core.core.ids import BlockId
+from broker_core.core.records import Record, RunRecord
 
 R = TypeVar("R", bound=Record)
 

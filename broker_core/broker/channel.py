@@ -24,11 +24,11 @@ from broker_core.broker.message.dispatch import with_delivery_count
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
 from broker_core.broker.queue.consumer import Unacked as Unacked
-from broker_core.broker.state.block import EXPIRATION, NotLoaded
-from broker_core.broker.state.change import BROKER, Change, InboxRow
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
-from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
-from broker_core.ids import BlockId
+from broker_core.core.block import EXPIRATION, NotLoaded
+from broker_core.core.change import BROKER, Change, InboxRow
+from broker_core.core.errors import NotAllowed, PreconditionFailed, TransactionState
+from broker_core.core.ids import BlockId
 from broker_core.message.message import Delivery, Message
 
 _consumer_of: Callable[[Unacked], Consumer | None] = attrgetter("consumer")

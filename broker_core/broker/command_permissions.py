@@ -31,9 +31,9 @@ from broker_core.broker.message.content import check_rows, check_user_ids
 from broker_core.broker.routing.carbon_copy import carbon_copies, copies_of_rows
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.routing.routing import FREE, Held, Routed
-from broker_core.broker.state.block import Blocks
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction.transaction import Transaction
+from broker_core.core.block import Blocks
 
 
 def publish(

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from broker_core.address import VHOST
 from broker_core.broker.access.shares import PREPARED, PREPARED_BYTES
 from broker_core.broker.access.users import disowned_key, is_owned, name_of, payer_of, user_of
 from broker_core.broker.history.history import CommitHistory
@@ -23,14 +22,15 @@ from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import BROKER, CONSUMED, Change, Numbers, Who
-from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import Settle, State, Transaction, TransactionNames
-from broker_core.errors import TransactionState
-from broker_core.ids import NO_SEQUENCE, CommitSequence, QueueId
+from broker_core.core.address import VHOST
+from broker_core.core.block import Blocks
+from broker_core.core.change import BROKER, CONSUMED, Change, Numbers, Who
+from broker_core.core.errors import TransactionState
+from broker_core.core.ids import NO_SEQUENCE, CommitSequence, QueueId
+from broker_core.core.records import OutcomeRecord, PreparedRecord
 from broker_core.message.message import Message
 
 _UNUSED = CommitSequence(1)  # for rows that become messages, which have none

@@ -15,8 +15,8 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import DEFAULT_USER, is_owned, name_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
-from broker_core.broker.state.change import Change
-from broker_core.errors import AccessRefused, TransactionState, UnknownTransaction
+from broker_core.core.change import Change
+from broker_core.core.errors import AccessRefused, TransactionState, UnknownTransaction
 
 Decision: TypeAlias = Literal["commit", "rollback"]
 

@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker_core import password as passwords
-from broker_core.address import VHOST, check_vhost
 from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.access.users import DEFAULT_USER, TAGS
 from broker_core.broker.arguments import ALLOWED, EXCHANGE_ARGUMENTS
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import UserRecord
 from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.broker.topology.virtual_hosts import NO_LIMIT
-from broker_core.errors import OptionError
+from broker_core.core import password as passwords
+from broker_core.core.address import VHOST, check_vhost
+from broker_core.core.change import Change
+from broker_core.core.errors import OptionError
+from broker_core.core.records import UserRecord
 
 Row = Mapping[str, Any]
 _LIMITS = {"max-queues": "max_queues", "max-connections": "max_connections", "max-messages": "max_messages"}

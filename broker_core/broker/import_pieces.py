@@ -17,7 +17,7 @@ from typing import Any
 from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.administrators import is_administrator
 from broker_core.broker.definitions import Definitions, Row
-from broker_core.broker.state.records import UserRecord
+from broker_core.core.records import UserRecord
 
 PIECE = 100  # rows
 

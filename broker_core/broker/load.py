@@ -17,9 +17,12 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
-from broker_core.broker.state.block import ReadBlock
-from broker_core.broker.state.change import ROUTE, HistoryBeside, InboxRow, routes_of
-from broker_core.broker.state.records import (
+from broker_core.broker.topology.topology import Topology
+from broker_core.core.block import ReadBlock
+from broker_core.core.change import ROUTE, HistoryBeside, InboxRow, routes_of
+from broker_core.core.errors import CorruptCatalog
+from broker_core.core.ids import BlockId, CommitSequence, QueueId
+from broker_core.core.records import (
     AppUserRecord,
     AttemptRecord,
     BindingRecord,
@@ -51,9 +54,6 @@ from broker_core.broker.state.records import (
     VhostRecord,
     WriteUserRecord,
 )
-from broker_core.broker.topology.topology import Topology
-from broker_core.errors import CorruptCatalog
-from broker_core.ids import BlockId, CommitSequence, QueueId
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from broker_core.address import VHOST
 from broker_core.broker.access.users import name_of
 from broker_core.broker.queue.progress import IntervalSet
-from broker_core.broker.state.change import ROUTE, Drop, InboxRow, routes_of
-from broker_core.broker.state.records import (
+from broker_core.broker.topology.topology import PREDECLARED
+from broker_core.core.address import VHOST
+from broker_core.core.change import ROUTE, Drop, InboxRow, routes_of
+from broker_core.core.ids import BlockId, QueueId
+from broker_core.core.records import (
     AttemptRecord,
     BindingRecord,
     ClaimRecord,
@@ -43,8 +45,6 @@ from broker_core.broker.state.records import (
     RunRecord,
     VhostRecord,
 )
-from broker_core.broker.topology.topology import PREDECLARED
-from broker_core.ids import BlockId, QueueId
 
 R = TypeVar("R", bound=Record)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker_core import password as passwords
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.client.broker import BrokerClient
+from broker_core.core import password as passwords
 
 
 class RemoteAccounts:

@@ -23,7 +23,7 @@ from broker_core.admin import (
 )
 from broker_core.client.broker import BrokerClient
 from broker_core.client.connection import HELLO_S
-from broker_core.errors import Unroutable
+from broker_core.core.errors import Unroutable
 
 
 class RemoteAdmin:

@@ -21,12 +21,12 @@ from pathlib import Path
 import pyarrow.flight as arrow_flight
 import xxhash
 
-from broker_core import failpoint
-from broker_core.address import Address
 from broker_core.arrow.part_file import FULL
 from broker_core.client.connection import FAILED, FlightConnection
-from broker_core.endpoint import ID, UNFINISHED
-from broker_core.errors import (
+from broker_core.core import failpoint
+from broker_core.core.address import Address
+from broker_core.core.endpoint import ID, UNFINISHED
+from broker_core.core.errors import (
     ConnectionFailed,
     DataDirectoryInvalid,
     DiskFull,
@@ -34,7 +34,7 @@ from broker_core.errors import (
     StoreError,
     StoreFailed,
 )
-from broker_core.files import sync
+from broker_core.core.files import sync
 from broker_core.flight import contract
 
 _NAME = re.compile(rf"catalog\.db|{ID}|segments/\d{{8}}\.arrow|sums/\d{{8}}", re.ASCII)

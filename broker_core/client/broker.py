@@ -22,16 +22,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
-from broker_core import errors
-from broker_core.address import Address, parse_address
 from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, PreparedInfo, QueueInfo
 from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
-from broker_core.checks import checked_calls
 from broker_core.client.channel import RemoteChannel
 from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, FlightConnection, Live
 from broker_core.client.stage import stage
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core.address import Address, parse_address
+from broker_core.core.checks import checked_calls
+from broker_core.core.credentials import Credentials
+from broker_core.core.ids import NO_BLOCK, BlockId
 from broker_core.engine import (
     AppOperator,
     BranchHeader,
@@ -43,7 +44,6 @@ from broker_core.engine import (
     StagedBranch,
 )
 from broker_core.flight import contract
-from broker_core.ids import NO_BLOCK, BlockId
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker_core import errors
-from broker_core.checks import check_call, checked_calls
 from broker_core.client.connection import FlightConnection
+from broker_core.core import errors
+from broker_core.core.checks import check_call, checked_calls
 from broker_core.flight import contract
 from broker_core.message import spans
 from broker_core.message.message import Delivery, Message

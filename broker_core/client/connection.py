@@ -18,12 +18,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
-from broker_core import endpoint, errors
-from broker_core.address import Address, bracketed
-from broker_core.backoff import Backoff, Time
 from broker_core.client import starter, tls
 from broker_core.client.login import SendHeader
-from broker_core.endpoint import Endpoint
+from broker_core.core import endpoint, errors
+from broker_core.core.address import Address, bracketed
+from broker_core.core.backoff import Backoff, Time
+from broker_core.core.endpoint import Endpoint
 from broker_core.flight import contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, proof
 

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import pyarrow.flight
 
-from broker_core.address import VHOST
-from broker_core.endpoint import client_name
+from broker_core.core.address import VHOST
+from broker_core.core.endpoint import client_name
 from broker_core.flight import authorization
 
 

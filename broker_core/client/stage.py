@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
-from broker_core import errors
 from broker_core.arrow.part_file import PartWriter
 from broker_core.arrow.parts import branch_checksum, parts
 from broker_core.client.connection import FAILED, FlightConnection, Live
+from broker_core.core import errors
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight import contract
 

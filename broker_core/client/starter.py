@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from broker_core import errors
-from broker_core.address import NO_AMQP
-from broker_core.credentials import PASSWORD_VARIABLE
-from broker_core.endpoint import LOG, Endpoint, read_endpoint, why_foreign
+from broker_core.core import errors
+from broker_core.core.address import NO_AMQP
+from broker_core.core.credentials import PASSWORD_VARIABLE
+from broker_core.core.endpoint import LOG, Endpoint, read_endpoint, why_foreign
 
 IDLE_TIMEOUT_S = 60
 START_TIMEOUT_S = 60.0

@@ -11,8 +11,8 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_core.address import Address
-from broker_core.errors import OptionError
+from broker_core.core.address import Address
+from broker_core.core.errors import OptionError
 
 HANDSHAKE_S = 5.0
 # what OpenSSL calls the first bytes of another protocol

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 from typing import NamedTuple
 
-from broker_core.errors import LoginRefused
+from broker_core.core.errors import LoginRefused
 
 HEADER = "authorization"
 CHALLENGE_BYTES = 32

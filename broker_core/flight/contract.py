@@ -46,10 +46,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from broker_core import checks, errors, pieces
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import PART_BYTES, stream_of
 from broker_core.arrow.stated_size import stated_bytes
+from broker_core.core import checks, errors, pieces
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core import errors
 from broker_core.admin import (
     PAGE,
     BindingInfo,
@@ -28,8 +27,9 @@ from broker_core.admin import (
     TransactionInfo,
     of_batch,
 )
-from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
+from broker_core.core import errors
+from broker_core.core.change import Change
 from broker_core.engine import BranchHeader
 from broker_core.kafka import engine, names
 from broker_core.kafka.engine import KafkaEngine

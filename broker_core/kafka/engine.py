@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
-from broker_core.checks import checked_calls
+from broker_core.core.checks import checked_calls
+from broker_core.core.errors import ConnectionFailed, OptionError
 from broker_core.engine import AppOperator, DeadLetterRoute, Sink, Source
-from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.journal.journal import AppProgress

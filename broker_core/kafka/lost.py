@@ -5,9 +5,9 @@ Not here: finding it out (``cluster/acls.py``, ``journal/journal.py``, ``source/
 
 from __future__ import annotations
 
-from broker_core.broker.state.records import canonical
+from broker_core.core.errors import LedgerLost, LineageConflict
+from broker_core.core.records import canonical
 from broker_core.engine import Vector
-from broker_core.errors import LedgerLost, LineageConflict
 from broker_core.kafka import names
 
 _START = (

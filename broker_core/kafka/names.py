@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 RESERVED = "_txmq"
 OURS = f"{RESERVED}."

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from broker_core.kafka.cluster import connection
 from broker_core.kafka.cluster.cluster import RECONNECT_S
 from broker_core.kafka.protocol.port import NodeAddress

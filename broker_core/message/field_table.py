@@ -17,7 +17,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from broker_core.errors import LocalProtocolError, RemoteProtocolError
+from broker_core.core.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_NESTING = 64
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from broker_core.errors import LocalProtocolError
+from broker_core.core.errors import LocalProtocolError
 from broker_core.message.field_table import (
     U8,
     U16,

@@ -20,7 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from broker_core import __version__
-from broker_core.errors import RemoteProtocolError
+from broker_core.core.errors import RemoteProtocolError
 from broker_core.message.properties import Properties
 
 log = logging.getLogger("txmq.spans")

@@ -27,14 +27,14 @@ import pyarrow as pa
 from broker_core.arrow.parts import branch_checksum
 from broker_core.broker.access.users import name_in, user_in
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.block import ReadBlock, RowSelection, selected_rows
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import AttemptRecord, PartRecord
-from broker_core.broker.state.undo import Undo
 from broker_core.broker.transaction.transaction import StagedMessages, StagedTransaction
+from broker_core.core.block import ReadBlock, RowSelection, selected_rows
+from broker_core.core.change import Change
+from broker_core.core.errors import MissingBranch, NotAllowed, TransactionTooLarge, Unroutable
+from broker_core.core.ids import QueueId
+from broker_core.core.records import AttemptRecord, PartRecord
+from broker_core.core.undo import Undo
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.errors import MissingBranch, NotAllowed, TransactionTooLarge, Unroutable
-from broker_core.ids import QueueId
 
 _EXAMPLES = 3
 _RECORD_BYTES = 256  # of a part, about

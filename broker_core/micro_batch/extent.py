@@ -15,9 +15,9 @@ import pyarrow as pa
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at as noted_time
-from broker_core.broker.state.block import NotLoaded, ReadBlock, together
+from broker_core.core.block import NotLoaded, ReadBlock, together
+from broker_core.core.errors import OptionError, StoreError
 from broker_core.engine import EARLIEST, LATEST, Limit, Origin
-from broker_core.errors import OptionError, StoreError
 
 
 def offsets(

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from broker_core.address import VHOST
-from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
-from broker_core.broker.state.undo import Undo
+from broker_core.core.address import VHOST
+from broker_core.core.errors import BatchGap, LineageConflict
+from broker_core.core.ids import NO_SEQUENCE, CommitSequence
+from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
+from broker_core.core.undo import Undo
 from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, OnNewCheckpoint, ToApply
-from broker_core.errors import BatchGap, LineageConflict
-from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.sink import RecordSink
 

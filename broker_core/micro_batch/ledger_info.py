@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from broker_core.admin import SKIPPED, LedgerInfo, TableInfo
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.core.records import LedgerRecord
 from broker_core.engine import EMPTY, FILES, REFUSED, VERSION
 
 

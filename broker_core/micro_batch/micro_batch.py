@@ -21,9 +21,13 @@ from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.users import name_in, older_write_key, write_key
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.block import ReadBlock
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import (
+from broker_core.broker.topology.ownership import release
+from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
+from broker_core.core.block import ReadBlock
+from broker_core.core.change import Change
+from broker_core.core.errors import BatchDecided, MissingBranch, PreconditionFailed, TransactionState
+from broker_core.core.ids import NO_BLOCK
+from broker_core.core.records import (
     AttemptRecord,
     ClaimRecord,
     LedgerRecord,
@@ -35,11 +39,7 @@ from broker_core.broker.state.records import (
     ReleaseNoteRecord,
     ReleaseRecord,
 )
-from broker_core.broker.topology.ownership import release
-from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
 from broker_core.engine import REFUSED_ROWS, BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
-from broker_core.errors import BatchDecided, MissingBranch, PreconditionFailed, TransactionState
-from broker_core.ids import NO_BLOCK
 from broker_core.micro_batch.branch import (
     Asked,
     Branches,

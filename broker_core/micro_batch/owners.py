@@ -22,11 +22,17 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import ADMINISTRATOR, name_in, user_in
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.content import check_user_id
-from broker_core.broker.state.block import NotLoaded, ReadBlock, together
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import LedgerRecord, PartRecord
+from broker_core.core.block import NotLoaded, ReadBlock, together
+from broker_core.core.change import Change
+from broker_core.core.errors import (
+    AccessRefused,
+    LineageConflict,
+    MissingBranch,
+    NotAllowed,
+    TransactionState,
+)
+from broker_core.core.records import LedgerRecord, PartRecord
 from broker_core.engine import BranchHeader, LedgerEntry, StagedBranch
-from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed, TransactionState
 from broker_core.micro_batch.branch import Branches, inline_rows, whose
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.ledger import Ledger, MicroBatch, public

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from broker_core.broker.routing.routing import Routed
-from broker_core.ids import BlockId
+from broker_core.core.ids import BlockId
 
 NOWHERE = Routed({}, 0, [])
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker_core.address import VHOST
-from broker_core.broker.state.records import LedgerRecord, LineageRecord, OriginRecord, canonical
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.ids import CommitSequence
+from broker_core.core.records import LedgerRecord, LineageRecord, OriginRecord, canonical
 from broker_core.engine import LedgerEntry, Origin
-from broker_core.errors import LineageConflict, OptionError
-from broker_core.ids import CommitSequence
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.ledger import Ledger

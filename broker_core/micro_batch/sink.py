@@ -1,6 +1,6 @@
 """The sink of records: where the rules of a micro-batch put what must be durable.
 
-The embedded broker collects it in the change of a commit (``broker/state/change.py``), a Kafka engine in a
+The embedded broker collects it in the change of a commit (``core/change.py``), a Kafka engine in a
 record batch. Nothing is durable before the sink's owner has written it; ``Undo`` takes back what is not.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from broker_core.broker.state.records import Record
+from broker_core.core.records import Record
 
 
 class RecordSink(Protocol):

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.core.errors import UnknownTransaction
+from broker_core.core.records import LedgerRecord
 from broker_core.engine import VERSION
-from broker_core.errors import UnknownTransaction
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.sink import RecordSink
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from broker_core.address import VHOST
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.broker import BrokerState
@@ -20,11 +19,12 @@ from broker_core.broker.message.content import check_properties
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.carbon_copy import has_copies
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
-from broker_core.checks import check_call, checked_calls
-from broker_core.errors import OptionError, StoreFailed, TxmqError
+from broker_core.core.address import VHOST
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.checks import check_call, checked_calls
+from broker_core.core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 from broker_core.node.channel_commit import Call

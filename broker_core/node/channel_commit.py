@@ -29,12 +29,12 @@ from broker_core.broker.command_permissions import publish_again
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.settlement import MANY_REJECTS
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, spill
 from broker_core.broker.transaction.transaction import Settle, Transaction, to_rows
-from broker_core.errors import Unroutable
-from broker_core.ids import BlockId
+from broker_core.core.change import Change
+from broker_core.core.errors import Unroutable
+from broker_core.core.ids import BlockId
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
 from broker_core.node.committer import Committer

@@ -37,11 +37,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
-from broker_core.errors import InternalFault, StoreFailed, TxmqError
+from broker_core.core import failpoint
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.errors import InternalFault, StoreFailed, TxmqError
 from broker_core.message import spans
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.loaded_blocks import NOTHING, HeldUp, Loaded, LoadedBlocks, Look

@@ -19,7 +19,6 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from broker_core.address import VHOST
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
@@ -27,9 +26,13 @@ from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
-from broker_core.broker.state.change import Change, Who
 from broker_core.broker.topology.ownership import QueueHeld
-from broker_core.checks import checked_calls
+from broker_core.core.address import VHOST
+from broker_core.core.change import Change, Who
+from broker_core.core.checks import checked_calls
+from broker_core.core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
+from broker_core.core.failpoint import here
+from broker_core.core.ids import BlockId
 from broker_core.engine import (
     AppInfo,
     AttemptInfo,
@@ -48,9 +51,6 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
-from broker_core.failpoint import here
-from broker_core.ids import BlockId
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import Asked, StagedLimits, inline_rows
 from broker_core.micro_batch.claims.finished import CommittedBelow

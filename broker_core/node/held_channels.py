@@ -20,10 +20,10 @@ from broker_core.broker.access.users import name_of, user_of
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.state.change import Who
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.errors import ResourceLocked, printable
+from broker_core.core.change import Who
+from broker_core.core.errors import ResourceLocked, printable
 
 NAMED = 3  # holders in an error
 LOOKED = 100_000  # deliveries that one error looks through

@@ -20,12 +20,12 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.block import Blocks, NotLoaded
-from broker_core.broker.state.change import InboxRow
 from broker_core.broker.transaction.transaction import LettersNotAhead, Transaction
-from broker_core.ids import BlockId
+from broker_core.core import failpoint
+from broker_core.core.block import Blocks, NotLoaded
+from broker_core.core.change import InboxRow
+from broker_core.core.ids import BlockId
 from broker_core.store.port import Store
 
 Part = Callable[[pa.RecordBatch], pa.RecordBatch]

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from broker_core import failpoint
-from broker_core.address import VHOST
 from broker_core.admin import (
     BindingInfo,
     ChannelInfo,
@@ -32,18 +30,20 @@ from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at
-from broker_core.broker.state.change import Change
 from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
-from broker_core.checks import checked
-from broker_core.errors import StoreError, UnknownTransaction
-from broker_core.ids import BlockId
+from broker_core.core import failpoint
+from broker_core.core.address import VHOST
+from broker_core.core.change import Change
+from broker_core.core.checks import checked
+from broker_core.core.errors import StoreError, UnknownTransaction
+from broker_core.core.ids import BlockId
+from broker_core.core.pieces import in_order
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
 from broker_core.node.upkeep import compact_history
-from broker_core.pieces import in_order
 from broker_core.store.salvage.live import DamagedBlock, damaged
 
 logger = logging.getLogger("txmq.broker")

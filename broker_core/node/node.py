@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
-from broker_core.errors import StoreError, StoreFailed
-from broker_core.ids import BlockId
+from broker_core.core.change import Change
+from broker_core.core.errors import StoreError, StoreFailed
+from broker_core.core.ids import BlockId
 from broker_core.message.message import MERGED_SCHEMA
 from broker_core.node.channel_commit import ChannelCommits
 from broker_core.node.committer import Committer, SteadyClock, Work, changes, now_us

@@ -20,8 +20,8 @@ from broker_core.arrow.rows import Piece, ReadPlan, assemble, span
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.progress import IntervalSet
-from broker_core.broker.state.records import ClaimRecord
-from broker_core.errors import DataLoss, QueueNotFound
+from broker_core.core.errors import DataLoss, QueueNotFound
+from broker_core.core.records import ClaimRecord
 from broker_core.node.loaded_blocks import open_rows
 from broker_core.node.local import LocalBroker
 from broker_core.store.codec import merged_block

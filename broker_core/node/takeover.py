@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 
-from broker_core import endpoint, errors
-from broker_core.address import Address, bracketed
 from broker_core.client.connection import FlightConnection
+from broker_core.core import endpoint, errors
+from broker_core.core.address import Address, bracketed
 from broker_core.flight import contract
 from broker_core.store.durable import DurableStore
 

@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import CommitHistory, Single
 from broker_core.broker.history.rows import compressed
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import HistoryRecord
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction.transaction import to_rows
-from broker_core.errors import (
+from broker_core.core import failpoint
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.errors import (
     CorruptCatalog,
     CorruptSegment,
     DataLoss,
@@ -33,7 +32,8 @@ from broker_core.errors import (
     StoreError,
     StoreFailed,
 )
-from broker_core.ids import BlockId
+from broker_core.core.ids import BlockId
+from broker_core.core.records import HistoryRecord
 from broker_core.node.committer import WAITING, Committer, changes
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 

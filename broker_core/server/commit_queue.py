@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction.transaction import Settle, Transaction
-from broker_core.errors import ResourceShortage, StoreFailed
+from broker_core.core.errors import ResourceShortage, StoreFailed
 from broker_core.node.committer import Waiting, Work
 from broker_core.node.local import LocalBroker
 from broker_core.server.dispatcher import Dispatcher

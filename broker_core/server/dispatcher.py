@@ -21,9 +21,9 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.dispatch import Dispatched
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Settle
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
 from broker_core.node.loaded_blocks import NOTHING, Loaded
 from broker_core.node.local import LocalBroker
 

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker_core.address import parse_listen
-from broker_core.errors import OptionError
+from broker_core.core.address import parse_listen
+from broker_core.core.errors import OptionError
 from broker_core.server.tls import TlsOptions
 
 LOOPBACK = "127.0.0.1"

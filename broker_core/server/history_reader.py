@@ -18,8 +18,8 @@ from broker_core.admin import PAGE, HistoryPage, LedgerInfo, MessageLife, Messag
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.records import HistoryRecord, LedgerRecord
-from broker_core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
+from broker_core.core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
+from broker_core.core.records import HistoryRecord, LedgerRecord
 from broker_core.micro_batch.ledger import MicroBatch
 from broker_core.micro_batch.ledger_info import ledger_info, tables
 from broker_core.node.node import Node

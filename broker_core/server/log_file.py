@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TextIO
 
-from broker_core.errors import printable
+from broker_core.core.errors import printable
 
 if TYPE_CHECKING:
     _TextHandler = logging.StreamHandler[TextIO]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_core.broker.access.shares import SHARE, Shares
-from broker_core.errors import Busy, NotAllowed, OptionError, TxmqError
+from broker_core.core.errors import Busy, NotAllowed, OptionError, TxmqError
 from broker_core.micro_batch.branch import StagedLimits
 from broker_core.server.alarm import Alarm
 

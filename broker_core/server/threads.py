@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from broker_core.errors import ResourceShortage
+from broker_core.core.errors import ResourceShortage
 
 
 def started_pool(threads: int, name: str) -> ThreadPoolExecutor:

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 logger = logging.getLogger("txmq.tls")
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 import pyarrow as pa
 
-from broker_core.ids import BlockId
+from broker_core.core.ids import BlockId
 
 
 class BlockCache:

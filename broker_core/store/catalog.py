@@ -21,12 +21,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker_core import failpoint
-from broker_core.broker.state.change import ANY, InboxRow
-from broker_core.broker.state.records import RECORDS, Damaged, HistoryRecord, Record
-from broker_core.errors import DataDirectoryFormat
-from broker_core.files import sync
-from broker_core.ids import BlockId
+from broker_core.core import failpoint
+from broker_core.core.change import ANY, InboxRow
+from broker_core.core.errors import DataDirectoryFormat
+from broker_core.core.files import sync
+from broker_core.core.ids import BlockId
+from broker_core.core.records import RECORDS, Damaged, HistoryRecord, Record
 from broker_core.store.codec import (
     Encoded,
     Row,

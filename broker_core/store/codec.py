@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from broker_core import ids
-from broker_core.broker.state.change import ANY, Change, Drop, InboxRow
-from broker_core.broker.state.records import RECORDS, Record, canonical, parse
-from broker_core.errors import OptionError, one_line
+from broker_core.core import ids
+from broker_core.core.change import ANY, Change, Drop, InboxRow
+from broker_core.core.errors import OptionError, one_line
+from broker_core.core.records import RECORDS, Record, canonical, parse
 from broker_core.message.message import MERGED_SCHEMA
 
 Value = int | str | bytes

@@ -20,8 +20,8 @@ import socket
 import stat
 from pathlib import Path
 
-from broker_core.endpoint import UNFINISHED, why_foreign
-from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
+from broker_core.core.endpoint import UNFINISHED, why_foreign
+from broker_core.core.errors import DataDirectoryInvalid, DataDirectoryLocked
 
 logger = logging.getLogger("txmq.store")
 

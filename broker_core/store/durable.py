@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import Damaged
-from broker_core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
-from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core import failpoint
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
+from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core.records import Damaged
 from broker_core.store.cache import BlockCache
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare

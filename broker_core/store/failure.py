@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from broker_core.errors import (
+from broker_core.core.errors import (
     CorruptCatalog,
     DataDirectoryLocked,
     DiskFull,

@@ -27,8 +27,8 @@ from typing import Any
 
 import xxhash
 
-from broker_core.broker.state.change import HistoryBeside, InboxRow
-from broker_core.ids import BlockId
+from broker_core.core.change import HistoryBeside, InboxRow
+from broker_core.core.ids import BlockId
 
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS  # of an open block

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import xxhash
 
-from broker_core import failpoint
-from broker_core.broker.state.change import Change, HistoryBeside, InboxRow
-from broker_core.broker.state.records import Record
-from broker_core.errors import DataLoss, StoreFailed
-from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core import failpoint
+from broker_core.core.change import Change, HistoryBeside, InboxRow
+from broker_core.core.errors import DataLoss, StoreFailed
+from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core.records import Record
 from broker_core.store.codec import (
     Value,
     blank_bodies,

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_core import failpoint
-from broker_core.files import sync
-from broker_core.ids import BlockId
+from broker_core.core import failpoint
+from broker_core.core.files import sync
+from broker_core.core.ids import BlockId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog, Meta
 from broker_core.store.directory import segment_path

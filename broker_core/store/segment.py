@@ -22,10 +22,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import xxhash
 
-from broker_core import failpoint
 from broker_core.arrow.part_file import END_MARK as END_MARK
 from broker_core.arrow.part_file import PartFile, unwritable
-from broker_core.errors import (
+from broker_core.core import failpoint
+from broker_core.core.errors import (
     CorruptSegment,
     DataLoss,
     OptionError,
@@ -33,7 +33,7 @@ from broker_core.errors import (
     ResourceShortage,
     one_line,
 )
-from broker_core.ids import BlockId
+from broker_core.core.ids import BlockId
 from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import LedgerEntry
-from broker_core.errors import OptionError
 from connector.batch.call import require_ended
 
 AfterCommit = Callable[..., object]  # f(rows, sequence) or f(rows, sequence, token)

@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import MissingBranch, NotApplied, NotAppliedYet, OptionError, TxmqError, cause
 from broker_core.engine import EMPTY, REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
-from broker_core.errors import MissingBranch, NotApplied, NotAppliedYet, OptionError, TxmqError, cause
 from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, call
 from connector.batch.refused_file import RefusedFile

@@ -21,8 +21,8 @@ from typing import Any
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import Engine, ReadTicket
-from broker_core.errors import OptionError
 from broker_core.message import spans
 from connector.errors import error_summary
 from connector.stream import staging

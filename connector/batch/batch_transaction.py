@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import OptionError
 from broker_core.engine import EMPTY, BranchHeader, BranchKind, BranchTarget, Engine, StagedBranch
-from broker_core.errors import OptionError
 from connector.batch.apply import Apply
 from connector.batch.batch_reads import BatchReads
 from connector.batch.operations import Operations

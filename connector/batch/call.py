@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import DataFrame
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.batch_reads import rows_of
 from connector.tables.table import is_connect
 

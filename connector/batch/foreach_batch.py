@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import ConnectionFailed, OptionError, TxmqError
 from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
-from broker_core.errors import ConnectionFailed, OptionError, TxmqError
 from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, check_functions
 from connector.batch.apply import Apply

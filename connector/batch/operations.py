@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 log = logging.getLogger("txmq")
 

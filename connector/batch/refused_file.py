@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from broker_core.core.errors import OptionError
+from broker_core.core.files import readable, sync
 from broker_core.engine import LedgerEntry, ToApply
-from broker_core.errors import OptionError
-from broker_core.files import readable, sync
 from connector.tables.commit_id import CommitId
 
 ROW, REASON = "__txmq_row", "__txmq_reason"  # columns of the file, beside those of the rows

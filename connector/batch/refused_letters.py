@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from broker_core.engine import BranchHeader, Engine, LedgerEntry, ToApply
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties

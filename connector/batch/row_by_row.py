@@ -20,8 +20,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core import failpoint
-from broker_core.errors import NotApplied, OptionError, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, cause
 from connector.errors import error_summary, is_interruption
 
 MOST_REFUSED = 1000  # each takes some Spark jobs to find

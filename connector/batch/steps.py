@@ -14,8 +14,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import BranchTarget
-from broker_core.errors import OptionError
 
 
 class Steps:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.stream.task_identity import marked
 from connector.tables.table import is_connect
 

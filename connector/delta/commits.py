@@ -15,8 +15,8 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
 
-from broker_core.backoff import Backoff, Time
-from broker_core.errors import LineageConflict
+from broker_core.core.backoff import Backoff, Time
+from broker_core.core.errors import LineageConflict
 from connector.delta import log, transient
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, is_path

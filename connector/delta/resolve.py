@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.last_commit import LastCommits
 from connector.errors import first_line, unlogged

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from broker_core.files import sync
+from broker_core.core.files import sync
 
 DISK = "file:"
 _SYNCS = 8  # at the same time

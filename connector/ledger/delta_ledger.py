@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import LineageConflict, TxmqError
 from broker_core.engine import Engine, LedgerEntry
-from broker_core.errors import LineageConflict, TxmqError
 from connector.errors import first_line
 from connector.ledger.ledger_repair import Repair
 from connector.table_formats import table_format

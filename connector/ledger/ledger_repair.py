@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from broker_core.engine import Engine, LedgerEntry
 from connector.tables.table import Table
 from connector.tables.table_format import TableFormat, TableMark

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import OnNewCheckpoint
-from broker_core.errors import OptionError
 from connector.errors import first_line
 from connector.ledger.delta_ledger import DeltaLedger, log
 from connector.ledger.resume import Resume

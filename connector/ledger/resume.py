@@ -21,9 +21,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.failpoint import here
 from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
-from broker_core.errors import LineageConflict, OptionError
-from broker_core.failpoint import here
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, ledger_id
 from connector.tables.checks import last_stored
 from connector.tables.commit_id import CommitId, offsets_of

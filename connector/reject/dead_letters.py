@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from broker_core.core.errors import DataLoss, OptionError, ProtocolError
 from broker_core.engine import DeadLetterRoute, Engine
-from broker_core.errors import DataLoss, OptionError, ProtocolError
 from broker_core.message.field_table import Timestamp
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import append_headers, check, encode_headers, expiration, rewrite_of

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from broker_core.core.failpoint import here
 from broker_core.engine import Vector
-from broker_core.failpoint import here
 from connector.stream.source import StreamReader
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from broker_core.core.errors import LineageConflict
 from broker_core.engine import START, Vector
-from broker_core.errors import LineageConflict
 
 
 def symbolic(queues: Sequence[str]) -> Vector:

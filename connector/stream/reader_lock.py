@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from broker_core.errors import ResourceLocked
+from broker_core.core.errors import ResourceLocked
 
 # The longest time until the source processes of an ended query are gone.
 PATIENCE_S = 10.0

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_core.errors import OptionError, RemoteProtocolError
+from broker_core.core.errors import OptionError, RemoteProtocolError
 from broker_core.message.message import READ_SCHEMA, TIMESTAMP
 from broker_core.message.properties import Properties
 from broker_core.message.spans import PARENT

@@ -17,9 +17,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from broker_core.core.errors import BatchDecided, LocalProtocolError
+from broker_core.core.failpoint import here
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.errors import BatchDecided, LocalProtocolError
-from broker_core.failpoint import here
 from connector.options import WriteOptions
 from connector.stream.schema import to_messages
 from connector.stream.task_identity import task_identity

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from broker_core.core.errors import LineageConflict
+from broker_core.core.failpoint import here
 from broker_core.engine import LATEST, Available, Engine, Limit, Origin, Ranges, ReadTicket, Vector
-from broker_core.errors import LineageConflict
-from broker_core.failpoint import here
 from connector.options import ReadOptions
 from connector.stream import offset
 from connector.stream.reader_lock import ReaderLock

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 if TYPE_CHECKING:
     from connector.options import ReadOptions

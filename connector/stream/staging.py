@@ -25,8 +25,8 @@ from pyspark.sql.types import (
 )
 
 from broker_core.arrow.outside import line
+from broker_core.core.errors import OptionError, cause
 from broker_core.engine import BranchHeader, BranchKind, BranchTarget, StagedBranch
-from broker_core.errors import OptionError, cause
 from broker_core.message import spans
 from connector.options import AddressOptions
 from connector.reject.dead_letters import Rejection

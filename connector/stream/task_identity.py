@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.tables.table import is_connect
 
 MARK = "txmq-batch-"

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
+from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.failpoint import here
 from broker_core.engine import START, Vector
-from broker_core.errors import LineageConflict, OptionError
-from broker_core.failpoint import here
 from connector.options import ReadOptions
 from connector.stream import offset
 from connector.stream.source import StreamReader

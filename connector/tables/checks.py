@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from broker_core.core.errors import LineageConflict, OptionError
 from broker_core.engine import InTable, LedgerEntry
-from broker_core.errors import LineageConflict, OptionError
 from connector.sql import nullable
 from connector.tables.commit_id import restored_in, txn_app_id
 from connector.tables.merge import Merge

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.tables.table import quoted
 from connector.tables.when import ORDER, Clause, When, enclosed
 

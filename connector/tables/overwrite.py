@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 _PATH = re.compile(r"(?i)\s*delta\s*\.\s*`((?:[^`]|``)+)`\s*")
 _PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*")

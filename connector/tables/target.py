@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import EMPTY, FILES, REFUSED_ROWS, ROWS_TO, ToApply
-from broker_core.errors import OptionError
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql.functions import col, count, expr, lit
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.errors import first_line, unlogged
 from connector.sql import literal, quoted
 from connector.tables.merge import SOURCE

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.sql import quoted
 
 Rows = Literal["MATCHED", "NOT MATCHED", "NOT MATCHED BY SOURCE"]

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.decode_udf import DecodedBody, decode_each, fault_text
 from connector.typed.registry.wire_format import HEADER_BYTES
 

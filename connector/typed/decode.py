@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from broker_core.errors import DecodeError, OptionError
+from broker_core.core.errors import DecodeError, OptionError
 from connector.reject.dead_letters import REASON
 from connector.reject.rejected_metrics import (
     OWN_COLUMNS,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType
 
-from broker_core.errors import one_line
+from broker_core.core.errors import one_line
 
 VALUE, FAULT = "value", "fault"
 _LONGEST_FAULT = 300  # characters

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.sql import quoted
 from connector.typed import avro, json_schema
 from connector.typed.decode import Formats

@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.errors import first_line, unlogged
 from connector.typed.exponents import decimals_alone, harmless, has_decimals
 from connector.typed.violations import violations

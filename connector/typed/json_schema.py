@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.decode_udf import encodable, fault_text
 from connector.typed.registry.client import RegisteredSchema
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from broker_core.core.errors import TxmqError
 from broker_core.engine import START, Vector
-from broker_core.errors import TxmqError
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench
 from tests.contract.engine.test_release import follow

@@ -22,7 +22,7 @@ from broker_core.amqp.v0_9_1.events import (
 )
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ChannelState, ConnectionState
-from broker_core.errors import AccessRefused, ConnectionAccessRefused, ConnectionForced
+from broker_core.core.errors import AccessRefused, ConnectionAccessRefused, ConnectionForced
 from tests.amqp.strategies import STREAM, buffered_bytes, chunked
 from tests.amqp.test_fuzz import FRAME_MAX, MAX_BODY, MAX_PENDING, mutated
 

@@ -31,7 +31,7 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionOpen,
     TxSelect,
 )
-from broker_core.errors import (
+from broker_core.core.errors import (
     CommandInvalid,
     ConnectionException,
     FrameError,

@@ -35,7 +35,7 @@ from broker_core.amqp.v0_9_1.methods import (
     TxCommit,
 )
 from broker_core.amqp.v0_9_1.publish_template import MOST_CHANNELS
-from broker_core.errors import LocalProtocolError, RemoteProtocolError
+from broker_core.core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.message.properties import Properties, check
 from tests.amqp.strategies import (
     BODY,

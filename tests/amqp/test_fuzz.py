@@ -21,7 +21,7 @@ from broker_core.amqp.v0_9_1 import (
     encode_method,
 )
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionOpen, ConnectionStartOk, QueueDeclare
-from broker_core.errors import ConnectionException
+from broker_core.core.errors import ConnectionException
 from broker_core.message.properties import Properties
 from tests.amqp.strategies import STREAM, buffered_bytes, chunked
 

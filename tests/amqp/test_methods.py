@@ -12,7 +12,7 @@ from pamqp import commands
 from broker_core.amqp.v0_9_1 import METHODS, Method, encode_method
 from broker_core.amqp.v0_9_1.codec import decode_payload, encode_payload
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionStartOk, QueueDeclareOk
-from broker_core.errors import CommandInvalid, FrameError, LocalProtocolError, MethodSyntaxError
+from broker_core.core.errors import CommandInvalid, FrameError, LocalProtocolError, MethodSyntaxError
 from tests.amqp.strategies import METHOD
 
 THEIRS = {divmod(index, 1 << 16): kind for index, kind in commands.INDEX_MAPPING.items()}

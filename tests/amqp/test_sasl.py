@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1.sasl import amqplain, plain
-from broker_core.errors import MethodSyntaxError
+from broker_core.core.errors import MethodSyntaxError
 from broker_core.message.field_table import encode_table
 
 WITHOUT_ZERO = st.text(max_size=30).filter(lambda text: "\0" not in text)

@@ -25,7 +25,7 @@ from broker_core.amqp.v0_9_1.states import (
     channel_step,
     connection_step,
 )
-from broker_core.errors import ChannelNumberError, CommandInvalid
+from broker_core.core.errors import ChannelNumberError, CommandInvalid
 
 HANDSHAKE = [
     (ConnectionState.awaiting_start_ok, ConnectionStartOk, ConnectionState.awaiting_tune_ok),

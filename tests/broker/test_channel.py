@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.channel import Channel
-from broker_core.broker.state.block import OPEN_ROWS
 from broker_core.broker.topology.ownership import own, release
 from broker_core.broker.transaction.transaction import Limits
+from broker_core.core import errors
+from broker_core.core.block import OPEN_ROWS
 from broker_core.message.properties import Properties
 from broker_core.node.channel_commit import SPILL_ROWS
 from broker_core.node.local import LocalBroker

@@ -20,12 +20,12 @@ from broker_core.arrow.parts import stream_of
 from broker_core.broker.routing.carbon_copy import carbon_copies
 from broker_core.broker.routing.header_index import MATCHES
 from broker_core.broker.routing.topic_patterns import TopicPatterns
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import BindingRecord
 from broker_core.broker.topology import refusals
 from broker_core.broker.topology.topology import Topology
+from broker_core.core.change import Change
+from broker_core.core.errors import PreconditionFailed
+from broker_core.core.records import BindingRecord
 from broker_core.engine import Engine, ReadTicket
-from broker_core.errors import PreconditionFailed
 from broker_core.flight import contract
 from broker_core.message.properties import Properties
 from broker_core.node import channel as channel_module

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core import failpoint
 from broker_core.admin import TransactionInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
 from broker_core.broker.message.purge import Purge
-from broker_core.broker.state.change import PUBLISHED, QUEUES, RANGES, REJECTED, Change, Effects, Who
-from broker_core.broker.state.records import HistoryRecord
-from broker_core.errors import OptionError
-from broker_core.ids import CommitSequence, QueueId
+from broker_core.core import failpoint
+from broker_core.core.change import PUBLISHED, QUEUES, RANGES, REJECTED, Change, Effects, Who
+from broker_core.core.errors import OptionError
+from broker_core.core.ids import CommitSequence, QueueId
+from broker_core.core.records import HistoryRecord
 from broker_core.node.upkeep import compact_history
 from tests.broker.conftest import Node
 

@@ -14,9 +14,9 @@ from broker_core.admin import MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.history import rows as history_rows
 from broker_core.broker.history.lookup import LOOKED_BYTES, ROW_BYTES, Looked, Place, Sees, latest, steps
 from broker_core.broker.history.rows import LINES, compressed
-from broker_core.broker.state.change import ACKNOWLEDGED, PUBLISHED
-from broker_core.broker.state.records import HistoryRecord
-from broker_core.errors import OptionError, QueueNotFound
+from broker_core.core.change import ACKNOWLEDGED, PUBLISHED
+from broker_core.core.errors import OptionError, QueueNotFound
+from broker_core.core.records import HistoryRecord
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.history_reader import HistoryReader
 from tests.broker.conftest import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import TOGETHER, HistoryLimits
 from broker_core.broker.history.lookup import Looked, Sees, latest
-from broker_core.broker.state.change import Change
+from broker_core.core.change import Change
 from broker_core.node.upkeep import compact_history
 from tests.broker.conftest import Node, declared, publish
 

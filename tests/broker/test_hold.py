@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from broker_core import password
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
+from broker_core.core import password
+from broker_core.core.change import Change
 from broker_core.launcher import Broker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts

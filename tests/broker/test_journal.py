@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
 from broker_core.broker.transaction.publish import Publish
+from broker_core.core import errors
+from broker_core.core.change import Change
+from broker_core.core.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
 from broker_core.engine import BranchHeader
 from broker_core.message.message import Message
 from broker_core.node.engine import EmbeddedEngine

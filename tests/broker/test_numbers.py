@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import PreparedRecord
+from broker_core.core import errors
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.records import PreparedRecord
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.channel_commit import SPILL_ROWS

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors
 from broker_core.broker.load import load
 from broker_core.broker.repair import Repaired, repair
-from broker_core.broker.state.change import ROUTE, Change, Drop, InboxRow
-from broker_core.broker.state.records import (
+from broker_core.core import errors
+from broker_core.core.change import ROUTE, Change, Drop, InboxRow
+from broker_core.core.records import (
     AttemptRecord,
     BindingRecord,
     DeliveryRecord,

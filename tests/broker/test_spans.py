@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.launcher import Broker
 from broker_core.message import spans
 from broker_core.message.properties import Properties

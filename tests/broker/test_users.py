@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from broker_core.broker.access.permission import check_pattern, matches
 from broker_core.broker.access.rights import KEPT, Rights
 from broker_core.broker.access.users import Users
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import PermissionRecord, TopicPermissionRecord, UserRecord
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import AccessRefused, OptionError
+from broker_core.core.change import Change
+from broker_core.core.errors import AccessRefused, OptionError
+from broker_core.core.records import PermissionRecord, TopicPermissionRecord, UserRecord
+from broker_core.core.undo import Undo
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 

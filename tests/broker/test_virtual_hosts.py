@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors
-from broker_core.address import VHOST
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import (
+from broker_core.broker.topology.topology import PREDECLARED, Topology
+from broker_core.core import errors
+from broker_core.core.address import VHOST
+from broker_core.core.change import Change
+from broker_core.core.records import (
     BindingRecord,
     ExchangeRecord,
     OutcomeRecord,
@@ -24,7 +25,6 @@ from broker_core.broker.state.records import (
     QueueRecord,
     RunRecord,
 )
-from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.engine import BranchHeader, Limit, Origin, ReadTicket
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node import upkeep

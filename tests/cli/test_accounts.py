@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.client.accounts import RemoteAccounts
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.launcher import Broker
 from tests.server.conftest import end_broker
 from txmq import cli

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from broker_core import endpoint, errors
 from broker_core.client.broker import BrokerClient
+from broker_core.core import endpoint, errors
+from broker_core.core.errors import LineageConflict
 from broker_core.engine import START, BranchHeader, Limit, Origin, Vector
-from broker_core.errors import LineageConflict
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch
 from txmq import cli

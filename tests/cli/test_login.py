@@ -15,8 +15,8 @@ import pytest
 
 from bench.certificates import Authority
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import PASSWORD_VARIABLE, Credentials
-from broker_core.errors import OptionError
+from broker_core.core.credentials import PASSWORD_VARIABLE, Credentials
+from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import LedgerEntry
-from broker_core.errors import OptionError
 from connector.batch.after_commit import call, check_functions, token
 
 ENTRY = LedgerEntry(

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import EARLIEST, START, Limit
-from broker_core.errors import OptionError
 from broker_core.kafka.protocol.port import TopicPartition
 from connector.ledger_file import rows
 from connector.ledger_start import COLUMNS, LedgerStart

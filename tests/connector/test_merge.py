@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.steps import Steps
 from connector.tables.merge import Merge
 from connector.tables.when import When

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.operations import Operations, log
 
 

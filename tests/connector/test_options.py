@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from broker_core.core.errors import OptionError
 from broker_core.engine import Origin
-from broker_core.errors import OptionError
 from connector.datasource import TxmqDataSource
 from connector.options import (
     ALL,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core.errors import LocalProtocolError, RemoteProtocolError
+from broker_core.core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.launcher import Broker
 from broker_core.message.field_table import Long, Timestamp, decode_table, encode_table
 from broker_core.message.properties import NAMES, Properties, delivery_mode, expiration

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.tables.table import Table, is_path, name_parts, path_of, plain_location, quoted
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker_core.errors import LineageConflict, OptionError
+from broker_core.core.errors import LineageConflict, OptionError
 from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
 from connector.stream.unadmitted import WRAPPER, UnadmittedReader

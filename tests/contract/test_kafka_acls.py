@@ -28,7 +28,7 @@ from kafka.admin import (
 )
 
 from bench.kafka_server import PLAIN
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import (
     START,
     BranchHeader,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import Settings
 from broker_core.kafka.cluster.wire import SocketWire

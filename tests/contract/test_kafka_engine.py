@@ -23,8 +23,8 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 
-from broker_core import errors
-from broker_core.backoff import Time
+from broker_core.core import errors
+from broker_core.core.backoff import Time
 from broker_core.engine import START, BranchHeader, LedgerEntry, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client

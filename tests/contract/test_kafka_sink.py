@@ -15,8 +15,8 @@ import pytest
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 
-from broker_core import errors, failpoint
-from broker_core.broker.state.change import Change
+from broker_core.core import errors, failpoint
+from broker_core.core.change import Change
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.connection import Settings

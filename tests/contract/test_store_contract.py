@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from broker_core import failpoint, ids
-from broker_core.broker.state.change import Change, Drop, InboxRow
-from broker_core.broker.state.records import (
+from broker_core.core import failpoint, ids
+from broker_core.core.change import Change, Drop, InboxRow
+from broker_core.core.errors import DataLoss, OptionError, StoreFailed
+from broker_core.core.records import (
     RECORDS,
     BindingRecord,
     HoleRecord,
@@ -28,7 +29,6 @@ from broker_core.broker.state.records import (
     Record,
     RunRecord,
 )
-from broker_core.errors import DataLoss, OptionError, StoreFailed
 from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core import errors
-from broker_core.broker.state.change import Change, Drop, InboxRow
-from broker_core.broker.state.records import (
+from broker_core.core import errors
+from broker_core.core.change import Change, Drop, InboxRow
+from broker_core.core.records import (
     BindingRecord,
     HoleRecord,
     OutcomeRecord,

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from broker_core import failpoint
 from broker_core.broker.history.history import TOGETHER
 from broker_core.broker.history.lookup import Looked, Sees, latest
+from broker_core.core import failpoint
 from broker_core.node.local import LocalBroker
 from broker_core.node.upkeep import compact_history
 from broker_core.store.durable import DurableStore

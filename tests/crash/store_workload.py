@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.arrow.part_file import PartWriter
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import HoleRecord, PartRecord, RunRecord
-from broker_core.errors import DiskFull, StoreError
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.errors import DiskFull, StoreError
+from broker_core.core.records import HoleRecord, PartRecord, RunRecord
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.port import BlockInfo, Store, StoreImage

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import StoreError
+from broker_core.core import failpoint
+from broker_core.core.change import Change
+from broker_core.core.errors import StoreError
 from broker_core.node.local import LocalBroker
 from broker_core.store.salvage.verify import verify
 from tests.crash import history_workload

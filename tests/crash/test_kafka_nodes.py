@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 
 from bench.kafka_server import PLAIN, Cluster, Node
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, Limit, Origin, Vector
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.protocol.port import TopicPartition

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+from broker_core.core.errors import PreconditionFailed
 from broker_core.engines import connect
-from broker_core.errors import PreconditionFailed
 from tests.spark import shapes
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table

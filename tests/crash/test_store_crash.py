@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_core.errors import StoreError
+from broker_core.core.errors import StoreError
 from broker_core.store.catalog import Catalog
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore

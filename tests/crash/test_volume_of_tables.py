@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_core.files import sync
+from broker_core.core.files import sync
 from tests.crash.test_spark_crash import COLUMNS
 from tests.failing_volume import failing_volume
 from tests.spark.pipelines import Driver, Pipeline, Served, empty_table, run_once

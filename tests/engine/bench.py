@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_core.broker.state.records import PartRecord
+from broker_core.core.records import PartRecord
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.state.records import LedgerRecord
-from broker_core.engine import START
-from broker_core.errors import (
+from broker_core.core.errors import (
     BatchDecided,
     LineageConflict,
     MissingBranch,
@@ -14,6 +12,8 @@ from broker_core.errors import (
     TransactionState,
     UnknownTransaction,
 )
+from broker_core.core.records import LedgerRecord
+from broker_core.engine import START
 from tests.engine.bench import APP, Bench
 
 

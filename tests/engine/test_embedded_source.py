@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.state.records import ReadRecord
-from broker_core.engine import START, Limit, ReadTicket, Vector
-from broker_core.errors import (
+from broker_core.core.errors import (
     ResourceLocked,
 )
+from broker_core.core.records import ReadRecord
+from broker_core.engine import START, Limit, ReadTicket, Vector
 from broker_core.micro_batch.claims import claim as claim_rules
 from tests.engine.bench import APP, Bench
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker_core import engines
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 
 def test_one_engine_for_an_address_of_the_embedded_broker(tmp_path: Path) -> None:

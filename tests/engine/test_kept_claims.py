@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.state.records import ClaimRecord, ReadRecord
+from broker_core.core.errors import LineageConflict
+from broker_core.core.records import ClaimRecord, ReadRecord
 from broker_core.engine import START, Vector
-from broker_core.errors import LineageConflict
 from broker_core.micro_batch.claims import claim as claim_rules
 from broker_core.micro_batch.ledger import MicroBatch
 from tests.engine.bench import APP, Bench

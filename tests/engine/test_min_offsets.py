@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from broker_core.core.errors import ResourceLocked
 from broker_core.engine import START, Limit, Origin, Vector
-from broker_core.errors import ResourceLocked
 from tests.engine.bench import Bench
 
 S: Vector = {"in": START}

@@ -12,8 +12,8 @@ import pytest
 
 from broker_core.arrow.parts import branch_checksum
 from broker_core.arrow.segment_files import SegmentFiles
+from broker_core.core.errors import DataLoss, MissingBranch, QueueNotFound
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
-from broker_core.errors import DataLoss, MissingBranch, QueueNotFound
 from broker_core.node.engine import INLINE_ROWS, EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, Vector
 from broker_core.micro_batch import ledger
 from broker_core.micro_batch.branch import StagedLimits

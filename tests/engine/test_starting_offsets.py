@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker_core.core.errors import OptionError, ResourceLocked
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import OptionError, ResourceLocked
 from tests.engine.bench import APP, Bench
 
 LATEST = Origin("latest")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from broker_core.core.errors import Unroutable
 from broker_core.engine import START, StagedBranch
-from broker_core.errors import Unroutable
 from broker_core.node.engine import INLINE_ROWS
 from tests.engine.bench import APP, Bench
 

@@ -22,7 +22,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPConnectionError
 
 from bench.certificates import Authority
-from broker_core import password as passwords
+from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions

@@ -12,11 +12,11 @@ from typing import Any
 import pika
 import pytest
 
-from broker_core import failpoint
-from broker_core import password as passwords
 from broker_core.admin import Imported
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import AccessRefused, OptionError, PreconditionFailed, TxmqError
+from broker_core.core import failpoint
+from broker_core.core import password as passwords
+from broker_core.core.errors import AccessRefused, OptionError, PreconditionFailed, TxmqError
 from broker_core.launcher import Broker
 from tests.cli.test_accounts import Shell, shell
 from tests.interop.rabbitmq_node import PASSWORDS, RECORDED, exported, rabbit

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench.ports import free_ports
-from broker_core import password as passwords
+from broker_core.core import password as passwords
 from tests.interop.celery_worker import ROOT, CeleryRig
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import serving

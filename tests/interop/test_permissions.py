@@ -16,8 +16,8 @@ import pika
 import pytest
 from pamqp import commands as c
 
-from broker_core import password as passwords
 from broker_core.amqp.v0_9_1.methods import METHODS
+from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.access import throttle
 from tests.amqp_peer import CAPABILITIES, Closed, Peer, encoded

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.admin import KafkaAdmin
 from broker_core.kafka.engine import KafkaEngine
 from tests.kafka.bench.fake_kafka import FakeKafka

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import names
 from broker_core.kafka.admin import KafkaAdmin

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from broker_core.kafka import names
 from broker_core.kafka.protocol.port import TopicPartition, parse_log
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from broker_core.core.errors import OptionError
 from broker_core.engines import connect, connect_admin
-from broker_core.errors import OptionError
 from broker_core.kafka.cluster.connection import NODES_SHARE
 from broker_core.kafka.protocol.port import NodeAddress
 from broker_core.kafka.record.record_batch import Codec

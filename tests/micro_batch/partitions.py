@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.broker.state.records import ClaimRecord, OriginRecord, ReadRecord, Record
+from broker_core.core.errors import QueueNotFound
+from broker_core.core.records import ClaimRecord, OriginRecord, ReadRecord, Record
 from broker_core.engine import EARLIEST, LATEST, Available, Limit, Origin, Ranges, Vector
-from broker_core.errors import QueueNotFound
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.claims.logs import Claimed

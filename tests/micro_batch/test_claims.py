@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.state.records import ReadRecord, canonical
-from broker_core.broker.state.undo import Undo
+from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.records import ReadRecord, canonical
+from broker_core.core.undo import Undo
 from broker_core.engine import START, Origin, Vector
-from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.claims import claim as claim_rules
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow

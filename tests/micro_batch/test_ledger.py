@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from broker_core.broker.state.records import LedgerRecord, LineageRecord, ReleaseRecord
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import LineageConflict
+from broker_core.core.errors import LineageConflict
+from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord
+from broker_core.core.undo import Undo
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
 from broker_core.micro_batch.unapplied import mark_applied, mark_mirrored

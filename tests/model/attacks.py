@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 from pamqp import commands as c
 
-from broker_core import errors
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.launcher import Broker
 from tests.amqp_peer import Closed, Peer

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 from connector.batch.foreach_batch import transactional
 from connector.datasource import TxmqDataSource
 from connector.stream.unadmitted import WRAPPER

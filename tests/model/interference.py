@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 from pamqp import commands as c
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker

@@ -22,10 +22,10 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core.broker.state import block as block_module
 from broker_core.broker.transaction import transaction as transaction_module
+from broker_core.core import block as block_module
+from broker_core.core.errors import PreconditionFailed, ResourceLocked
 from broker_core.engine import START, Limit, Origin, ReadTicket
-from broker_core.errors import PreconditionFailed, ResourceLocked
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine

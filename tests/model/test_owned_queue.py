@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from broker_core.broker.message import messages
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import Run
-from broker_core.errors import DataLoss
+from broker_core.core.errors import DataLoss
 from broker_core.micro_batch.claims.claim import Claims
 from tests.model.owned_queue import OwnedQueue
 from tests.model.test_machine import QUIET

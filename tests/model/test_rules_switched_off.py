@@ -15,11 +15,11 @@ from uuid import uuid4
 
 import pytest
 
-from broker_core import failpoint
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import Drop
 from broker_core.broker.topology.topology import Topology
-from broker_core.errors import BatchDecided, BatchGap, DataLoss, LineageConflict, ResourceLocked
+from broker_core.core import failpoint
+from broker_core.core.change import Drop
+from broker_core.core.errors import BatchDecided, BatchGap, DataLoss, LineageConflict, ResourceLocked
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claims import claim as claim_rules
 from broker_core.micro_batch.claims.claim import Claims

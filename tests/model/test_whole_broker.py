@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker_core import errors
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages
@@ -22,7 +21,8 @@ from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.ready import Ready
-from broker_core.broker.state.block import Blocks
+from broker_core.core import errors
+from broker_core.core.block import Blocks
 from tests import reading
 from tests.model.whole_broker import ROUTES, NothingInMemory, OnDisk, WholeBroker
 

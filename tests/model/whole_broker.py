@@ -22,8 +22,8 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core import errors, failpoint
 from broker_core.broker.access.users import name_of
+from broker_core.core import errors, failpoint
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from broker_core import failpoint
 from broker_core.arrow import parts
+from broker_core.core import failpoint
+from broker_core.core.errors import ConnectionFailed, StoreFailed
 from broker_core.engine import BranchHeader, ReadTicket, StagedBranch
-from broker_core.errors import ConnectionFailed, StoreFailed
 from tests.model.actors import current
 
 T = TypeVar("T")

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from broker_core import failpoint
 from broker_core.arrow import parts
-from broker_core.broker.state.records import AttemptRecord, OriginRecord, PartRecord
+from broker_core.core import failpoint
+from broker_core.core.errors import ResourceLocked, TxmqError
+from broker_core.core.records import AttemptRecord, OriginRecord, PartRecord
 from broker_core.engine import LedgerEntry
-from broker_core.errors import ResourceLocked, TxmqError
 from broker_core.micro_batch.claims import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker

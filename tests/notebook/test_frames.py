@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import txmq
-from broker_core import errors
-from broker_core import password as passwords
+from broker_core.core import errors
+from broker_core.core import password as passwords
 from broker_core.engine import Limit, Origin
 from broker_core.launcher import Broker
 

@@ -14,8 +14,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from broker_core import endpoint
 from broker_core.client.broker import BrokerClient
+from broker_core.core import endpoint
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
 from tests.forked import Forked
 from tests.progress import GUARD_S

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import failpoint
-from broker_core.address import parse_address
 from broker_core.client import backup as client_backup
 from broker_core.client.backup import Backup, backup
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
-from broker_core.endpoint import UNFINISHED
-from broker_core.errors import (
+from broker_core.core import failpoint
+from broker_core.core.address import parse_address
+from broker_core.core.credentials import Credentials
+from broker_core.core.endpoint import UNFINISHED
+from broker_core.core.errors import (
     AccessRefused,
     DataDirectoryInvalid,
     OptionError,
@@ -26,8 +26,8 @@ from broker_core.errors import (
     ResourceLocked,
     ResourceShortage,
 )
+from broker_core.core.password import hashed
 from broker_core.launcher import Broker
-from broker_core.password import hashed
 from broker_core.store.catalog import CATALOG_COPY
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_core.endpoint import UNFINISHED
-from broker_core.errors import DataDirectoryInvalid
+from broker_core.core.endpoint import UNFINISHED
+from broker_core.core.errors import DataDirectoryInvalid
 from broker_core.launcher import Broker
 from broker_core.store.catalog import CATALOG_COPY
 from broker_core.store.salvage.verify import verify

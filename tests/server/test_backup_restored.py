@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker_core.address import parse_address
 from broker_core.client.backup import backup
 from broker_core.client.broker import BrokerClient
+from broker_core.core.address import parse_address
+from broker_core.core.errors import BatchGap, LineageConflict, TxmqError
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import BatchGap, LineageConflict, TxmqError
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch, bodies, fill
 

@@ -14,11 +14,11 @@ import pika
 import pika.exceptions
 import pytest
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.client import login
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.engine import START, Limit, Origin
 from broker_core.launcher import Broker
 from tests.progress import wait_until

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import errors, failpoint
-from broker_core import password as passwords
 from broker_core.admin import TransactionInfo
 from broker_core.broker.history.rows import PastCommit, commits
-from broker_core.broker.state.records import HistoryRecord
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors, failpoint
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
+from broker_core.core.records import HistoryRecord
 from broker_core.engine import Limit, Origin, ReadTicket
 from broker_core.launcher import Broker
 from broker_core.store.inbox import unpack_all

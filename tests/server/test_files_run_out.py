@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from broker_core import errors, failpoint
 from broker_core.client import channel as client_channel
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors, failpoint
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.node import upkeep

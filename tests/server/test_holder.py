@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import txmq
-from broker_core import endpoint, errors
 from broker_core.client.broker import BrokerClient
+from broker_core.core import endpoint, errors
 from broker_core.launcher import Broker
 from tests.server.conftest import Served, bodies, fill
 

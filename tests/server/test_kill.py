@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.engine import REFUSED_ROWS, BranchHeader, StagedBranch
 from broker_core.store.salvage.verify import verify
 from tests.progress import GUARD_S, wait_until

@@ -22,10 +22,10 @@ import pyarrow.flight
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors, failpoint
 from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.actor import Actor
-from broker_core.credentials import Credentials
+from broker_core.core import errors, failpoint
+from broker_core.core.credentials import Credentials
 from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic

@@ -18,10 +18,10 @@ import pika
 import pika.exceptions
 import pytest
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.launcher import Broker
 from broker_core.node import committer
 from broker_core.server.doors import Doors

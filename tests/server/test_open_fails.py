@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from bench.certificates import Authority
-from broker_core import endpoint, failpoint
-from broker_core.errors import TxmqError
+from broker_core.core import endpoint, failpoint
+from broker_core.core.errors import TxmqError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.options import ServeOptions

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.responses import Response
 
-from broker_core import errors
 from broker_core.broker import commit
 from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.routing import route_room
-from broker_core.broker.state.change import Change
 from broker_core.broker.topology import refusals
 from broker_core.broker.transaction import outcomes, transaction
 from broker_core.broker.transaction.outcomes import Kept
+from broker_core.core import errors
+from broker_core.core.change import Change
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker

@@ -10,8 +10,8 @@ import pika
 import pytest
 
 from broker_core.client.broker import BrokerClient
+from broker_core.core.errors import CorruptSegment
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import CorruptSegment
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.store.salvage.verify import verify

@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.broker.access.rights import Rights
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.launcher import Broker
 from broker_core.message.message import MESSAGE_SCHEMA

@@ -27,9 +27,9 @@ from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPConnectionError, ProbableAuthenticationError
 
 from bench.certificates import Authority, Pair
-from broker_core import errors
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core.credentials import Credentials
 from broker_core.launcher import Broker
 from broker_core.server import tls as server_tls
 from broker_core.server.amqp.options import AmqpOptions

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import errors
 from broker_core.client import channel as client_channel
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.launcher import Broker
 from broker_core.node import upkeep
 from broker_core.server.flight import channels

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from broker_core.launcher import Broker
 from connector.delta.resolve import resolve
 from connector.delta.table_files import DISK

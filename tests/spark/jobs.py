@@ -26,8 +26,8 @@ from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.ports import free_ports
-from broker_core import failpoint
 from broker_core.client.broker import BrokerClient
+from broker_core.core import failpoint
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.conf import recommended_conf
 from connector.stream.spark_version import has_admission_control

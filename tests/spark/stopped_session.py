@@ -11,7 +11,7 @@ import sys
 from pyspark.sql import DataFrame
 
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.spark.jobs import session
 

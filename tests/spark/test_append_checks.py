@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from broker_core import failpoint
-from broker_core.errors import NotApplied, OptionError, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction
 from connector.delta.before import rehearsal
 from connector.delta.before.append_rows import check_append

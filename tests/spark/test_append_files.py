@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, cause
 from broker_core.engine import StagedBranch
-from broker_core.errors import NotApplied, OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.delta.before import append_files
 from connector.stream import staging

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta.after.add_files import Adding
 from connector.delta.before import staged_files
 from connector.delta.before.append_files import why_rows

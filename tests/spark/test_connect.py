@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.certificates import Authority
-from broker_core import password as passwords
+from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions

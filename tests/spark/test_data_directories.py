@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.errors import LineageConflict, cause
+from broker_core.core.errors import LineageConflict, cause
 from broker_core.launcher import Broker
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.delta.before.append_rows import append

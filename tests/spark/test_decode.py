@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from broker_core.errors import DecodeError, OptionError, cause
+from broker_core.core.errors import DecodeError, OptionError, cause
 from broker_core.message.field_table import Long
 from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction

@@ -8,7 +8,7 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.errors import OptionError, cause
+from broker_core.core.errors import OptionError, cause
 from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.typed.decode import decode

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker_core.errors import LineageConflict
+from broker_core.core.errors import LineageConflict
 from connector.delta.before.append_rows import append
 from connector.delta.log import stored_versions
 from connector.delta.resolve import resolve, snapshot_at

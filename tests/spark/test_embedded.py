@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker_core.client.broker import connect
-from broker_core.endpoint import read_endpoint
+from broker_core.core.endpoint import read_endpoint
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from broker_core.errors import (
+from broker_core.core.errors import (
     ConnectionFailed,
     LineageConflict,
     OptionError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from tests.spark.pipelines import delta_rows, delta_transactions
 from tests.spark.test_append_files import append_to, lake
 from tests.spark.test_foreach_batch import run

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
-from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import LineageConflict, OptionError, Unroutable, cause
 from connector.batch import after_commit, foreach_batch
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.conf import recommended_conf

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from broker_core.micro_batch import ledger as ledger_rules
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.ledger.delta_ledger import DeltaLedger

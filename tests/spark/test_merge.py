@@ -15,8 +15,8 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 
-from broker_core import failpoint
-from broker_core.errors import NotApplied, OptionError, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.stream import staging
 from connector.tables.when import When

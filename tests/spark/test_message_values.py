@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from broker_core.errors import OptionError, cause
+from broker_core.core.errors import OptionError, cause
 from connector.batch.foreach_batch import transactional
 from connector.sql import nullable
 from connector.typed.avro import avro_schema

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txmq
-from broker_core import errors
+from broker_core.core import errors
 from tests.progress import GUARD_S, wait_until
 from txmq.notebook import observe as module
 from txmq.notebook.sample import Sample

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction
 from connector.delta import jvm
 from connector.delta.resolve import resolve

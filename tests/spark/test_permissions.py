@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker_core import password as passwords
-from broker_core.errors import AccessRefused, LoginRefused, cause
+from broker_core.core import password as passwords
+from broker_core.core.errors import AccessRefused, LoginRefused, cause
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.errors import OptionError, RegistryFailed, cause
+from broker_core.core.errors import OptionError, RegistryFailed, cause
 from connector.batch.foreach_batch import BatchTransaction
 from connector.typed.decode import decode
 from connector.typed.encode import encode

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import LineageConflict
 from broker_core.engine import START, LedgerEntry, Vector
-from broker_core.errors import LineageConflict
 from broker_core.kafka import names
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_id
 from connector.ledger.resume import Resume

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core.errors import ResourceLocked, cause
+from broker_core.core.errors import ResourceLocked, cause
 from broker_core.launcher import Broker
 from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.progress import wait_until

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.certificates import Authority
-from broker_core.errors import LoginRefused, OptionError, cause
+from broker_core.core.errors import LoginRefused, OptionError, cause
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions

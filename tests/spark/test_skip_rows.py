@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, Unroutable, cause
 from broker_core.engine import Engine
 from broker_core.engines import connect
-from broker_core.errors import NotApplied, OptionError, Unroutable, cause
 from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction
 from tests.spark.kafka_pipelines import KafkaPipeline

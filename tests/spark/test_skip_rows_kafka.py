@@ -25,7 +25,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.kafka_server import Cluster
-from broker_core.errors import cause
+from broker_core.core.errors import cause
 from broker_core.kafka import engine as kafka_engine
 from broker_core.kafka.engine import KafkaEngine
 from connector.batch.foreach_batch import BatchTransaction

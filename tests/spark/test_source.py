@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.types import StructField, StructType
 
-from broker_core.errors import ResourceLocked, cause
+from broker_core.core.errors import ResourceLocked, cause
 from broker_core.message.properties import Properties
 from connector.datasource import TxmqDataSource
 from connector.stream.schema import PROPERTIES_TYPE, read_schema

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core import failpoint
-from broker_core import password as passwords
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import BrokerClient
+from broker_core.core import failpoint
+from broker_core.core import password as passwords
 from connector import state
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from tests.spark.jobs import to_the_end

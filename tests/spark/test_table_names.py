@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction
 from connector.delta.resolve import resolve
 from tests.spark.pipelines import delta_rows, delta_transactions

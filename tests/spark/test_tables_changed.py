@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
-from broker_core.errors import OptionError, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.spark.conftest import settings
 from tests.spark.jobs import PLANNED_ONCE

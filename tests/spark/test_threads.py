@@ -17,8 +17,8 @@ import pytest
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame
 
-from broker_core import failpoint
-from broker_core.errors import NotApplied, OptionError, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, cause
 from connector.batch import batch_transaction
 from connector.batch.batch_reads import BatchReads
 from connector.batch.foreach_batch import BatchTransaction, transactional

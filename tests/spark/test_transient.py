@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
-from broker_core.errors import NotAppliedYet
+from broker_core.core import failpoint
+from broker_core.core.errors import NotAppliedYet
 from connector.batch.foreach_batch import BatchTransaction
 from connector.delta import commits
 from connector.stream import staging

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction
 from tests.spark.test_tables_changed import Driver
 from tests.spark.test_values import Operation, append, merge_all, merge_named

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core.errors import OptionError, cause
+from broker_core.core.errors import OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.sql import quoted
 from tests.spark.conftest import settings

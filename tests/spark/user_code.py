@@ -28,7 +28,7 @@ from pyspark import InheritableThread, StorageLevel, TaskContext
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.tables.table import is_connect
 from connector.typed.decode import decode

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker_core.client import starter
-from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
+from broker_core.core.errors import DataDirectoryInvalid, DataDirectoryLocked
 from broker_core.server.access.audit import Audit
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.verify import verify

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker_core import failpoint
-from broker_core.broker.state.change import ROUTE, Change, InboxRow
-from broker_core.broker.state.records import ProgressRecord, QueueRecord
-from broker_core.errors import CorruptCatalog, StoreError
+from broker_core.core import failpoint
+from broker_core.core.change import ROUTE, Change, InboxRow
+from broker_core.core.errors import CorruptCatalog, StoreError
+from broker_core.core.records import ProgressRecord, QueueRecord
 from broker_core.store import inbox
 from broker_core.store.codec import guard
 from broker_core.store.durable import DurableStore

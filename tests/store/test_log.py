@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import errors
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import HoleRecord
+from broker_core.core import errors
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.records import HoleRecord
 from broker_core.store.catalog import log_path
 from broker_core.store.durable import DurableStore
 from broker_core.store.log import hidden_commits

@@ -21,7 +21,7 @@ import pytest
 import xxhash
 
 from broker_core.arrow.part_file import END_MARK, FilePart, PartFile, PartWriter, unwritable
-from broker_core.broker.state.change import Change
+from broker_core.core.change import Change
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.verify import verify

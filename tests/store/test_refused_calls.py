@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
-from broker_core.broker.state.change import Change
-from broker_core.errors import ResourceShortage, StoreFailed
+from broker_core.core import errors
+from broker_core.core.change import Change
+from broker_core.core.errors import ResourceShortage, StoreFailed
 from broker_core.launcher import Broker
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker

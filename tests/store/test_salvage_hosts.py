@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
-from broker_core.address import VHOST
+from broker_core.core import errors
+from broker_core.core.address import VHOST
 from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines

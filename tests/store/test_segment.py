@@ -16,9 +16,9 @@ import pytest
 import xxhash
 
 from broker_core.arrow.part_file import PartFile, PartWriter, encapsulated
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import LedgerRecord, PartRecord, QueueRecord, Record, RunRecord
-from broker_core.errors import CorruptSegment, DataLoss, OptionError
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.errors import CorruptSegment, DataLoss, OptionError
+from broker_core.core.records import LedgerRecord, PartRecord, QueueRecord, Record, RunRecord
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.verify import verify

@@ -14,13 +14,13 @@ from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import broker_core
-from broker_core.errors import InternalFault
+from broker_core.core.errors import InternalFault
 from broker_core.node.local import LocalBroker
 from tests.undo.snapshot import difference, snapshot
 
 T = TypeVar("T")
 CODE = str(Path(broker_core.__file__).parent)
-UNDO = str(Path(CODE) / "broker" / "state/undo.py")
+UNDO = str(Path(CODE) / "core" / "undo.py")
 # Exceptions inside end there: a dead letter is made of any message, and when to look at a queue again is only
 # planned.
 DEAD_LETTER = str(Path(CODE) / "broker" / "message/dead_letter.py")

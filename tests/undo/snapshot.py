@@ -2,7 +2,7 @@
 
 Everything that the domain's objects hold is in it, found by walking them, so a new field is compared without
 being named here. Left out are caches and marks that only cause one more look, as
-``broker_core/broker/state/undo.py`` names them.
+``broker_core/core/undo.py`` names them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broker_core.broker.queue.log import Log, Run
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.ready import Ready
-from broker_core.broker.state.block import Block
+from broker_core.core.block import Block
 
 LEFT_OUT = frozenset(
     {

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = tuple(f"{ROOT / package}/" for package in ("broker_core", "connector", "txmq"))
 # threads that only do work of their own, whenever it is due
 _BACKGROUND = ("broker_core/server/flight/", "broker_core/node/upkeep.py")
-_SKIPPED = (str(ROOT / "broker_core" / "failpoint.py"),)  # it stands everywhere, and does nothing
+_SKIPPED = (str(ROOT / "broker_core" / "core" / "failpoint.py"),)  # it stands everywhere, and does nothing
 
 
 class Call(NamedTuple):

@@ -29,7 +29,7 @@ LIMITS = {
     "login": 32,
     "channel": 18,
     "batch": 28,  # two of them are the history of commits
-    "kafka-batch": 24,
+    "kafka-batch": 25,
 }
 
 

@@ -18,7 +18,7 @@ import pika
 import pyarrow as pa
 from pamqp import commands
 
-from broker_core import password
+from broker_core.core import password
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.engine import KafkaEngine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from txmq.address import ANY_BROKER, client_at
 from txmq.command.declare import Options, argument, command, option
 from txmq.output import done

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from broker_core.admin import Skipped
 from broker_core.client.accounts import RemoteAccounts
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from txmq.address import BROKER, client_at
 from txmq.command.declare import Options, argument, command, option
 from txmq.output import done, print_json, print_lines

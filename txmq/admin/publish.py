@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from broker_core.errors import LocalProtocolError, OptionError
+from broker_core.core.errors import LocalProtocolError, OptionError
 from broker_core.message.properties import NAMES, Properties
 from txmq.address import BROKER, admin_at, queue_names
 from txmq.command.declare import Options, argument, command, option

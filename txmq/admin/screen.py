@@ -21,7 +21,7 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
-from broker_core.errors import ConnectionFailed, OptionError, one_line
+from broker_core.core.errors import ConnectionFailed, OptionError, one_line
 from txmq.command.declare import Options
 from txmq.output import cut, print_lines
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from broker_core.address import bracketed, parse_address
 from broker_core.admin import BrokerStatus, Level
 from broker_core.client import starter
 from broker_core.client.admin import status
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
-from broker_core.errors import ConnectionFailed, one_line
+from broker_core.core.address import bracketed, parse_address
+from broker_core.core.credentials import Credentials
+from broker_core.core.errors import ConnectionFailed, one_line
 from txmq.address import BROKER, client_at, require_directory
 from txmq.command.declare import WATCH, Options, command
 from txmq.login import credentials

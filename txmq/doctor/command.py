@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT
-from broker_core.errors import OptionError, TxmqError
+from broker_core.core.address import DEFAULT_AMQP, DEFAULT_PORT
+from broker_core.core.errors import OptionError, TxmqError
 from txmq.address import URL_VARIABLE, engine_at
 from txmq.command.declare import Options, command, one_of, option
 from txmq.login import LOGIN

@@ -22,9 +22,9 @@ from statistics import median
 import psutil
 
 from broker_core.arrow.part_file import unwritable
-from broker_core.endpoint import read_endpoint
-from broker_core.errors import DataDirectoryInvalid
-from broker_core.files import sync
+from broker_core.core.endpoint import read_endpoint
+from broker_core.core.errors import DataDirectoryInvalid
+from broker_core.core.files import sync
 from broker_core.server.alarm import AlarmLimits, MiB
 from broker_core.store.directory import check
 from broker_core.store.segment import link

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import psutil
 
-from broker_core.address import Address, parse_listen
 from broker_core.client.connection import FlightConnection
-from broker_core.endpoint import read_endpoint
-from broker_core.errors import TxmqError
+from broker_core.core.address import Address, parse_listen
+from broker_core.core.endpoint import read_endpoint
+from broker_core.core.errors import TxmqError
 from broker_core.flight.contract import Hello
 from txmq.doctor.finding import Finding, hint, ok, problem
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker_core.admin import QueueInfo
-from broker_core.credentials import Credentials
+from broker_core.core.credentials import Credentials
 from broker_core.engine import AppInfo
 from broker_core.engines import connect, connect_admin
 

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker_core.credentials import Credentials
+from broker_core.core.credentials import Credentials
+from broker_core.core.errors import OptionError, TxmqError
 from broker_core.engine import AppInfo, Engine
 from broker_core.engines import connect
-from broker_core.errors import OptionError, TxmqError
 from txmq.notebook.sample import Sample
 from txmq.notebook.views import View, view_here
 

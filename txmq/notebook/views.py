@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol
 
-from broker_core.errors import printable
+from broker_core.core.errors import printable
 from txmq.notebook.sample import Sample
 
 _BAR = 24  # characters

@@ -14,8 +14,8 @@ from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.encoder import Outgoing
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
-from broker_core.checks import MAX_NAME_BYTES
-from broker_core.errors import ChannelError
+from broker_core.core.checks import MAX_NAME_BYTES
+from broker_core.core.errors import ChannelError
 
 _NAMES = re.compile(r"(?<![^\s(])'[^']{13,}'|(?<!\S)(?!\[TXMQ_)\S{13,}")  # of queues, users, files and so on
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker_core.amqp.v0_9_1.methods import METHODS, Method
-from broker_core.errors import (
+from broker_core.core.errors import (
     CommandInvalid,
     ConnectionException,
     FrameError,

@@ -38,8 +38,8 @@ from broker_core.amqp.v0_9_1.events import (
 from broker_core.amqp.v0_9_1.lifecycle import Lifecycle, Timers
 from broker_core.amqp.v0_9_1.negotiation import Negotiation, Offer
 from broker_core.amqp.v0_9_1.states import WORK, ChannelState, ConnectionState, Step, connection_step
-from broker_core.checks import assert_never
-from broker_core.errors import (
+from broker_core.core.checks import assert_never
+from broker_core.core.errors import (
     ConnectionAccessRefused,
     ConnectionException,
     NotAllowed,

@@ -40,7 +40,7 @@ from broker_core.amqp.v0_9_1.methods import (
     Method,
 )
 from broker_core.amqp.v0_9_1.publish_template import PublishTemplates
-from broker_core.errors import (
+from broker_core.core.errors import (
     ConnectionException,
     FrameError,
     MethodSyntaxError,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias, final
 
 from broker_core.amqp.v0_9_1.methods import Method
-from broker_core.errors import ChannelError, ConnectionException
+from broker_core.core.errors import ChannelError, ConnectionException
 
 
 @final  # so that ``type(event) is Command`` narrows

@@ -8,7 +8,7 @@ choose the bytes.
 from __future__ import annotations
 
 from broker_core.amqp.v0_9_1.methods import METHODS, BasicPublish, ChannelCloseOk, Method
-from broker_core.errors import MethodSyntaxError, RemoteProtocolError
+from broker_core.core.errors import MethodSyntaxError, RemoteProtocolError
 from broker_core.message.properties import check
 
 _ENTRIES = 4096

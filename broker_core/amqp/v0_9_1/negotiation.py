@@ -22,7 +22,7 @@ from broker_core.amqp.v0_9_1.encoder import Outgoing
 from broker_core.amqp.v0_9_1.events import CloseRequested, Command, ProtocolHeader
 from broker_core.amqp.v0_9_1.lifecycle import Lifecycle
 from broker_core.amqp.v0_9_1.states import ConnectionState, Step
-from broker_core.errors import NotAllowed
+from broker_core.core.errors import NotAllowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from broker_core.errors import MethodSyntaxError, RemoteProtocolError
+from broker_core.core.errors import MethodSyntaxError, RemoteProtocolError
 from broker_core.message.field_table import decode_table
 
 _U32 = struct.Struct(">I")

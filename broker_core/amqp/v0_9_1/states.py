@@ -28,7 +28,7 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionUpdateSecret,
     Method,
 )
-from broker_core.errors import ChannelNumberError, CommandInvalid
+from broker_core.core.errors import ChannelNumberError, CommandInvalid
 
 
 class ConnectionState(Enum):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from broker_core import password as passwords
 from broker_core.broker.access.users import ADMINISTRATOR, Users
-from broker_core.broker.state.records import UserRecord
-from broker_core.errors import OptionError
+from broker_core.core import password as passwords
+from broker_core.core.errors import OptionError
+from broker_core.core.records import UserRecord
 
 T = TypeVar("T")
 

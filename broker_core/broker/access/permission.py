@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.checks import MAX_NAME_BYTES
-from broker_core.errors import OptionError
+from broker_core.core.checks import MAX_NAME_BYTES
+from broker_core.core.errors import OptionError
 
 EVERYTHING = ".*"
 _EXCEPT = "^(?!"

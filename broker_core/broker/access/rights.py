@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
-from broker_core.address import VHOST
 from broker_core.broker.access.permission import EVERYTHING, Permission, matches
 from broker_core.broker.access.users import IMPERSONATOR, Users
-from broker_core.checks import MAX_NAME_BYTES
-from broker_core.errors import AccessRefused
+from broker_core.core.address import VHOST
+from broker_core.core.checks import MAX_NAME_BYTES
+from broker_core.core.errors import AccessRefused
 
 DEFAULT_EXCHANGE = "amq.default"  # the name under which the default exchange is permitted
 KEPT = 1_000  # answers, of a connection or of a user's calls

@@ -25,7 +25,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from broker_core.broker.access.users import ADMINISTRATOR, Users
-from broker_core.errors import PreconditionFailed, printable
+from broker_core.core.errors import PreconditionFailed, printable
 
 SHARE = 0.1
 

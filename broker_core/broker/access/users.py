@@ -29,19 +29,19 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import quote, unquote
 
-from broker_core.address import VHOST
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.arguments import check_text
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import (
+from broker_core.core.address import VHOST
+from broker_core.core.change import Change
+from broker_core.core.errors import OptionError
+from broker_core.core.records import (
     AppUserRecord,
     PermissionRecord,
     TopicPermissionRecord,
     UserRecord,
     WriteUserRecord,
 )
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import OptionError
+from broker_core.core.undo import Undo
 
 DEFAULT_USER = "guest"  # until the first user is added
 ADMINISTRATOR, OPERATOR, MONITORING = "administrator", "operator", "monitoring"

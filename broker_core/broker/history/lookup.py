@@ -19,8 +19,8 @@ from operator import attrgetter
 
 from broker_core.admin import EffectInfo, MessageStep, TransactionInfo
 from broker_core.broker.history.rows import Effect, PastCommit, commits
-from broker_core.broker.state.change import KINDS, PUBLISHED, RETURNED
-from broker_core.broker.state.records import HistoryRecord
+from broker_core.core.change import KINDS, PUBLISHED, RETURNED
+from broker_core.core.records import HistoryRecord
 
 _BEGINS = (KINDS[PUBLISHED], "dead_lettered")
 _STAYS = KINDS[RETURNED]

@@ -34,9 +34,9 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from broker_core.broker.state.change import KINDS, PUBLISHED, Effects, InboxRow, Key, Named, Who, routes_of
-from broker_core.broker.state.records import HistoryRecord
-from broker_core.ids import CommitSequence
+from broker_core.core.change import KINDS, PUBLISHED, Effects, InboxRow, Key, Named, Who, routes_of
+from broker_core.core.ids import CommitSequence
+from broker_core.core.records import HistoryRecord
 
 ENTRY_BYTES = 4_096
 NAMES_BYTES = 64 * 1024  # of names that several rows share

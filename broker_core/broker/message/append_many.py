@@ -13,10 +13,10 @@ from operator import add
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.state.block import EXPIRATION, OPEN_BYTES, OPEN_ROWS, Blocks
-from broker_core.broker.state.change import PUBLISHED, ROUTE, Change, InboxRow
 from broker_core.broker.transaction.publish import Publish
-from broker_core.errors import RemoteProtocolError
+from broker_core.core.block import EXPIRATION, OPEN_BYTES, OPEN_ROWS, Blocks
+from broker_core.core.change import PUBLISHED, ROUTE, Change, InboxRow
+from broker_core.core.errors import RemoteProtocolError
 from broker_core.message.properties import TRANSIENT, delivery_mode
 
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own

@@ -18,8 +18,8 @@ from broker_core.arrow.outside import require_valid
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
 from broker_core.broker.routing.carbon_copy import carbon_copies, has_copies
-from broker_core.broker.state.block import EXPIRATION as EXPIRATION
-from broker_core.errors import (
+from broker_core.core.block import EXPIRATION as EXPIRATION
+from broker_core.core.errors import (
     OptionError,
     PreconditionFailed,
     RemoteProtocolError,

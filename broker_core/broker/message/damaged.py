@@ -15,10 +15,10 @@ import numpy.typing as npt
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import Run
 from broker_core.broker.queue.progress import IntervalSet
-from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change
-from broker_core.errors import PreconditionFailed
-from broker_core.ids import BlockId
+from broker_core.core.block import Blocks
+from broker_core.core.change import Change
+from broker_core.core.errors import PreconditionFailed
+from broker_core.core.ids import BlockId
 
 Intact = Mapping[BlockId, npt.NDArray[np.bool_]]  # which rows of damaged blocks are intact
 

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 from broker_core.broker.queue import Queues
 from broker_core.broker.routing.exchange import Exchange, reach
-from broker_core.broker.state.change import InboxRow
 from broker_core.broker.transaction.publish import Publish
-from broker_core.errors import RemoteProtocolError
+from broker_core.core.change import InboxRow
+from broker_core.core.errors import RemoteProtocolError
 from broker_core.message.field_table import Timestamp
 from broker_core.message.message import Message
 from broker_core.message.properties import append_headers, check, encode_headers, expiration, rewrite_of

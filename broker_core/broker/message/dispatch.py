@@ -21,11 +21,11 @@ from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer, Unacked
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.state.block import Blocks, NotLoaded
-from broker_core.broker.state.change import InboxRow
 from broker_core.broker.topology.registry import Registry
 from broker_core.broker.transaction.transaction import Settle
-from broker_core.errors import LocalProtocolError, RemoteProtocolError, StoreError
+from broker_core.core.block import Blocks, NotLoaded
+from broker_core.core.change import InboxRow
+from broker_core.core.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from broker_core.message.field_table import Long
 from broker_core.message.properties import rewrite
 

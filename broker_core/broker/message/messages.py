@@ -27,15 +27,15 @@ from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals
 from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.state.block import Blocks, RowSelection, selected_rows
-from broker_core.broker.state.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.letters import SpilledLetters
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled
 from broker_core.broker.transaction.transaction import StagedMessages, TransactionNames
-from broker_core.errors import RemoteProtocolError
-from broker_core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, QueueId
+from broker_core.core.block import Blocks, RowSelection, selected_rows
+from broker_core.core.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
+from broker_core.core.errors import RemoteProtocolError
+from broker_core.core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, QueueId
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
 

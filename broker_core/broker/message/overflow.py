@@ -12,9 +12,9 @@ from functools import partial
 from broker_core.broker.message.removals import Removals, leave, rows_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.state.block import Blocks, NotLoaded
-from broker_core.broker.state.change import Change
-from broker_core.errors import PreconditionFailed, StoreError
+from broker_core.core.block import Blocks, NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.errors import PreconditionFailed, StoreError
 
 _LIMITS = ("x-max-length", "x-max-length-bytes")
 _STEP = 256  # messages that overflow takes at once, if they are dead-lettered

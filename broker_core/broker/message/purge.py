@@ -10,8 +10,8 @@ from __future__ import annotations
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.parts import settle_parts
 from broker_core.broker.queue.ready import purgeable, purged
-from broker_core.broker.state.change import PURGED, Change
 from broker_core.broker.topology.topology import Topology
+from broker_core.core.change import PURGED, Change
 
 PARTS = 2_048  # in one commit
 

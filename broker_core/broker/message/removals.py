@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from broker_core.broker.message.dead_letter import DeadLetters, Reason
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.block import NotLoaded, together
-from broker_core.broker.state.change import REASONS, Effects, InboxRow
 from broker_core.broker.transaction.publish import Publish
+from broker_core.core.block import NotLoaded, together
+from broker_core.core.change import REASONS, Effects, InboxRow
 
 # Dead letters of one commit; the rest waits for the next. A copy takes as long as some twenty entries.
 ROWS = 4096

@@ -17,12 +17,12 @@ from broker_core.broker.message.removals import Removals, discard, leave, rows_o
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.state.block import Blocks, NotLoaded, together
-from broker_core.broker.state.change import ACKNOWLEDGED, REJECTED, RETURNED, Change
 from broker_core.broker.transaction.letters import Letters
 from broker_core.broker.transaction.transaction import LettersNotAhead, Settle, Transaction
-from broker_core.errors import StoreError
-from broker_core.ids import BlockId
+from broker_core.core.block import Blocks, NotLoaded, together
+from broker_core.core.change import ACKNOWLEDGED, REJECTED, RETURNED, Change
+from broker_core.core.errors import StoreError
+from broker_core.core.ids import BlockId
 
 MANY_REJECTS = 1_024  # dead letters that are too many for one commit, whatever they reach
 _FEW = 16  # so few may be large

@@ -16,7 +16,7 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.errors import PreconditionFailed
+from broker_core.core.errors import PreconditionFailed
 
 
 class VhostMessageLimit:

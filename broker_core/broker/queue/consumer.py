@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from broker_core.address import VHOST
 from broker_core.broker.arguments import type_name
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import InboxRow
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import PreconditionFailed
+from broker_core.core.address import VHOST
+from broker_core.core.change import InboxRow
+from broker_core.core.errors import PreconditionFailed
+from broker_core.core.undo import Undo
 from broker_core.message.field_table import Timestamp
 
 

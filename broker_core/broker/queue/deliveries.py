@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import DeliveryRecord
-from broker_core.broker.state.undo import Undo
-from broker_core.ids import QueueId
+from broker_core.core.change import Change
+from broker_core.core.ids import QueueId
+from broker_core.core.records import DeliveryRecord
+from broker_core.core.undo import Undo
 
 
 class Deliveries:

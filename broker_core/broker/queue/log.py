@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.state.block import Block, Blocks, RowNumbers
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.records import RunRecord
-from broker_core.broker.state.undo import Tally
-from broker_core.errors import CorruptCatalog, DataLoss
-from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
+from broker_core.core.block import Block, Blocks, RowNumbers
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.errors import CorruptCatalog, DataLoss
+from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
+from broker_core.core.records import RunRecord
+from broker_core.core.undo import Tally
 
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.undo import Undo
+from broker_core.core.undo import Undo
 
 NEVER = 1 << 62
 _FEW = 64

@@ -14,10 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import HoleRecord, ProgressRecord
-from broker_core.broker.state.undo import Tally, Undo
-from broker_core.ids import QueueId
+from broker_core.core.change import Change
+from broker_core.core.ids import QueueId
+from broker_core.core.records import HoleRecord, ProgressRecord
+from broker_core.core.undo import Tally, Undo
 
 _MERGED = 16  # intervals for each part that is added: more are not looked at
 

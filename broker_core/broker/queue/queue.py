@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.address import VHOST
 from broker_core.broker.arguments import QueueArguments
 from broker_core.broker.queue.deliveries import Deliveries
 from broker_core.broker.queue.log import Log
@@ -20,11 +19,12 @@ from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
-from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import DeliveryRecord, HoleRecord, ProgressRecord
-from broker_core.broker.state.undo import Tally, Undo
-from broker_core.ids import QueueId
+from broker_core.core.address import VHOST
+from broker_core.core.block import Blocks
+from broker_core.core.change import Change
+from broker_core.core.ids import QueueId
+from broker_core.core.records import DeliveryRecord, HoleRecord, ProgressRecord
+from broker_core.core.undo import Tally, Undo
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 

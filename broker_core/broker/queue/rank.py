@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import RemoteProtocolError
+from broker_core.core.block import NotLoaded
+from broker_core.core.errors import RemoteProtocolError
+from broker_core.core.undo import Undo
 from broker_core.message.properties import priority
 
 

@@ -17,7 +17,7 @@ from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.room import Room
-from broker_core.broker.state.undo import Undo
+from broker_core.core.undo import Undo
 
 _LOOKED_AT = 16_384  # entries at a time, in a queue that holds more
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import AccessRefused
+from broker_core.core.errors import AccessRefused
+from broker_core.core.undo import Undo
 
 
 class Member(Protocol):

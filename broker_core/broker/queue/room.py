@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker_core.broker.state.undo import Undo
+from broker_core.core.undo import Undo
 
 
 class Room:

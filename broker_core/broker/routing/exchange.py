@@ -22,9 +22,9 @@ from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
 from broker_core.broker.routing.route_room import RouteCache, RouteRoom
 from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.routing.topic_patterns import TopicPatterns
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
-from broker_core.ids import QueueId
+from broker_core.core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
+from broker_core.core.ids import QueueId
+from broker_core.core.undo import Undo
 from broker_core.message.properties import Properties
 
 if TYPE_CHECKING:

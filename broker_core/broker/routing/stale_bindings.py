@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from broker_core.broker.state.undo import Undo
+from broker_core.core.undo import Undo
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -14,7 +14,6 @@ from typing import Generic
 
 import pyarrow as pa
 
-from broker_core.address import VHOST
 from broker_core.broker.arguments import (
     EXCHANGE_ARGUMENTS,
     check_binding,
@@ -35,12 +34,13 @@ from broker_core.broker.routing.exchange import (
 from broker_core.broker.routing.route_room import RouteRoom
 from broker_core.broker.routing.routing import FREE, Held, Routed, find_exchange, route_column
 from broker_core.broker.routing.stale_bindings import StaleBindings
-from broker_core.broker.state.change import ANY, Change
-from broker_core.broker.state.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
-from broker_core.broker.state.undo import Tally, Undo
 from broker_core.broker.topology import refusals
-from broker_core.errors import AccessRefused, PreconditionFailed
-from broker_core.ids import QueueId
+from broker_core.core.address import VHOST
+from broker_core.core.change import ANY, Change
+from broker_core.core.errors import AccessRefused, PreconditionFailed
+from broker_core.core.ids import QueueId
+from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
+from broker_core.core.undo import Tally, Undo
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 PREDECLARED = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import Change
-from broker_core.errors import PreconditionFailed, ResourceLocked
+from broker_core.core.change import Change
+from broker_core.core.errors import PreconditionFailed, ResourceLocked
 
 
 class QueueHeld(ResourceLocked):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from broker_core.broker.queue import REPLIES, Queue
-from broker_core.errors import (
+from broker_core.core.errors import (
     AccessRefused,
     ExchangeNotFound,
     NotAllowed,

@@ -6,8 +6,8 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.routing.route_room import RouteRoom
 from broker_core.broker.routing.stale_bindings import StaleBindings
-from broker_core.broker.state.undo import Undo
-from broker_core.ids import QueueId
+from broker_core.core.ids import QueueId
+from broker_core.core.undo import Undo
 
 
 class Registry:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker_core.address import VHOST
 from broker_core.broker.arguments import (
     check_arguments,
     check_binding,
@@ -20,9 +19,17 @@ from broker_core.broker.arguments import (
 )
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.exchange import Binding, DefaultExchange
-from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import ANY, DELETED, Change, Numbers
-from broker_core.broker.state.records import (
+from broker_core.broker.topology import refusals
+from broker_core.broker.topology.exchanges import PREDECLARED as PREDECLARED
+from broker_core.broker.topology.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
+from broker_core.broker.topology.exchanges import Exchanges
+from broker_core.broker.topology.registry import Registry
+from broker_core.core.address import VHOST
+from broker_core.core.block import Blocks
+from broker_core.core.change import ANY, DELETED, Change, Numbers
+from broker_core.core.errors import PreconditionFailed
+from broker_core.core.ids import CommitSequence, QueueId
+from broker_core.core.records import (
     BindingRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
@@ -30,14 +37,7 @@ from broker_core.broker.state.records import (
     ProgressRecord,
     QueueRecord,
 )
-from broker_core.broker.state.undo import Tally
-from broker_core.broker.topology import refusals
-from broker_core.broker.topology.exchanges import PREDECLARED as PREDECLARED
-from broker_core.broker.topology.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
-from broker_core.broker.topology.exchanges import Exchanges
-from broker_core.broker.topology.registry import Registry
-from broker_core.errors import PreconditionFailed
-from broker_core.ids import CommitSequence, QueueId
+from broker_core.core.undo import Tally
 
 
 class Topology(Exchanges[Queue]):

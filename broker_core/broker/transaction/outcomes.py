@@ -24,10 +24,10 @@ from urllib.parse import quote
 
 from broker_core.broker.access.shares import Shares
 from broker_core.broker.access.users import name_in, name_of, payer_of, user_in
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord, Record
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import OptionError, UnknownOutcome
+from broker_core.core.change import Change
+from broker_core.core.errors import OptionError, UnknownOutcome
+from broker_core.core.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord, Record
+from broker_core.core.undo import Undo
 
 R = TypeVar("R", OutcomeRecord, ChannelCommitRecord)
 

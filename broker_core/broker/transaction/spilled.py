@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from broker_core.broker.queue import Queue, Queues
-from broker_core.broker.state.block import EXPIRATION, RowSelection, row_numbers, select
 from broker_core.broker.transaction.publish import Publish
-from broker_core.ids import BlockId, QueueId
+from broker_core.core.block import EXPIRATION, RowSelection, row_numbers, select
+from broker_core.core.ids import BlockId, QueueId
 from broker_core.message.properties import TRANSIENT, delivery_mode
 
 

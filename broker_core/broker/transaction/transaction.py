@@ -24,16 +24,16 @@ from broker_core.broker.access.shares import Shares
 from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, older_keys, transaction_key
 from broker_core.broker.arguments import check_text
 from broker_core.broker.queue import Queue, Queues
-from broker_core.broker.state.block import EXPIRATION, NotLoaded, RowSelection
-from broker_core.broker.state.change import InboxRow
-from broker_core.broker.state.records import PreparedRecord
-from broker_core.broker.state.undo import Undo
 from broker_core.broker.transaction.letters import Letters, SpilledLetters
 from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Spilled, restore
-from broker_core.errors import TransactionState, TransactionTooLarge, UnknownTransaction
-from broker_core.ids import BlockId, QueueId
+from broker_core.core.block import EXPIRATION, NotLoaded, RowSelection
+from broker_core.core.change import InboxRow
+from broker_core.core.errors import TransactionState, TransactionTooLarge, UnknownTransaction
+from broker_core.core.ids import BlockId, QueueId
+from broker_core.core.records import PreparedRecord
+from broker_core.core.undo import Undo
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
 # reject: dead-letter, or drop

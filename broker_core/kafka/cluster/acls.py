@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from broker_core import errors
 from broker_core.admin import NOBODY
+from broker_core.core import errors
 from broker_core.kafka import names
 from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.protocol import port

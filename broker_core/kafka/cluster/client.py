@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from broker_core import errors
-from broker_core.backoff import Backoff, Time
+from broker_core.core import errors
+from broker_core.core.backoff import Backoff, Time
 from broker_core.kafka.cluster import acls
 from broker_core.kafka.cluster.cluster import RECONNECT_S, Cluster, Leaders
 from broker_core.kafka.protocol import port

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from broker_core import errors
-from broker_core.backoff import Backoff, Time
+from broker_core.core import errors
+from broker_core.core.backoff import Backoff, Time
 from broker_core.kafka.cluster import acls
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import error_of
 from broker_core.kafka.protocol.frame import RequestCodec, VersionedRequest

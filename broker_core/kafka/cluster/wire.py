@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TypeVar
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.cluster.connection import NodeConnection, Settings
 from broker_core.kafka.protocol.port import NodeAddress, Pending, Request
 

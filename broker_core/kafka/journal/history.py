@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from broker_core.broker.state.records import ClaimRecord, OriginRecord, ReadRecord, Record, ReleaseNoteRecord
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import KafkaError
+from broker_core.core.errors import KafkaError
+from broker_core.core.records import ClaimRecord, OriginRecord, ReadRecord, Record, ReleaseNoteRecord
+from broker_core.core.undo import Undo
 from broker_core.kafka.topics.entry import Entry, Row, dumps, fields_of, loads, record_of
 from broker_core.micro_batch.claims.claim import Claims
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from broker_core import failpoint
-from broker_core.backoff import Backoff
-from broker_core.broker.state.records import ReadRecord, ReleaseNoteRecord, canonical
+from broker_core.core import failpoint
+from broker_core.core.backoff import Backoff
+from broker_core.core.errors import AccessRefused, DataLoss, QueueNotFound
+from broker_core.core.records import ReadRecord, ReleaseNoteRecord, canonical
 from broker_core.engine import LedgerEntry, Ranges
-from broker_core.errors import AccessRefused, DataLoss, QueueNotFound
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.history import History, PositionRecord, Proposal, read_key, surviving

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from broker_core import errors
+from broker_core.core import errors
 
 
 class Code(enum.IntEnum):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.protocol.library import Answer, ApiVersionsRequest
 from broker_core.kafka.protocol.port import NodeAddress
 

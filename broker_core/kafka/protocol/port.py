@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from broker_core import errors
-from broker_core.errors import OptionError
+from broker_core.core import errors
+from broker_core.core.errors import OptionError
 from broker_core.kafka.protocol.codes import Code
 
 A = TypeVar("A")

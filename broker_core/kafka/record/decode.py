@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.record.compression import TooLarge, inflate
 from broker_core.kafka.record.record_batch import (
     CONTROL,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.record.compression import deflate
 from broker_core.kafka.record.record_batch import (
     ATTRIBUTES_AT,

@@ -23,7 +23,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from broker_core.broker.routing.carbon_copy import carbon_copies
-from broker_core.errors import OptionError, ProtocolError, TxmqError
+from broker_core.core.errors import OptionError, ProtocolError, TxmqError
 from broker_core.message.field_table import (
     MAX_NESTING,
     NUMBERS,

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from broker_core import errors
+from broker_core.core import errors
 
 Integers = npt.NDArray[np.int64]
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Sequence
 
-from broker_core import errors
+from broker_core.core import errors
+from broker_core.core.failpoint import here
 from broker_core.engine import StagedBranch
-from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.names import write_id
 from broker_core.kafka.protocol.port import TopicPartition

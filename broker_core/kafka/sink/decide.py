@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from broker_core import errors
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.core import errors
+from broker_core.core.failpoint import here
+from broker_core.core.ids import NO_SEQUENCE
+from broker_core.core.records import LedgerRecord
 from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened, StagedBranch
-from broker_core.failpoint import here
-from broker_core.ids import NO_SEQUENCE
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import Isolation, TopicPartition

@@ -14,10 +14,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from broker_core import errors
-from broker_core.broker.state.records import LedgerRecord, LineageRecord, Record, ReleaseRecord
-from broker_core.broker.state.undo import Undo
-from broker_core.failpoint import here
+from broker_core.core import errors
+from broker_core.core.failpoint import here
+from broker_core.core.records import LedgerRecord, LineageRecord, Record, ReleaseRecord
+from broker_core.core.undo import Undo
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.journal import AppProgress

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core.broker.routing.routing import Routed
-from broker_core.broker.state.block import row_numbers
-from broker_core.errors import TransactionTooLarge
-from broker_core.ids import QueueId
+from broker_core.core.block import row_numbers
+from broker_core.core.errors import TransactionTooLarge
+from broker_core.core.ids import QueueId
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import MAX_ROWS, encode, encode_headers
 from broker_core.kafka.record.headers import of_message

@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from broker_core import errors
-from broker_core.broker.state.records import LedgerRecord
-from broker_core.failpoint import here
+from broker_core.core import errors
+from broker_core.core.failpoint import here
+from broker_core.core.records import LedgerRecord
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import (
     EARLIEST,

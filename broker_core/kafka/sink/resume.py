@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker_core.core.failpoint import here
 from broker_core.engine import LedgerEntry
-from broker_core.failpoint import here
 from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.sink.decisions import Decisions, FencedApp
 from broker_core.micro_batch.resume import take_entries

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from broker_core import errors
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.core import errors
+from broker_core.core.records import LedgerRecord
 from broker_core.engine import (
     AppInfo,
     AttemptInfo,

@@ -27,12 +27,12 @@ from typing import NamedTuple, get_args
 import pyarrow as pa
 import xxhash
 
-from broker_core import errors
 from broker_core.arrow.outside import read_stream
 from broker_core.arrow.parts import branch_checksum, signed
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.core import errors
+from broker_core.core.errors import LineageConflict, MissingBranch, OptionError
+from broker_core.core.records import LedgerRecord
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
-from broker_core.errors import LineageConflict, MissingBranch, OptionError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition, parse_log
 from broker_core.kafka.record.compression import inflate

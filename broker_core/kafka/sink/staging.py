@@ -23,10 +23,10 @@ import xxhash
 from broker_core.arrow.parts import branch_checksum, parts, signed, stream_of
 from broker_core.broker.message.content import check_rows
 from broker_core.broker.routing.carbon_copy import copies_of_rows
-from broker_core.endpoint import client_name
+from broker_core.core.endpoint import client_name
+from broker_core.core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
+from broker_core.core.failpoint import here
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
-from broker_core.failpoint import here
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.encode import encode_headers, encode_large

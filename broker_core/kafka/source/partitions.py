@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import Origin
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.history import PositionRecord

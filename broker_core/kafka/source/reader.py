@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Fetched, TopicPartition
 from broker_core.kafka.record.decode import decode

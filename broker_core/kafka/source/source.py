@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import (
     START,
     Available,

@@ -1,4 +1,4 @@
-"""The records of the broker (``broker/state/records.py``) as records of Kafka: keys and values are JSON text.
+"""The records of the broker (``core/records.py``) as records of Kafka: keys and values are JSON text.
 
 Used for every compacted topic of txmq. A natural key, ``["ledger","app",3]``, names the class and the fields
 of ``KEY``; the value has all fields.
@@ -18,10 +18,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from broker_core import errors
-from broker_core.address import VHOST
-from broker_core.broker.state.records import RECORDS, Record, canonical
-from broker_core.broker.state.records import parse as canonical_parse
+from broker_core.core import errors
+from broker_core.core.address import VHOST
+from broker_core.core.records import RECORDS, Record, canonical
+from broker_core.core.records import parse as canonical_parse
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.decode import NO_HEADERS, Records, decode, header_pairs

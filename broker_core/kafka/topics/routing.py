@@ -17,15 +17,15 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core import errors
 from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES, Exchange
 from broker_core.broker.routing.routing import Routed, is_alike
-from broker_core.broker.state.change import ANY, Change, Drop
-from broker_core.broker.state.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
-from broker_core.broker.state.undo import Undo
 from broker_core.broker.topology.exchanges import Exchanges
-from broker_core.ids import QueueId
+from broker_core.core import errors
+from broker_core.core.change import ANY, Change, Drop
+from broker_core.core.ids import QueueId
+from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
+from broker_core.core.undo import Undo
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import LATEST, TopicPartition

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EARLIEST, TopicPartition
 from broker_core.kafka.record.decode import decode

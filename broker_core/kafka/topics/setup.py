@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker_core import errors
 from broker_core.admin import Preparation
+from broker_core.core import errors
 from broker_core.kafka import names
 from broker_core.kafka.cluster.acls import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Kind, Right, operations_of
 from broker_core.kafka.cluster.client import Client

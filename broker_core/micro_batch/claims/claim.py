@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from broker_core.address import VHOST
-from broker_core.broker.state.records import (
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.records import (
     ClaimRecord,
     LedgerRecord,
     OriginRecord,
@@ -22,9 +23,8 @@ from broker_core.broker.state.records import (
     ReleaseNoteRecord,
     canonical,
 )
-from broker_core.broker.state.undo import Undo
+from broker_core.core.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
-from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.claims.finished import CommittedBelow, Counts, anybody, is_consumed
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins

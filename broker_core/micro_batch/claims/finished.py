@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker_core.broker.state.records import ClaimRecord, LedgerRecord, canonical
-from broker_core.errors import LineageConflict
+from broker_core.core.errors import LineageConflict
+from broker_core.core.records import ClaimRecord, LedgerRecord, canonical
 from broker_core.micro_batch.claims.reads import Reads
 
 Counts = Callable[[str], bool]  # of an app

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from broker_core.address import VHOST
-from broker_core.broker.state.records import ClaimRecord, OriginRecord, canonical
-from broker_core.broker.state.undo import Undo
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LineageConflict, NotAllowed
+from broker_core.core.records import ClaimRecord, OriginRecord, canonical
+from broker_core.core.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
-from broker_core.errors import LineageConflict, NotAllowed
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.sink import RecordSink
 

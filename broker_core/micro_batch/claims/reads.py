@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from broker_core.address import VHOST
-from broker_core.broker.state.records import LedgerRecord, ReadRecord, canonical
-from broker_core.broker.state.undo import Undo
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.records import LedgerRecord, ReadRecord, canonical
+from broker_core.core.undo import Undo
 from broker_core.engine import Ranges
-from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.sink import RecordSink
 
 ReleaseText = Callable[[str, Collection[str]], str]

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from broker_core.address import VHOST
-from broker_core.broker.state.records import ReleaseNoteRecord, canonical
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import PreconditionFailed
+from broker_core.core.address import VHOST
+from broker_core.core.errors import PreconditionFailed
+from broker_core.core.records import ReleaseNoteRecord, canonical
+from broker_core.core.undo import Undo
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.sink import RecordSink
 

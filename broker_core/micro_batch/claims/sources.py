@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker_core.broker.state.records import ClaimRecord, canonical
-from broker_core.broker.state.undo import Undo
+from broker_core.core.records import ClaimRecord, canonical
+from broker_core.core.undo import Undo
 from broker_core.micro_batch.claims.origins import too_many
 
 

@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from broker_core import __version__
-from broker_core import password as passwords
-from broker_core.address import VHOST
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
 from broker_core.broker import definitions as definitions_module
 from broker_core.broker import export, import_pieces
 from broker_core.broker.access.administrators import administered, keep_one, require_one
 from broker_core.broker.access.users import ADMINISTRATOR, DEFAULT_USER, Users
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
-from broker_core.errors import TxmqError
-from broker_core.failpoint import here
+from broker_core.core import password as passwords
+from broker_core.core.address import VHOST
+from broker_core.core.change import Change
+from broker_core.core.errors import TxmqError
+from broker_core.core.failpoint import here
+from broker_core.core.pieces import in_order
 from broker_core.node.local import LocalBroker
-from broker_core.pieces import in_order
 from broker_core.server.access.audit import Audit
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Sees
-from broker_core.errors import AccessRefused
+from broker_core.core.errors import AccessRefused
 from broker_core.server.access.identity import Identity
 
 _ANY: tuple[Permission, ...] = ("configure", "write", "read")

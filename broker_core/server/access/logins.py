@@ -14,10 +14,10 @@ from concurrent.futures import Future
 
 import pyarrow as pa
 
-from broker_core.address import VHOST
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import DEFAULT_USER, Users
-from broker_core.errors import LoginRefused
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LoginRefused
 from broker_core.flight.authorization import CHALLENGE_BYTES, proof
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import OWNER, Identity

@@ -26,9 +26,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
-from broker_core import password as passwords
 from broker_core.broker.access.users import DEFAULT_USER, Users
-from broker_core.errors import LoginRefused
+from broker_core.core import password as passwords
+from broker_core.core.errors import LoginRefused
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.login_queue import Login, LoginQueue

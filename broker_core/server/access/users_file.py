@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 
-from broker_core import password as passwords
-from broker_core.errors import OptionError
+from broker_core.core import password as passwords
+from broker_core.core.errors import OptionError
 
 
 def read_users(path: str) -> dict[str, str]:

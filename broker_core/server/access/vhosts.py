@@ -12,8 +12,8 @@ from operator import itemgetter
 from broker_core.admin import VhostInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
-from broker_core.broker.state.change import Change
 from broker_core.broker.topology.virtual_hosts import LIMITS, NO_LIMIT
+from broker_core.core.change import Change
 from broker_core.node.committer import changes
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines

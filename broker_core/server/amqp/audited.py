@@ -6,7 +6,7 @@ Not here: logins (``handshake.py``), the file (``access/audit.py``).
 from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.errors import AccessRefused, NotAllowed, TxmqError
+from broker_core.core.errors import AccessRefused, NotAllowed, TxmqError
 from broker_core.server.access.audit import Audit
 from broker_core.server.amqp.ports import ClientConnection
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from broker_core.errors import ConnectionForced, PreconditionFailed
+from broker_core.core.errors import ConnectionForced, PreconditionFailed
 from broker_core.server.amqp.connection import Connection
 
 

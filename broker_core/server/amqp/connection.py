@@ -31,8 +31,8 @@ from broker_core.amqp.v0_9_1.events import (
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.access.rights import Rights
-from broker_core.checks import assert_never
-from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
+from broker_core.core.checks import assert_never
+from broker_core.core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_many

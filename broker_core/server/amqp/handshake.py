@@ -17,7 +17,7 @@ from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.broker.access.rights import Rights
-from broker_core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
+from broker_core.core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins

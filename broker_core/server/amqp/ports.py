@@ -18,7 +18,7 @@ from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
-from broker_core.errors import ConnectionException
+from broker_core.core.errors import ConnectionException
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas

@@ -20,7 +20,7 @@ from functools import partial
 
 from broker_core.admin import ConnectionInfo
 from broker_core.amqp.v0_9_1.states import ConnectionState
-from broker_core.errors import ConnectionForced
+from broker_core.core.errors import ConnectionForced
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import Alarm

@@ -29,8 +29,8 @@ from broker_core.amqp.v0_9_1.events import ChannelFailed, Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue.consumer import Consumer, Send
-from broker_core.broker.state.change import Change, InboxRow, Who
-from broker_core.errors import (
+from broker_core.core.change import Change, InboxRow, Who
+from broker_core.core.errors import (
     InternalFault,
     OptionError,
     PreconditionFailed,

@@ -15,8 +15,8 @@ from functools import partial
 
 from broker_core.amqp.v0_9_1.channels import reply_text
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
-from broker_core.errors import ConnectionException
+from broker_core.core.change import Change
+from broker_core.core.errors import ConnectionException
 from broker_core.node.channel import DELETED
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session

@@ -21,8 +21,8 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.settlement import rejects_of
-from broker_core.broker.state.change import Change, Who
 from broker_core.broker.transaction.transaction import Transaction
+from broker_core.core.change import Change, Who
 from broker_core.message.message import Message
 from broker_core.node.channel_commit import cut_piece
 from broker_core.node.loaded_blocks import Look

@@ -26,10 +26,10 @@ from broker_core.broker.access.users import payer_of
 from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decision
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.outcomes import NAMES
-from broker_core.checks import assert_never
-from broker_core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
+from broker_core.core.change import Change
+from broker_core.core.checks import assert_never
+from broker_core.core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import Properties
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from broker_core.broker.topology.virtual_hosts import LIMITS
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 from broker_core.flight import contract
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.flight
 import xxhash
 
-from broker_core import failpoint
-from broker_core.endpoint import ID
-from broker_core.errors import DataLoss, OptionError, ResourceShortage, one_line
+from broker_core.core import failpoint
+from broker_core.core.endpoint import ID
+from broker_core.core.errors import DataLoss, OptionError, ResourceShortage, one_line
 from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller

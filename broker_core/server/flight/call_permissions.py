@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from broker_core import errors
 from broker_core.broker import command_permissions
 from broker_core.broker.message.content import check_user_id
+from broker_core.core import errors
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
 from broker_core.micro_batch.micro_batch import MicroBatches

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from broker_core.errors import Busy
+from broker_core.core.errors import Busy
 from broker_core.server.alarm import Alarm
 from broker_core.server.quotas import Quota
 

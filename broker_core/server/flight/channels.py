@@ -18,8 +18,8 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from broker_core import checks, errors
 from broker_core.broker.access.users import name_in
+from broker_core.core import checks, errors
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import pyarrow.flight
 
-from broker_core.address import bracketed
-from broker_core.errors import ConnectionFailed
+from broker_core.core.address import bracketed
+from broker_core.core.errors import ConnectionFailed
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.login import MIDDLEWARE, ReadHeader
 from broker_core.server.tls import TlsFiles

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import pyarrow.flight
 
-from broker_core.address import VHOST
-from broker_core.errors import LoginRefused, RemoteProtocolError
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LoginRefused, RemoteProtocolError
 from broker_core.flight import authorization
 from broker_core.server.access.identity import Authenticator, Identity
 from broker_core.server.flight.connection_limit import FlightConnectionLimit

@@ -18,8 +18,8 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.flight
 
-from broker_core import errors, failpoint
-from broker_core.address import VHOST
+from broker_core.core import errors, failpoint
+from broker_core.core.address import VHOST
 from broker_core.engine import AttemptInfo, Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine

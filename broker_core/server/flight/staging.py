@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.flight
 
-from broker_core import errors, failpoint
 from broker_core.arrow.outside import UNREADABLE, buffer_bytes, line
+from broker_core.core import errors, failpoint
 from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine

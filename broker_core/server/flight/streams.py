@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from broker_core import errors
 from broker_core.arrow.parts import stream_of
+from broker_core.core import errors
 from broker_core.engine import ReadTicket
 from broker_core.flight import contract
 from broker_core.message.message import READ_SCHEMA, READ_WITH_TRANSACTION

@@ -31,8 +31,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from broker_core import pieces
-from broker_core.errors import TxmqError
+from broker_core.core import pieces
+from broker_core.core.errors import TxmqError
 from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
 from broker_core.server.http.call import HttpAnswer, HttpCall, Visit

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.topology.topology import Topology
-from broker_core.checks import MAX_NAME_BYTES
+from broker_core.core.checks import MAX_NAME_BYTES
 from broker_core.server.access.caller import Caller
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.kept.page_sessions import PageSession

@@ -31,10 +31,10 @@ from hashlib import blake2b
 from typing import Literal
 from urllib.parse import urlsplit
 
-from broker_core.address import VHOST
 from broker_core.broker.access.users import LOOKING, MANAGING
 from broker_core.broker.topology.topology import Topology
-from broker_core.errors import LoginRefused, NotAllowed
+from broker_core.core.address import VHOST
+from broker_core.core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.http.connection import HttpConnection

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from broker_core.server.tls import TlsFiles
 
 if TYPE_CHECKING:

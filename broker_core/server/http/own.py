@@ -9,8 +9,8 @@ from typing import Any
 
 from broker_core.admin import PAGE, LedgerInfo
 from broker_core.broker.decision import Decision
+from broker_core.core.errors import QueueNotFound, UnknownTransaction
 from broker_core.engine import AttemptInfo
-from broker_core.errors import QueueNotFound, UnknownTransaction
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import bad_request, not_found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_core import errors
+from broker_core.core import errors
 
 
 class HttpRefusal(Exception):

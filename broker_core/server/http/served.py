@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_core.admin import ConnectionInfo, LedgerInfo
+from broker_core.core.errors import NotAllowed
 from broker_core.engine import AppInfo, AttemptInfo
-from broker_core.errors import NotAllowed
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.ledger_info import ledger_info
 from broker_core.node.local import LocalBroker

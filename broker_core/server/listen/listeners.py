@@ -11,8 +11,8 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from broker_core.address import bracketed, parse_listen
-from broker_core.errors import OptionError
+from broker_core.core.address import bracketed, parse_listen
+from broker_core.core.errors import OptionError
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles
 

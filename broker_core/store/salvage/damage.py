@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from broker_core.errors import DiskFull, ResourceShortage, StoreError
+from broker_core.core.errors import DiskFull, ResourceShortage, StoreError
 from broker_core.store.catalog import log_path
 from broker_core.store.failure import full_disk_named, passing, unreadable
 from broker_core.store.log import HiddenCommits, hidden_commits

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.errors import CorruptSegment, DataLoss, StoreFailed
-from broker_core.ids import BlockId
+from broker_core.core.errors import CorruptSegment, DataLoss, StoreFailed
+from broker_core.core.ids import BlockId
 from broker_core.store.port import Location, Store
 from broker_core.store.salvage.damage import read_twice, require_damage
 from broker_core.store.segment import BlockPlace, read_buffer

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker_core.broker.state.change import InboxRow
-from broker_core.broker.state.records import RECORDS, Record
-from broker_core.errors import CorruptCatalog
-from broker_core.ids import BlockId
+from broker_core.core.change import InboxRow
+from broker_core.core.errors import CorruptCatalog
+from broker_core.core.ids import BlockId
+from broker_core.core.records import RECORDS, Record
 from broker_core.store.catalog import FORMAT, Meta, SegmentRow, is_whole, other_format, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.inbox import unpack

@@ -24,13 +24,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.address import VHOST
 from broker_core.broker.access.users import name_of
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.repair import repair
-from broker_core.broker.state.block import RowSelection, row_numbers
-from broker_core.broker.state.change import Change, InboxRow, routes_of
-from broker_core.broker.state.records import (
+from broker_core.core.address import VHOST
+from broker_core.core.block import RowSelection, row_numbers
+from broker_core.core.change import Change, InboxRow, routes_of
+from broker_core.core.errors import DataDirectoryInvalid, DiskFull, StoreError, one_line
+from broker_core.core.files import sync
+from broker_core.core.ids import BlockId, QueueId
+from broker_core.core.records import (
     ClaimRecord,
     HoleRecord,
     LedgerRecord,
@@ -41,9 +44,6 @@ from broker_core.broker.state.records import (
     Record,
     RunRecord,
 )
-from broker_core.errors import DataDirectoryInvalid, DiskFull, StoreError, one_line
-from broker_core.files import sync
-from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog
 from broker_core.store.codec import encode_change

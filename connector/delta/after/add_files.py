@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from connector.delta import log
 from connector.delta.after.transaction import DeltaCommitter, begun, last_version
 from connector.delta.before.staged_files import StagedFiles

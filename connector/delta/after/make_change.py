@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core import failpoint
-from broker_core.errors import OptionError
+from broker_core.core import failpoint
+from broker_core.core.errors import OptionError
 from connector.delta.after import same_table
 from connector.delta.before.append_rows import fitted
 from connector.delta.before.fit import Fit, Known, fit

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from broker_core import failpoint
-from broker_core.errors import OptionError
+from broker_core.core import failpoint
+from broker_core.core.errors import OptionError
 from connector.delta import jvm, log
 from connector.delta.resolve import log_at, look_at, snapshot_at
 from connector.delta.transient import Altered

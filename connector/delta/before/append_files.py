@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.append_rows import merges_schema
 from connector.delta.before.fit import Known, fit

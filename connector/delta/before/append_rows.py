@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
 from connector.delta.before.rehearsal import evolved, rehearse
 from connector.delta.commits import require_held, retried, save, was_committed

@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.append_rows import AUTO_MERGE, check_append, fitted
 from connector.delta.before.fit import Fit, Known, check_columns

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.sql import has, literal, quoted, type_in_sql
 
 _LIMITS: dict[type[DataType], int] = {ByteType: 7, ShortType: 15, IntegerType: 31, LongType: 63}

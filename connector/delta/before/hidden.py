@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from broker_core.core.files import readable
 from broker_core.engine import LedgerEntry
-from broker_core.files import readable
 from connector.delta.table_files import TableFiles
 from connector.tables.table_format import Attempt
 

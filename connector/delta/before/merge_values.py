@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta.before.cast import castable, evaluated, value
 from connector.delta.before.fit import Fit, Known, fit, not_null_within, raising
 from connector.delta.before.given_parts import Asked, GivenParts

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta import jvm, transient
 from connector.delta.before.hidden import ROOT
 from connector.delta.log import checksum

@@ -23,9 +23,9 @@ from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from broker_core import failpoint
+from broker_core.core import failpoint
+from broker_core.core.errors import NotApplied, OptionError, cause
 from broker_core.engine import FILES, ToApply
-from broker_core.errors import NotApplied, OptionError, cause
 from connector.delta import jvm
 from connector.delta.before.rehearsal import refused
 from connector.delta.last_commit import LastCommits

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.decode_udf import fault_text
 from connector.typed.registry.message_indexes import Indexes
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.decode_udf import fault_text
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.protobuf.read import (

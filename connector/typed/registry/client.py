@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker_core.errors import LoginRefused, OptionError, RegistryFailed
+from broker_core.core.errors import LoginRefused, OptionError, RegistryFailed
 
 Answer = tuple[int, dict[str, Any]]  # the status of HTTP, and the object of the body
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.sql import quoted
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from broker_core.broker.channel import Channel
 from broker_core.broker.message import append_many, messages
-from broker_core.broker.state import block
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
+from broker_core.core import block
+from broker_core.core.change import Change
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
 from tests.broker.conftest import Node

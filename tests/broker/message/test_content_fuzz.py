@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
 from broker_core.broker.transaction.publish import Publish
+from broker_core.core import errors
 from broker_core.engine import BranchHeader
 from broker_core.message.field_table import MAX_NESTING, Long, Timestamp
 from broker_core.message.message import Message

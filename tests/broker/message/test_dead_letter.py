@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core import errors
 from broker_core.broker.message.content import time_to_live_ms
+from broker_core.core import errors
 from broker_core.message.field_table import Long
 from broker_core.message.properties import Properties, rewrite
 

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from broker_core import errors
-from broker_core.errors import PreconditionFailed
+from broker_core.core import errors
+from broker_core.core.errors import PreconditionFailed
 from broker_core.message.properties import Properties
 from tests.broker.conftest import Node, declared, publish
 

@@ -12,9 +12,9 @@ import pytest
 
 from broker_core.broker.message import removals, settlement
 from broker_core.broker.message.removals import Removals
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.errors import ResourceShortage, TransactionState
+from broker_core.core.change import Change
+from broker_core.core.errors import ResourceShortage, TransactionState
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from tests.broker.conftest import Node, declared, publish

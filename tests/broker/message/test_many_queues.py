@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Transaction
+from broker_core.core.change import Change
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
 from broker_core.node.channel_commit import MANY_ENTRIES, MANY_QUEUES

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.transaction.transaction import Limits
+from broker_core.core import errors
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel

@@ -16,7 +16,7 @@ import threading
 import time
 from types import FrameType
 
-from broker_core import errors, failpoint
+from broker_core.core import errors, failpoint
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
+from broker_core.core.change import Change
 from broker_core.node.committer import SteadyClock, now_us
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore

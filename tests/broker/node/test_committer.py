@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker_core import errors, failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queues
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import OutcomeRecord
 from broker_core.broker.transaction.publish import Publish
+from broker_core.core import errors, failpoint
+from broker_core.core.change import Change
+from broker_core.core.records import OutcomeRecord
 from broker_core.message.message import Message
 from broker_core.node import committer
 from broker_core.node.local import LocalBroker

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from broker_core.broker.broker import BrokerState
+from broker_core.core.ids import BlockId
 from broker_core.engine import BranchHeader
-from broker_core.ids import BlockId
 from broker_core.node import upkeep
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine

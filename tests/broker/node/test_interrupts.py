@@ -16,7 +16,7 @@ from types import FrameType
 import pytest
 
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
+from broker_core.core.change import Change
 from broker_core.node import committer
 from broker_core.node.deferred_signals import SIGNALS, deferred_signals
 from broker_core.node.local import LocalBroker

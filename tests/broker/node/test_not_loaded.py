@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue.rank import Ranks
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.transaction import Settle, Transaction
+from broker_core.core import failpoint
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.errors import CorruptSegment, StoreFailed
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import CorruptSegment, StoreFailed
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
 from broker_core.node.engine import EmbeddedEngine

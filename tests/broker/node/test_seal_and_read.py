@@ -1,6 +1,6 @@
 """A block of the inbox while it goes to a segment, and after that."""
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from tests.broker.conftest import Node, declared, publish
 
 

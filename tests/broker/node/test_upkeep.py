@@ -12,9 +12,9 @@ from types import FrameType
 import pyarrow as pa
 import pytest
 
-from broker_core import errors, failpoint
-from broker_core.broker.state.block import RowSelection
-from broker_core.broker.state.change import Change
+from broker_core.core import errors, failpoint
+from broker_core.core.block import RowSelection
+from broker_core.core.change import Change
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.arguments import ALLOWED, ARGUMENT_BYTES, check_binding
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import DeliveryRecord, QueueRecord
 from broker_core.broker.topology.ownership import own, release
 from broker_core.broker.topology.topology import Topology
+from broker_core.core import errors
+from broker_core.core.change import Change
+from broker_core.core.records import DeliveryRecord, QueueRecord
 from broker_core.message.field_table import MAX_NESTING, Timestamp
 from broker_core.message.properties import Properties
 from tests.broker.conftest import Node, declared, publish

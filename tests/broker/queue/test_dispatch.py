@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.dispatch import Dispatched
 from broker_core.broker.queue.consumer import Consumer, consumer_priority
-from broker_core.broker.state.change import InboxRow
 from broker_core.broker.topology.ownership import own
 from broker_core.broker.transaction.transaction import Transaction
+from broker_core.core import errors
+from broker_core.core.change import InboxRow
 from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.state.change import Change, InboxRow
+from broker_core.core.change import Change, InboxRow
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
 from broker_core.node.local import LocalBroker

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pytest
 
 from broker_core.broker.channel import Channel
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import State
-from broker_core.errors import PreconditionFailed, TransactionState
+from broker_core.core.change import Change
+from broker_core.core.errors import PreconditionFailed, TransactionState
 from broker_core.message.message import Message
 from broker_core.node.channel import LocalChannel
 from tests.broker.conftest import Node, declared, publish

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.broker.queue.progress import IntervalSet
-from broker_core.broker.state.undo import Undo
+from broker_core.core.undo import Undo
 
 SPAN = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "subtract", "drop_below"]), SPAN), max_size=30)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from broker_core.broker.queue.log import Run
-from broker_core.broker.state.block import Block
 from broker_core.broker.topology.ownership import own
+from broker_core.core.block import Block
+from broker_core.core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket
-from broker_core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
 from broker_core.message.properties import Properties
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker

@@ -12,10 +12,10 @@ from broker_core.broker.queue import Queue, Run, ready
 from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.queue.room import Room
-from broker_core.broker.state.block import Blocks
-from broker_core.broker.state.change import Change, Drop, InboxRow
-from broker_core.broker.state.records import HoleRecord, ProgressRecord, RunRecord
-from broker_core.broker.state.undo import Undo
+from broker_core.core.block import Blocks
+from broker_core.core.change import Change, Drop, InboxRow
+from broker_core.core.records import HoleRecord, ProgressRecord, RunRecord
+from broker_core.core.undo import Undo
 from broker_core.engine import Limit
 from broker_core.micro_batch.extent import too_few
 from tests.reading import oldest, purgeable

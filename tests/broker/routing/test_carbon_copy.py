@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from broker_core.broker.routing.carbon_copy import MAX_COPIES, carbon_copies, has_copies
-from broker_core.errors import PreconditionFailed
+from broker_core.core.errors import PreconditionFailed
 from broker_core.message.properties import Properties
 
 

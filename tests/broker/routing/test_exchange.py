@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_core import errors
 from broker_core.broker.routing import routing
 from broker_core.broker.routing.carbon_copy import copies_of_rows
-from broker_core.broker.state.block import Blocks, selected_rows
-from broker_core.broker.state.change import Change, Numbers
 from broker_core.broker.topology.topology import Topology
+from broker_core.core import errors
+from broker_core.core.block import Blocks, selected_rows
+from broker_core.core.change import Change, Numbers
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 

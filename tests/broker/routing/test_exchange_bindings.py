@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core.broker.state.block import selected_rows
-from broker_core.broker.state.change import Change
 from broker_core.broker.topology.topology import Topology
+from broker_core.core.block import selected_rows
+from broker_core.core.change import Change
 from broker_core.message.properties import Properties
 from tests.broker.routing.test_exchange import names, topology
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
 from broker_core.broker.topology.topology import Topology
+from broker_core.core import errors
+from broker_core.core.change import Change
+from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
 from tests.broker.conftest import Node
 from tests.broker.routing.test_exchange import names, topology
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord
 from broker_core.broker.transaction.outcomes import Kept
+from broker_core.core import errors
+from broker_core.core.change import Change
+from broker_core.core.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core import errors
 from broker_core.broker.transaction.transaction import Limits, State, Transaction
+from broker_core.core import errors
 from broker_core.message.properties import Properties
 from broker_core.node.channel_commit import SPILL_ROWS
 from tests.broker.conftest import Node, declared, publish

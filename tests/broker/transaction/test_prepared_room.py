@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.node.channel import LocalChannel
 from broker_core.node.channel_commit import SPILL_ROWS
 from tests.broker.conftest import Node, declared, publish

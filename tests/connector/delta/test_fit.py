@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.delta.before.fit import Known, asserting, check_columns, check_void, fit
 from connector.sql import literal, nullable, quoted
 

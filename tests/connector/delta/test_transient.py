@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from broker_core.backoff import Time
+from broker_core.core.backoff import Time
 from connector.delta import commits, transient
 
 FULL, AWAY = "its disk, or that of Spark, is full", "its storage does not answer"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core import errors
 from broker_core.broker.message.dead_letter import DeadLetters
 from broker_core.broker.routing.exchange import DirectExchange
-from broker_core.broker.state.change import InboxRow
+from broker_core.core import errors
+from broker_core.core.change import InboxRow
+from broker_core.core.ids import BlockId, CommitSequence
 from broker_core.engine import DeadLetterRoute
-from broker_core.ids import BlockId, CommitSequence
 from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties

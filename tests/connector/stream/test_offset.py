@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.errors import LineageConflict
+from broker_core.core.errors import LineageConflict
 from connector.stream import offset
 
 QUEUES = {"a": ["a"], "b": ["b"]}

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from broker_core.errors import ResourceLocked
+from broker_core.core.errors import ResourceLocked
 from connector.stream import reader_lock
 from connector.stream.reader_lock import ReaderLock
 
@@ -20,7 +20,7 @@ URL = "txmq://here:1"
 CHILD = """
 import sys
 from connector.stream import reader_lock
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 reader_lock.PATIENCE_S = float(sys.argv[1])
 lock = reader_lock.ReaderLock()
 print("started", flush=True)

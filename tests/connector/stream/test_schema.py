@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from broker_core.errors import LocalProtocolError, OptionError
+from broker_core.core.errors import LocalProtocolError, OptionError
 from broker_core.message.message import READ_SCHEMA
 from broker_core.message.properties import Properties
 from connector.options import Included

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from broker_core.core.errors import LineageConflict, ResourceLocked
 from broker_core.engine import Limit, Origin
-from broker_core.errors import LineageConflict, ResourceLocked
 from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
 from connector.stream.admitted import AdmittedReader

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.avro import (
     AvroSchema,
     UnsupportedAvroSchema,

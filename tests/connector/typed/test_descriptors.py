@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.protobuf.descriptors import Descriptors, UnsupportedSchema, descriptor_of
 from connector.typed.protobuf.read import SchemaMismatch, columns_of, reading
 from connector.typed.protobuf.write import writing

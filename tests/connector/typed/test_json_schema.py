@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed import json_schema as module
 from connector.typed.json_schema import checker, encoder, fault_of, unusable, validator
 from connector.typed.registry.client import RegisteredSchema

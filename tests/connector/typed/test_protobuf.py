@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from connector.typed.protobuf.descriptors import Descriptors
 from connector.typed.protobuf.read import (
     OwnType,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from broker_core.errors import LoginRefused, OptionError, RegistryFailed
+from broker_core.core.errors import LoginRefused, OptionError, RegistryFailed
 from connector.typed.registry import client as module
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 from tests.protobuf_files import LINE, ORDER, serialized

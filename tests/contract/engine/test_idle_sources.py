@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from broker_core.core.errors import LineageConflict
 from broker_core.engine import START, Vector
-from broker_core.errors import LineageConflict
 from broker_core.micro_batch.claims import claim as claim_rules
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench

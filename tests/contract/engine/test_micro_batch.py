@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.engine import REFUSED, REFUSED_ROWS, ROWS_TO, START, StagedBranch, Vector
-from broker_core.errors import (
+from broker_core.core.errors import (
     BatchDecided,
     BatchGap,
     LineageConflict,
@@ -19,6 +18,7 @@ from broker_core.errors import (
     UnknownTransaction,
     Unroutable,
 )
+from broker_core.engine import REFUSED, REFUSED_ROWS, ROWS_TO, START, StagedBranch, Vector
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.claims import claim as claim_rules
 from tests.contract.engine.bench import APP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from broker_core.errors import DataLoss, OptionError
+from broker_core.core.errors import DataLoss, OptionError
 from broker_core.message.properties import Properties
 from connector.reject.dead_letters import Rejection
 from tests.contract.engine.bench import APP, EngineBench

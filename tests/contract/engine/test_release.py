@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from broker_core.core.errors import LineageConflict, PreconditionFailed
 from broker_core.engine import START, Vector
-from broker_core.errors import LineageConflict, PreconditionFailed
 from connector.stream.offset import vector
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench

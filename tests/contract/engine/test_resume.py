@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from broker_core.core.errors import LineageConflict, OptionError
 from broker_core.engine import START, LedgerEntry, Vector
-from broker_core.errors import LineageConflict, OptionError
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench
 from tests.contract.engine.test_release import follow

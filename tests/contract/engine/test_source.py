@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.engine import START, Limit, Origin, Ranges, Vector
-from broker_core.errors import (
+from broker_core.core.errors import (
     DataLoss,
     LineageConflict,
     OptionError,
     PreconditionFailed,
     QueueNotFound,
 )
+from broker_core.engine import START, Limit, Origin, Ranges, Vector
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench
 

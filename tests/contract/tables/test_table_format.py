@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from broker_core.core.errors import LineageConflict, NotApplied, OptionError, cause
 from broker_core.engine import LedgerEntry, ToApply
-from broker_core.errors import LineageConflict, NotApplied, OptionError, cause
 from connector.sql import nullable
 from connector.tables.checks import last_stored, require_numbers
 from connector.tables.commit_id import CommitId

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, BranchHeader, Committed, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka.engine import KafkaEngine
 

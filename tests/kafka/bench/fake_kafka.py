@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from typing import Any, Generic, TypeVar
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import NodeAddress, Producer, Request, TopicPartition, Unanswered

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import (
     EARLIEST,

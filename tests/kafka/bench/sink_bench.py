@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from broker_core.backoff import Time
+from broker_core.core.backoff import Time
+from broker_core.core.errors import LineageConflict, PreconditionFailed
 from broker_core.engine import BranchHeader, BranchKind, Committed, LedgerEntry, Opened, StagedBranch
-from broker_core.errors import LineageConflict, PreconditionFailed
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.journal import Lag

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core.backoff import Time
+from broker_core.core.backoff import Time
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, ReadTicket, Vector
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.cluster import connection as module
 from broker_core.kafka.cluster.connection import NodeConnection, Settings
 from broker_core.kafka.cluster.wire import SocketWire

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka import names
 from broker_core.kafka.cluster import acls
 from broker_core.kafka.cluster.client import Client

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.backoff import Time
+from broker_core.core.backoff import Time
 from broker_core.engine import START, Vector
 from broker_core.kafka import engine as engines
 from broker_core.kafka import names

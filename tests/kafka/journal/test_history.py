@@ -11,9 +11,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from broker_core.broker.state.records import ReadRecord, canonical
+from broker_core.core.errors import KafkaError, LineageConflict
+from broker_core.core.records import ReadRecord, canonical
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import KafkaError, LineageConflict
 from broker_core.kafka.journal import history
 from broker_core.kafka.journal.history import History, PositionRecord, Proposal, read_key, surviving
 from broker_core.kafka.topics.entry import Entry, Row, dumps, fields_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
-from broker_core.broker.state.records import ReadRecord
+from broker_core.core import errors
+from broker_core.core.records import ReadRecord
 from broker_core.engine import START, Limit
 from broker_core.kafka import names
 from broker_core.kafka.journal import history, journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka.errors import for_code
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.protocol.codes import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code, error_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.frame import VersionedRequest
 from broker_core.kafka.protocol.port import NodeAddress, Producer, TopicPartition

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.record import decode as module
 from broker_core.kafka.record.compression import deflate
 from broker_core.kafka.record.decode import decode, header_pairs

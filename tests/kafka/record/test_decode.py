@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.record import decode as module
 from broker_core.kafka.record import record_batch
 from broker_core.kafka.record.decode import RECORD_BYTES, decode

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka.record import encode as module
 from broker_core.kafka.record.compression import TooLarge, deflate, inflate
 from broker_core.kafka.record.decode import decode

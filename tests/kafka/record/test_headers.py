@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker_core.broker.message.content import check_rows
 from broker_core.broker.routing.carbon_copy import copies_of_rows
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from broker_core.kafka.record import headers
 from broker_core.message.field_table import NUMBERS, Long, Timestamp, encode_short_string, sized
 from broker_core.message.message import MESSAGE_SCHEMA

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import BranchHeader
 from broker_core.kafka import names
 from broker_core.kafka.protocol import port

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
-from broker_core import errors
 from broker_core.arrow.parts import normalise
-from broker_core.broker.state.change import Change
+from broker_core.core import errors
+from broker_core.core.change import Change
 from broker_core.engine import BranchHeader
 from broker_core.kafka.protocol.port import Produce, Request, TopicPartition
 from broker_core.kafka.record.decode import NO_HEADERS, decode, header_pairs

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors, failpoint
+from broker_core.core import errors, failpoint
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka import names
 from broker_core.kafka.protocol import port

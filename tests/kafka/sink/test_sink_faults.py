@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
 from broker_core.arrow import parts
-from broker_core.backoff import Time
+from broker_core.core import errors
+from broker_core.core.backoff import Time
 from broker_core.engine import BranchHeader
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from broker_core.broker.state.records import LedgerRecord
+from broker_core.core.errors import TransactionState, TxmqError
+from broker_core.core.records import LedgerRecord
 from broker_core.engine import StagedBranch
-from broker_core.errors import TransactionState, TxmqError
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EndTransaction, Request, TopicPartition
 from broker_core.kafka.sink import decisions as owner_module

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka import names
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, ReadTicket
 from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.codes import Code

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import START, Limit, Origin
 from broker_core.kafka import names
 from broker_core.kafka.protocol import port

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_core.broker.state.records import canonical
+from broker_core.core.errors import LineageConflict, TxmqError
+from broker_core.core.records import canonical
 from broker_core.engine import START, Limit, Vector
-from broker_core.errors import LineageConflict, TxmqError
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal import history

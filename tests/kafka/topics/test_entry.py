@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from broker_core import errors
-from broker_core.broker.state.records import ExchangeRecord, LedgerRecord, LineageRecord, Record
+from broker_core.core import errors
+from broker_core.core.records import ExchangeRecord, LedgerRecord, LineageRecord, Record
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import LATEST, Isolation, TopicPartition
 from broker_core.kafka.topics import entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol import port

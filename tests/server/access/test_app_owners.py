@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.broker.access.users import own_id
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
 from broker_core.launcher import Broker
 from broker_core.message.message import MESSAGE_SCHEMA

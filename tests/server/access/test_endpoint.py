@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import endpoint, errors
-from broker_core.address import DEFAULT_PORT, parse_address, parse_listen
+from broker_core.core import endpoint, errors
+from broker_core.core.address import DEFAULT_PORT, parse_address, parse_listen
 
 
 @pytest.mark.parametrize(

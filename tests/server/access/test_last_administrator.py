@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker_core import failpoint
-from broker_core import password as passwords
-from broker_core.errors import OptionError
+from broker_core.core import failpoint
+from broker_core.core import password as passwords
+from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
 from tests.cli.test_accounts import Shell, shell
 from tests.server.http.http_client import CHEAP, PASSWORD, Api, serving

@@ -22,12 +22,12 @@ import pytest
 from pamqp import commands as c
 
 import txmq
-from broker_core import endpoint, errors
-from broker_core import password as passwords
-from broker_core.address import Address
 from broker_core.broker.access.users import Users
-from broker_core.broker.state.undo import Undo
 from broker_core.client.connection import FlightConnection
+from broker_core.core import endpoint, errors
+from broker_core.core import password as passwords
+from broker_core.core.address import Address
+from broker_core.core.undo import Undo
 from broker_core.flight import contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, parse, proof
 from broker_core.launcher import Broker

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.broker import commit
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker

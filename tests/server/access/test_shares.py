@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors, failpoint
-from broker_core import password as passwords
 from broker_core.broker import commit
 from broker_core.broker.access.shares import SHARE
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors, failpoint
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors

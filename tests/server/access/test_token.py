@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow.flight as arrow_flight
 import pytest
 
-from broker_core import endpoint, errors
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import endpoint, errors
+from broker_core.core.credentials import Credentials
 from broker_core.flight.authorization import Basic, Bearer
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
@@ -117,7 +117,7 @@ def test_the_modes_of_an_old_directory_are_tightened_at_the_start(tmp_path: Path
 OTHER = """
 import os, sys, socket, ssl, encodings.idna
 from broker_core.client.broker import BrokerClient
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 os.setgroups([]); os.setgid({user}); os.setuid({user})
 for how in ({{"url": "txmq://127.0.0.1:{port}"}}, {{"data": {data!r}}}):
     try:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.broker.access.users import older_keys
-from broker_core.broker.state.records import OutcomeRecord, PreparedRecord
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
+from broker_core.core.records import OutcomeRecord, PreparedRecord
 from broker_core.launcher import Broker
 from tests.amqp_peer import Peer
 from txmq.cli import main

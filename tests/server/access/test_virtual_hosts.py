@@ -11,10 +11,10 @@ import pika
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors
 from broker_core.client.accounts import RemoteAccounts
 from broker_core.client.broker import BrokerClient
 from broker_core.client.vhosts import RemoteVhosts
+from broker_core.core import errors
 from broker_core.launcher import Broker
 from tests.amqp_peer import Closed, Peer, contents, peer
 from tests.progress import wait_until
@@ -286,7 +286,7 @@ def test_permissions_are_given_and_listed_per_virtual_host(broker: Broker, tmp_p
 
 
 def _hash(password: str) -> str:
-    from broker_core import password as passwords
+    from broker_core.core import password as passwords
 
     return passwords.hashed(password, passwords.Cost(4))
 

@@ -14,7 +14,7 @@ import pytest
 from pamqp import base, commands
 
 from broker_core.amqp.v0_9_1.events import Command, Event
-from broker_core.errors import NotAllowed
+from broker_core.core.errors import NotAllowed
 from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.session import Session

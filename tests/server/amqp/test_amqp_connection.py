@@ -21,7 +21,7 @@ from pamqp import commands as c
 from pamqp import heartbeat
 
 from broker_core import __version__
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins

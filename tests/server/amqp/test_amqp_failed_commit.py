@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from broker_core.launcher import Broker
 from tests.amqp_peer import Closed, Peer, contents
 

@@ -16,7 +16,7 @@ import pytest
 from pamqp import base, commands
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from broker_core.broker.state.change import Change
+from broker_core.core.change import Change
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
-from broker_core.errors import CorruptSegment
+from broker_core.core.errors import CorruptSegment
 from tests.amqp_in_process import Served, ended, serving
 from tests.amqp_peer import Peer, peer
 from tests.progress import GUARD_S

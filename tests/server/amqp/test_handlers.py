@@ -17,7 +17,7 @@ from pamqp import commands as c
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Event, Heartbeat, ProtocolHeader
-from broker_core.errors import ConnectionAccessRefused, NotAllowed, PreconditionFailed
+from broker_core.core.errors import ConnectionAccessRefused, NotAllowed, PreconditionFailed
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.server.amqp.handlers.handler import Handler, Handlers

@@ -13,7 +13,7 @@ from pamqp import commands
 from broker_core.broker.message import removals
 from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.transaction import transaction
-from broker_core.errors import ResourceShortage
+from broker_core.core.errors import ResourceShortage
 from broker_core.node import channel_commit
 from tests.amqp_in_process import Leader, Served, serving
 from tests.amqp_peer import Peer, peer

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import errors
 from broker_core.amqp.v0_9_1.channels import reply_text
-from broker_core.errors import ChannelError, ConnectionException, StoreFailed, TxmqError
+from broker_core.core import errors
+from broker_core.core.errors import ChannelError, ConnectionException, StoreFailed, TxmqError
 from broker_core.server.amqp.session import as_amqp
 from broker_core.store.failure import disk_full, store_error
 

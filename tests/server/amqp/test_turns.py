@@ -15,7 +15,7 @@ from pamqp import commands
 from broker_core.broker.message import purge
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.transaction import transaction
-from broker_core.errors import ResourceShortage
+from broker_core.core.errors import ResourceShortage
 from broker_core.message.message import Message
 from broker_core.node import channel_commit
 from broker_core.node.channel_commit import ChannelCommits

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
-from broker_core.broker.state.records import OutcomeRecord
-from broker_core.errors import PreconditionFailed, StoreFailed
+from broker_core.core import failpoint
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.errors import PreconditionFailed, StoreFailed
+from broker_core.core.records import OutcomeRecord
 from broker_core.node import committer
 from broker_core.node.loaded_blocks import LoadedBlocks
 from broker_core.node.local import LocalBroker

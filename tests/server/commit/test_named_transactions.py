@@ -17,7 +17,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_core import errors
+from broker_core.core import errors
 from tests.amqp_server import AmqpServed, serving
 
 NAMED = "amq.transaction"

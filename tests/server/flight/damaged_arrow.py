@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from broker_core import errors
 from broker_core.arrow.part_file import END_MARK, FilePart, PartFile
+from broker_core.core import errors
 from broker_core.engine import BranchHeader
 from broker_core.kafka.sink import staged_branches
 from broker_core.message.message import MESSAGE_SCHEMA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_core import engines
-from broker_core.errors import ExchangeNotFound, Unroutable
+from broker_core.core.errors import ExchangeNotFound, Unroutable
 from broker_core.launcher import Broker
 
 

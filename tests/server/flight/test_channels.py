@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors, failpoint
 from broker_core.broker.access.rights import Rights
+from broker_core.core import errors, failpoint
 from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines

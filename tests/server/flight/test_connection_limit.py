@@ -16,8 +16,8 @@ import pyarrow.flight
 import pytest
 
 from bench.certificates import Authority
-from broker_core import errors
-from broker_core import password as passwords
+from broker_core.core import errors
+from broker_core.core import password as passwords
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.amqp.options import AmqpOptions

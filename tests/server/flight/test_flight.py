@@ -16,9 +16,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from broker_core import endpoint, errors
 from broker_core.arrow.parts import stream_of
 from broker_core.client.broker import BrokerClient, connect
+from broker_core.core import endpoint, errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.launcher import Broker
 from tests.progress import wait_until
@@ -190,7 +190,7 @@ def _publish_one(url: str) -> None:
 _FORKS = """
 import os, sys
 from broker_core.client.broker import BrokerClient, connect
-from broker_core.errors import LocalProtocolError
+from broker_core.core.errors import LocalProtocolError
 
 def in_child(call):
     pid = os.fork()

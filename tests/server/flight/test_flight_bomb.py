@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
-from broker_core import password as passwords
 from broker_core.arrow.parts import stream_of
 from broker_core.arrow.stated_size import stated_bytes
+from broker_core.core import errors
+from broker_core.core import password as passwords
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker

@@ -21,9 +21,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
 from broker_core.arrow.parts import MAX_PART_ROWS, stream_of
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.flight import contract
 from broker_core.message.message import MESSAGE_SCHEMA
 from tests.server.conftest import Served, fill

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors
 from broker_core.arrow.parts import branch_checksum, stream_of
+from broker_core.core import errors
 from broker_core.launcher import Broker
 from tests.server.flight.flight_calls import ENGINE, HEADER, Raw, messages, part_body
 from tests.server.picture import picture

@@ -17,8 +17,8 @@ import pyarrow.flight as arrow_flight
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors
-from broker_core import password as passwords
+from broker_core.core import errors
+from broker_core.core import password as passwords
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker

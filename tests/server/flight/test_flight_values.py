@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core import errors
+from broker_core.core import errors
 from broker_core.engine import Limit, Origin
 from broker_core.flight import contract
 from broker_core.launcher import Broker

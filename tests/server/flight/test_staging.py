@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors
 from broker_core.arrow.part_file import PartFile, PartWriter
 from broker_core.arrow.parts import PART_BYTES, PART_ROWS, branch_checksum, normalise, part_checksum, parts
 from broker_core.arrow.rows import Piece, assemble
 from broker_core.client.broker import BrokerClient
+from broker_core.core import errors
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight import contract
 from broker_core.message.message import MESSAGE_SCHEMA, READ_SCHEMA

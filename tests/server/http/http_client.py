@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from broker_core import password as passwords
+from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 

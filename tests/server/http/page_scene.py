@@ -13,7 +13,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core.credentials import Credentials
 from broker_core.engine import Vector
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from broker_core import pieces
-from broker_core.errors import OptionError
+from broker_core.core import pieces
+from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.server.doors import Doors
 from broker_core.server.http import application

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_core import failpoint
+from broker_core.core import failpoint
 from broker_core.launcher import Broker
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import Api, add_people, serving

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core.credentials import Credentials
 from broker_core.engine import BranchHeader
 from broker_core.launcher import Broker
 from tests.progress import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.responses import Response
 
-from broker_core import password as passwords
+from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.http.kept import answers
 from broker_core.server.http.kept.answers import KEPT_S, OFTEN, KeptAnswers

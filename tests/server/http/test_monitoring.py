@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker_core.client.broker import BrokerClient
-from broker_core.credentials import Credentials
+from broker_core.core.credentials import Credentials
 from tests.progress import GUARD_S
 from tests.server.conftest import MicroBatch
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.errors import NotImplementedFeature
+from broker_core.core.errors import NotImplementedFeature
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session
 

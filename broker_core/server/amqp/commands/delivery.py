@@ -14,10 +14,10 @@ from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import consumer_priority
-from broker_core.broker.state.block import NotLoaded
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.transaction import Outcome, Settle
-from broker_core.errors import NotImplementedFeature, PreconditionFailed
+from broker_core.core.block import NotLoaded
+from broker_core.core.change import Change
+from broker_core.core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import get_outcome

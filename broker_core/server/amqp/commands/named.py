@@ -13,7 +13,7 @@ from broker_core.amqp.v0_9_1.encoder import encode_ack
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.access.actor import actor_of
 from broker_core.broker.decision import Decided, decide
-from broker_core.errors import PreconditionFailed
+from broker_core.core.errors import PreconditionFailed
 from broker_core.node.local import log_dropped
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.session import Session

@@ -14,7 +14,7 @@ from broker_core.broker import command_permissions
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.purge import Purge
-from broker_core.broker.state.change import Change
+from broker_core.core.change import Change
 from broker_core.node.committer import changes
 from broker_core.server.amqp import direct_reply
 from broker_core.server.amqp.commands.names import one_line

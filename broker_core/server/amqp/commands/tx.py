@@ -12,9 +12,9 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.commit import CommitResult
-from broker_core.broker.state.change import Change
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import Transaction
+from broker_core.core.change import Change
 from broker_core.node.channel_commit import reaches_many_queues
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands.registry import command

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from broker_core import __version__
 from broker_core.admin import Imported
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import Need, within
 from broker_core.server.http.management.overview import API_VERSION

@@ -10,8 +10,8 @@ from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing.exchange import Binding, Exchange
-from broker_core.broker.state.change import Change
 from broker_core.broker.topology.topology import Topology
+from broker_core.core.change import Change
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from broker_core import password as passwords
 from broker_core.admin import PermissionInfo, UserInfo, VhostInfo
 from broker_core.broker.topology.topology import Topology
+from broker_core.core import password as passwords
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import Need, visible
 from broker_core.server.http.management import shown

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.pieces import in_order
+from broker_core.core.pieces import in_order
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.refusal import HttpRefusal, bad_request
 

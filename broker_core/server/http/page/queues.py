@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from broker_core.errors import TxmqError
+from broker_core.core.errors import TxmqError
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from broker_core import __version__
-from broker_core.errors import printable
+from broker_core.core.errors import printable
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks
 

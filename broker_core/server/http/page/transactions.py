@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from broker_core.address import VHOST
 from broker_core.broker.decision import Decision
+from broker_core.core.address import VHOST
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.page.asking import asked

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 _PREFIX = "$scrypt$"
 _RABBIT = {"$rabbit_sha256$": hashlib.sha256, "$rabbit_sha512$": hashlib.sha512}

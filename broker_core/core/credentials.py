@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 PASSWORD_VARIABLE = "TXMQ_PASSWORD"
 

@@ -12,8 +12,8 @@ import unicodedata
 from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from broker_core import errors
-from broker_core.credentials import Credentials
+from broker_core.core import errors
+from broker_core.core.credentials import Credentials
 
 DEFAULT_PORT = 5673
 DEFAULT_AMQP = "127.0.0.1:5672"

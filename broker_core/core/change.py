@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from broker_core.broker.state.records import (
+from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
+from broker_core.core.records import (
     HistoryRecord,
     LedgerRecord,
     PartRecord,
@@ -33,8 +34,7 @@ from broker_core.broker.state.records import (
     ReleaseRecord,
     RunRecord,
 )
-from broker_core.broker.state.undo import Undo
-from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
+from broker_core.core.undo import Undo
 
 AHEAD = 100_000  # how far the mark is moved at once
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.state.change import Change, InboxRow
-from broker_core.broker.state.undo import Undo
-from broker_core.errors import CorruptCatalog
-from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.errors import CorruptCatalog
+from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core.undo import Undo
 
 ReadBlock = Callable[[BlockId], pa.RecordBatch]
 RowNumbers = range | npt.NDArray[np.int64]  # of a block, rising

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from broker_core.address import VHOST
-from broker_core.ids import BlockId, CommitSequence, QueueId
+from broker_core.core.address import VHOST
+from broker_core.core.ids import BlockId, CommitSequence, QueueId
 
 Ranges = dict[str, list[int]]  # log -> [start, end]
 _DECIMAL, _BYTES = "\0decimal", "\0bytes"  # no name in a table of arguments starts with this character

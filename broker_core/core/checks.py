@@ -31,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from broker_core.errors import OptionError
+from broker_core.core.errors import OptionError
 
 P = ParamSpec("P")
 T = TypeVar("T")
