@@ -21,6 +21,7 @@ from broker_core.core import errors
 from connector.conf import recommended_conf
 from connector.options import OPTIONS, table
 from tests import operating
+from tests.claims import claims, plain
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -31,6 +32,9 @@ SOURCES = [
     for path in ROOT.glob(pattern)
     if path.is_file() and "__pycache__" not in path.parts
 ]  # fmt: skip
+
+
+CLAIMS = claims()
 
 
 def _options_section() -> str:
@@ -58,24 +62,32 @@ def test_every_recommended_setting_is_explained() -> None:
     assert [name for name in recommended_conf() if f"`{name}`" not in text] == []
 
 
-# -- guarantees ----------------------------------------------------------------------------------------------
-
-_GUARANTEE = re.compile(r"^\| ([^|]+) \| `(tests/[\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
+# -- claims: tests/claims.tsv names the test of a sentence -----------------------------------------------------
 
 
-def _guarantees(page: str) -> list[tuple[str, str, str]]:
-    """(guarantee, path of the test, name of the test) of every line of the tables."""
-    return _GUARANTEE.findall((ROOT / page).read_text())
+@pytest.mark.parametrize("page", sorted({claim.page for claim in CLAIMS}))
+def test_every_claim_is_on_its_page_and_its_test_exists(page: str) -> None:
+    """After a sentence has changed, look whether its test still proves it, and change the line of ``claims.tsv``."""
+    text = plain((ROOT / page).read_text())
+    here = [claim for claim in CLAIMS if claim.page == page]
+    assert [claim.words for claim in here if claim.words not in text] == []
+    for claim in here:
+        path, _, name = claim.test.partition("::")
+        assert name in _tests_of(ROOT / path) if name else (ROOT / path).is_file(), claim
 
 
-def test_every_guarantee_names_one_test_that_exists() -> None:
+def test_every_guarantee_has_a_test_of_its_own() -> None:
     page = "docs/guarantees.md"
-    guarantees = _guarantees(page)
-    assert len(guarantees) == (ROOT / page).read_text().count("`tests/"), (
-        "a line names no test, or more than one"
-    )
-    assert [f"{path}::{name}" for _, path, name in guarantees if name not in _tests_of(ROOT / path)] == []
-    assert len({(path, name) for _, path, name in guarantees}) == len(guarantees) >= 50
+    guarantees = re.findall(r"^- (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    proved = {claim.words: claim.test for claim in CLAIMS if claim.page == page}
+    assert [guarantee for guarantee in guarantees if plain(guarantee) not in proved] == []
+    assert len(set(proved.values())) == len(guarantees) >= 50
+
+
+def test_no_page_names_a_test() -> None:
+    """``python -m tests.claims`` moves the names into ``tests/claims.tsv``."""
+    named = {path.name: re.findall(r"`(?:tests/[\w/]+::)?test_\w+`", path.read_text()) for path in (ROOT / "docs").glob("*.md")}  # fmt: skip
+    assert {page: names for page, names in named.items() if names} == {}
 
 
 def test_the_readme_is_short_and_its_figures_are_those_of_a_run_of_the_bench() -> None:
@@ -192,15 +204,18 @@ def test_every_rule_has_a_test() -> None:
     )
     rules, page = _rules(), (ROOT / "docs" / "transactions.md").read_text()
     assert [rule for rule in rules["rule"] if not re.search(rf"(?:test_|\"){rule.lower()}_", tests)] == []
-    # a decision or a row whose tests have another name says so in the page
-    for kind, line in (("decision", r"^{}\. (?:.|\n(?!\d|\n))*`test_"), ("row", r"^\| {} \|.*`test_")):
+    # of a decision or a row whose tests have another name, the side file says which they are
+    words = [claim.words for claim in CLAIMS if claim.page == "docs/transactions.md"]
+    for kind, lines in (("decision", r"^{}\. \*\*(?:.|\n(?!\d|\n))*"), ("row", r"^\| {} \|.*")):
         name = r"test_{:02d}_" if kind == "decision" else r"test_rows?_(?:\d+_and_)?{}_"
-        untested = [
-            number
-            for number in rules[kind]
-            if not re.search(name.format(int(number)), tests)
-            and not re.search(line.format(number), page, re.MULTILINE)
-        ]
+        untested = []
+        for number in rules[kind]:
+            found = re.search(lines.format(number), page, re.MULTILINE)
+            assert found, number
+            if not re.search(name.format(int(number)), tests) and not any(
+                claim in plain(found.group()) for claim in words
+            ):
+                untested.append(number)
         assert untested == []
 
 
