@@ -186,7 +186,7 @@ class Broker:
         ``handlers`` intercept the commands of AMQP clients (docs/handlers.md). ``users``: NAME -> password or
         its hash, beside those that
         ``accounts`` keeps in the directory; they may do everything, unless the directory has the same name.
-        ``doors``: TLS, and who is let in; ``quotas``: what users may take (docs/security.md).
+        ``doors``: TLS, and who is let in; ``quotas``: what users may take (docs/serve_limits.md).
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.

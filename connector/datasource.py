@@ -101,7 +101,7 @@ class TxmqDataSource(DataSource):
     | `onUnroutable` | `fail` | writes | a message that reaches no queue: `fail` the transaction, or `drop` it |
     | `onNewCheckpoint` | `fail` | streams | another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended |
     | `user` |  | all | the user of the broker at `url`; its password is one of the next two, or `TXMQ_PASSWORD` |
-    | `password` |  | all | never shown; see docs/security.md for secret stores |
+    | `password` |  | all | never shown; see docs/tls.md for secret stores |
     | `passwordFile` |  | all | a file of the driver with the password |
     | `token` |  | all | a token in place of a user |
     | `tlsCa` |  | all | `txmqs://`: the authority of the broker's certificate, a PEM file on every host; default: those of the machine |

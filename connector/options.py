@@ -110,7 +110,7 @@ OPTIONS: tuple[Option, ...] = (
            "another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended"),
     Option("user", None, parsers.name, ALL,
            "the user of the broker at `url`; its password is one of the next two, or `TXMQ_PASSWORD`"),
-    Option("password", None, parsers.text, ALL, "never shown; see docs/security.md for secret stores",
+    Option("password", None, parsers.text, ALL, "never shown; see docs/tls.md for secret stores",
            excludes=("passwordFile",)),
     Option("passwordFile", None, parsers.name, ALL, "a file of the driver with the password"),
     Option("token", None, parsers.name, ALL, "a token in place of a user",

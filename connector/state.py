@@ -1,4 +1,4 @@
-"""The state of a broker as DataFrames: ``option("table", ...)``. What it is, docs/spark.md says.
+"""The state of a broker as DataFrames: ``option("table", ...)``. What it is, docs/spark_reference.md says.
 
 Not here: who may see what (the engine), and reading messages (``stream/source.py``).
 Invariants: nothing changes by a read. A list is that of the moment when the read is planned; the history and

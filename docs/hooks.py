@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LISTED = ("examples/notebooks",)  # folders that pages link and that have no README
 EXAMPLES = ("*.md", "*.py", "*.toml", "*.yml")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")

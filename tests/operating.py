@@ -1,4 +1,4 @@
-"""``python -m tests.operating``: writes the commands of ``txmq`` into ``docs/operating.md``, as they are declared."""
+"""``python -m tests.operating``: writes the commands of ``txmq`` into ``docs/commands.md``, as they are declared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txmq import cli
 from txmq.address import BROKER
 from txmq.command.declare import JSON, ROOT, Argument
 
-PAGE = Path(__file__).parents[1] / "docs" / "operating.md"
+PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEADING = "## Every command\n"
 assert cli  # it declares them
 

@@ -284,7 +284,7 @@ def _skip(options: Options) -> int:
     *BROKER,
     argument("APP", shell_complete=app_names),
     argument("QUEUE", shell_complete=queue_names),
-    option("--force", text="also if the pipeline has not finished: see docs/transactions.md"),
+    option("--force", text="also if the pipeline has not finished: see docs/ledger.md"),
     YES,
 )
 def _release(options: Options) -> int:

@@ -1,4 +1,4 @@
-"""The diagrams in ``docs/handlers.md`` are the tables of ``states.py``; where they differ, the test says what the
+"""The diagrams in ``docs/connection_states.md`` are the tables of ``states.py``; where they differ, the test says what the
 page has to hold.
 """
 
@@ -21,7 +21,7 @@ from broker_core.amqp.v0_9_1.states import (
     Step,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "handlers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "connection_states.md"
 
 
 def diagram(table: Mapping[tuple[Enum, Cause], Enum], first: Enum, ignores: frozenset[Enum]) -> str:

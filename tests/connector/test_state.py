@@ -12,7 +12,7 @@ from broker_core.admin import EffectInfo, LedgerInfo, QueueInfo, TableInfo, Tran
 from connector import state
 from connector.options import BY_KEY
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+PAGE = Path(__file__).parents[2] / "docs" / "spark_reference.md"
 
 
 def text(kind: DataType) -> str:

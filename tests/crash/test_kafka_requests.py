@@ -248,7 +248,7 @@ def three_without_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_a_node_that_dies_with_what_it_has_done_unanswered_leaves_every_row_once(one_node: Cluster) -> None:
     """At a claim, a stage, a fence, and within a decision: its rows and its end.
 
-    A killed node may come back with the end of a transaction that it never tells its logs (docs/kafka.md).
+    A killed node may come back with the end of a transaction that it never tells its logs (docs/kafka_operations.md).
     """
     pipeline = Pipeline(Kills(one_node))
     cases = (

@@ -22,7 +22,9 @@ from tests.amqp_server import AmqpServed, serving
 from tests.progress import GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "clients.md").read_text()
+PAGE = "".join(
+    (ROOT / "docs" / name).read_text() for name in ("clients.md", "clients_java_go.md", "commit_tokens.md")
+)
 # a block, and right below it what it prints
 SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"
 

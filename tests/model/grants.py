@@ -1,6 +1,6 @@
 """What mallory may do, and what follows from it: patterns, topics, tags, and the virtual hosts it may enter.
 
-The table of ``docs/security.md`` once more, by hand: whether a right of mallory permits an effect on things of
+The table of ``docs/permissions.md`` once more, by hand: whether a right of mallory permits an effect on things of
 others. Not here: what it tries (``interference.py``).
 """
 

@@ -1,4 +1,4 @@
-"""A restored copy that is older than a checkpoint: what a pipeline finds there (docs/production.md)."""
+"""A restored copy that is older than a checkpoint: what a pipeline finds there (docs/backup.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of nft in ``docs/security.md``, loaded by the kernel in a network namespace of their own.
+"""The rules of nft in ``docs/serve_limits.md``, loaded by the kernel in a network namespace of their own.
 
 Not here: what the broker itself limits (``flight/test_connection_limit.py``).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serve_limits.md"
 # In the namespace: its loopback is brought up, and one peer connects until it is refused, then another one.
 ASKED = """
 import fcntl, socket, struct, subprocess, sys

@@ -1,4 +1,4 @@
-"""Everything that outlives a call is bounded: each row of the table in ``docs/security.md`` is filled beyond
+"""Everything that outlives a call is bounded: each row of the table in ``docs/bounds.md`` is filled beyond
 its bound, by one user and by a thousand.
 
 Bounds are lowered, so that they are reached; the page must state those of the code.
@@ -48,7 +48,7 @@ from broker_core.server.http.kept.history import PlotHistory
 from broker_core.server.http.kept.page_sessions import PageSessions
 from tests.server.flight.flight_calls import HEADER, messages
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "bounds.md"
 LOW = 20  # a bound, here
 USERS, THINGS = 1000, 2000  # that all users make together
 Things = list[tuple[str, str]]  # user, and a name

@@ -176,7 +176,7 @@ def test_soak_whatever_request_of_the_command_or_the_driver_a_node_dies_at_every
     kills: Kills, spark: SparkSession, tmp_path: Path, moment: Moment, seed: int, rounds: int
 ) -> None:
     """The first request of each kind first, ``rounds`` of them; the end of the transaction among three nodes only, in
-    ``test_kafka_requests.py``, where that answer is lost: a node alone may never tell its logs (docs/kafka.md).
+    ``test_kafka_requests.py``, where that answer is lost: a node alone may never tell its logs (docs/kafka_operations.md).
     """
     url = f"kafka://{kills.cluster.bootstrap}"
     plain = Refusing.create(url, spark, tmp_path)

@@ -18,7 +18,7 @@ from tests.progress import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
-ADMITTED = pytest.mark.skipif(not has_admission_control(), reason="Spark 4.1: docs/spark.md")
+ADMITTED = pytest.mark.skipif(not has_admission_control(), reason="Spark 4.1: docs/versions.md")
 UNADMITTED = pytest.mark.skipif(has_admission_control(), reason="Spark 4.1 alone")
 
 

@@ -1,5 +1,5 @@
 """Rows of wider or narrower types than their table, which has ``delta.enableTypeWidening``, with and without schema
-evolution, in every operation: rows and schema are those of plain Delta, with the differences that docs/spark.md names.
+evolution, in every operation: rows and schema are those of plain Delta, with the differences that docs/foreach_batch.md names.
 
 Not here: rows of the types of the table (``test_values.py``).
 """

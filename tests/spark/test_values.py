@@ -36,7 +36,7 @@ from tests.spark.values import (
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
-# What txmq refuses and plain Delta does not: docs/spark.md names each
+# What txmq refuses and plain Delta does not: docs/foreach_batch.md names each
 DOCUMENTED = r"void cannot be written|which Spark cannot give to Python"
 
 Act = Callable[[BatchTransaction, DataFrame, str], None]

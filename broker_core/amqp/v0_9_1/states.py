@@ -1,8 +1,8 @@
 """Which method may come when: the states of a connection and of a channel, as tables (specification 2.2.4,
 4.9).
 
-Not here: what a method does, and timers. Codes and texts of refusals are RabbitMQ's. ``docs/handlers.md`` has
-both tables as diagrams; a test makes them from here.
+Not here: what a method does, and timers. Codes and texts of refusals are RabbitMQ's.
+``docs/connection_states.md`` has both tables as diagrams; a test makes them from here.
 
 Invariant: a step is a function of state and cause alone. It gives the state after it or raises a
 ConnectionException.

@@ -65,7 +65,7 @@ def check_bindings(size_bytes: int, sources: Collection[object], target: str, vh
 
 
 def check_sources(sources: Collection[object], target: str) -> None:
-    """Raises PreconditionFailed: to delete ``target`` would take too long (docs/security.md, limits)."""
+    """Raises PreconditionFailed: to delete ``target`` would take too long (docs/bounds.md)."""
     if len(sources) >= SOURCES:
         raise PreconditionFailed(
             f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit: "

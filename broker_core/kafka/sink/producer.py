@@ -240,7 +240,7 @@ def hanging_for_ever(transactional_id: str, log: TopicPartition, begin: int) -> 
         "end is missing in the log, and nothing can be decided any more",
         "compare the batch with what its queues have, and abort what hangs in each log: "
         f"kafka-transactions.sh abort --topic {log.topic} --partition {log.partition} "
-        f"--start-offset {begin}; docs/kafka.md",
+        f"--start-offset {begin}; docs/kafka_operations.md",
     )
 
 

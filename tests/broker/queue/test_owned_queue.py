@@ -250,7 +250,7 @@ def test_how_often_a_lost_transient_message_came_back_is_not_counted_for_a_later
             channel.nack(got.tag)
 
 
-# -- pairs: a claim beside each feature of a queue (docs/transactions.md) ------------------------------------------
+# -- pairs: a claim beside each feature of a queue (docs/decisions.md) ------------------------------------------
 
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 LATEST = Origin("latest")

@@ -333,5 +333,5 @@ def test_the_embedded_broker_needs_nothing(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_page_has_the_rights_of_the_code() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "kafka.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "kafka_operations.md").read_text()
     assert setup.table() in page.split("## Rights", 1)[1].split("\n## ", 1)[0]
