@@ -307,11 +307,7 @@ class Ledger:
                 or (sink == app_id and unread(entry, ranges, claim_position))
             ):
                 continue
-            raise LineageConflict(
-                f"batch {batch_id} of query {query_id} is decided (app {sink!r}, consumed "
-                f"{canonical(entry.ranges)}) and now asks for {canonical(ranges)}: an older checkpoint was "
-                "restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
-            )
+            raise other_decision(entry, ranges)
 
     def require_ranges(
         self,
@@ -489,3 +485,11 @@ def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:
     if isinstance(record, LedgerRecord):
         return record.sequence
     return record.position if isinstance(record, LineageRecord) else 0
+
+
+def other_decision(entry: LedgerRecord, ranges: Mapping[str, object]) -> LineageConflict:
+    return LineageConflict(
+        f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}, consumed "
+        f"{canonical(entry.ranges)}) and now asks for {canonical(ranges)}: an older checkpoint was restored. "
+        "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+    )

@@ -1,4 +1,4 @@
-"""The rows that a table refuses, in a durable Parquet file (`txmq skip --rows --to DIR`).
+"""The rows that a table refuses, in a durable Parquet file (``txmq skip --rows --to DIR``).
 
 Not here: which rows these are (``row_by_row.py``).
 Invariant: the file decides. It is there before the commit of the table, also without rows, and is never

@@ -28,7 +28,7 @@ from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import unread
-from broker_core.micro_batch.ledger import Ledger, MicroBatch, public
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, other_decision, public
 from broker_core.micro_batch.unapplied import note, noted
 
 OnUnroutable = Literal["fail", "drop"]
@@ -318,11 +318,7 @@ def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]], claim_posi
     if unread(entry, ranges, claim_position):
         return
     if ranges and {log: list(span) for log, span in entry.ranges.items()} != ranges:
-        raise errors.LineageConflict(
-            f"batch {entry.batch_id} of query {entry.query_id} is decided (consumed {entry.ranges}) and has "
-            f"now read {ranges}: an older or changed checkpoint of app {entry.app_id!r} was restored. Use "
-            "the newest checkpoint, or a new one with onNewCheckpoint=resume"
-        )
+        raise other_decision(entry, ranges)
 
 
 def require_routable(won: Iterable[NamedBranch]) -> None:
