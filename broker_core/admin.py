@@ -346,7 +346,7 @@ class Admin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedInfo:
-    """One row of ``txmq transactions``."""
+    """One row of ``txmq prepared``."""
 
     xid: str
     age_s: float

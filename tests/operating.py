@@ -9,17 +9,20 @@ import click
 
 from txmq import cli
 from txmq.address import BROKER
-from txmq.command.declare import JSON, ROOT, Argument
+from txmq.command.declare import JSON, ROOT, SECTIONS, Argument
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
-HEADING = "## Every command\n"
+HEADING = "## Options for the broker\n"
 assert cli  # it declares them
 
 
 def commands() -> str:
     """The part of the page behind its heading."""
     blocks = ["", "A command that needs a broker takes these:", *_table(BROKER)]
-    for name, command in sorted(_leaves("txmq", ROOT)):
+    for name, command in _in_sections():
+        if not isinstance(command, click.Command):
+            blocks += ["", f"## {name}"]
+            continue
         shown = [str(param.metavar) for param in command.params if isinstance(param, Argument)]
         of_broker = " at a broker" if any("--timeout" in param.opts for param in command.params) else ""
         blocks += ["", f"### {name}", "", str(command.help), ""]
@@ -32,6 +35,14 @@ def commands() -> str:
         ]
         blocks += _table(param for param in own if param is not JSON)
     return "\n".join(blocks).rstrip() + "\n"
+
+
+def _in_sections() -> Iterator[tuple[str, click.Command | None]]:
+    """The title of each section, and behind it the commands."""
+    for title, words in SECTIONS.items():
+        yield title, None
+        for word in words:
+            yield from _leaves(f"txmq {word}", ROOT.commands[word])
 
 
 def _leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:

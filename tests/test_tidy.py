@@ -285,7 +285,7 @@ def test_every_function_and_class_is_used(package: str) -> None:
         r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|eof_received|(pause|resume)_writing|sending_headers"
         r"|call_completed"
         r"|send_400_response"  # uvicorn
-        r"|get_help_record"  # click
+        r"|get_help_record|format_commands"  # click
     )
     dead = [
         f"{module}.{node.name}"
@@ -386,7 +386,7 @@ BUDGETS = {
     "connector/typed": 3300,
     "txmq": 2400,
     "txmq/admin": 700,
-    "txmq/command": 200,
+    "txmq/command": 220,
     "txmq/doctor": 800,
     "txmq/notebook": 500,
 }

@@ -28,8 +28,8 @@ PATTERNS = [
     for name, of in (("CONFIGURE", "declared and deleted"), ("WRITE", "published to"), ("READ", "read"))
 ]
 
-group("users", "add, list and delete users")
-group("permissions", "set, clear and list permissions")
+group("users", "manage users and their tags")
+group("permissions", "manage permissions")
 
 
 def _read_password(options: Options) -> str:
@@ -53,7 +53,7 @@ def _accounts(options: Options) -> RemoteAccounts:
 
 @command(
     "users add",
-    "add a user, without permissions",
+    "add a user without permissions",
     *BROKER,
     NAME,
     option("--tag", "TAG", TAGS, multiple=True),
@@ -81,7 +81,7 @@ def _delete(options: Options) -> int:
     return done(options, f"deleted user {options.name}", user=options.name)
 
 
-@command("users passwd", "give a user another password", *BROKER, NAME, PASSWORD)
+@command("users passwd", "change the password of a user", *BROKER, NAME, PASSWORD)
 def _passwd(options: Options) -> int:
     _accounts(options).set_password(options.name, _read_password(options))
     return done(options, f"user {options.name} has another password", user=options.name)
@@ -89,7 +89,7 @@ def _passwd(options: Options) -> int:
 
 @command(
     "users tag",
-    "give a user these tags, and no others",
+    "replace the tags of a user",
     *BROKER,
     NAME,
     argument("TAGS", f"{TAGS}; none: no tag", "[TAG]", nargs=-1),
@@ -111,7 +111,7 @@ def _set(options: Options) -> int:
     return done(options, f"set the permissions of user {options.name}", user=options.name, **patterns)
 
 
-@command("permissions clear", "take all permissions of a user", *BROKER, NAME, YES)
+@command("permissions clear", "remove all permissions of a user", *BROKER, NAME, YES)
 def _clear(options: Options) -> int:
     confirm(options, f"clear takes all permissions of user {options.name} in this virtual host")
     _accounts(options).clear_permissions(options.name)
@@ -141,7 +141,7 @@ def give_app(options: Options, app: str, user: str) -> int:
 
 @command(
     "permissions clear-topic",
-    "free the routing keys of a user",
+    "remove the limits on the routing keys of a user",
     *BROKER,
     NAME,
     argument("EXCHANGE", "default: all", "[EXCHANGE]", default=""),

@@ -1,5 +1,5 @@
-"""``txmq connections``, ``channels``, ``consumers``, ``transactions`` and ``close``: who holds what, and how
-it gets free.
+"""``txmq connections``, ``channels``, ``consumers``, ``transactions``, ``prepared`` and ``close``: who holds
+what, and how it gets free.
 
 Not here: what a channel holds (``broker_core/node/held_channels.py``).
 """
@@ -22,9 +22,11 @@ from broker_core.client.admin import RemoteAdmin, connections
 from broker_core.core.errors import OptionError, UnknownTransaction
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
-from txmq.command.declare import WATCH, YES, Options, argument, command, option
+from txmq.command.declare import WATCH, YES, Options, argument, command, one_of, option
 from txmq.command.values import count, positive
 from txmq.output import Row, confirm, done, print_json, print_lines, show
+
+LAST = 20  # commits that a list shows
 
 
 def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> int:
@@ -33,7 +35,7 @@ def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> i
     return show(options, rows)
 
 
-@command("connections", "list the connections of AMQP and Flight", *BROKER, WATCH)
+@command("connections", "list connections of AMQP and Spark", *BROKER, WATCH)
 def _connections(options: Options) -> int:
     found = connections(client_at(options))
     return _listed(options, found, map(dataclasses.asdict, found))
@@ -41,7 +43,7 @@ def _connections(options: Options) -> int:
 
 @command(
     "consumers",
-    "list the consumers",
+    "list AMQP consumers",
     *BROKER,
     WATCH,
     option("--queue", "QUEUE", "only those of this queue", shell_complete=queue_names),
@@ -54,7 +56,7 @@ def _consumers(options: Options) -> int:
 
 @command(
     "channels",
-    "list the open channels and what they hold",
+    "list open channels and the messages that they hold",
     *BROKER,
     WATCH,
     option(
@@ -77,7 +79,30 @@ def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
 
 @command(
     "transactions",
-    "list the prepared transactions",
+    "list the last committed transactions, or those that are open",
+    *BROKER,
+    WATCH,
+    *one_of(
+        option("--last", "N", "how many committed ones; default 20", type=positive),
+        option("--open", text="those that are open instead, with the channel of each"),
+    ),
+    option(
+        "--queue", "QUEUE", "with --open: only those that hold messages of it", shell_complete=queue_names
+    ),
+)
+def _transactions(options: Options) -> int:
+    if options.open:
+        return _channels(options)
+    if options.queue is not None:
+        raise OptionError(
+            "--queue is for --open", "`txmq message QUEUE OFFSET` says which commits touched a message"
+        )
+    return show(options, map(transaction_row, admin_at(options).history(options.last or LAST)))
+
+
+@command(
+    "prepared",
+    "list prepared transactions, which wait for commit or rollback",
     *BROKER,
     WATCH,
     option(
@@ -86,22 +111,16 @@ def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
         "only those that publish to it, or hold messages of it",
         shell_complete=queue_names,
     ),
-    option("--open", text="those that are open instead, with the channel of each"),
-    option("--last", "N", "the last N that were committed instead", type=positive),
 )
-def _transactions(options: Options) -> int:
-    if options.open:
-        return _channels(options)
-    if options.last is not None:
-        return show(options, map(transaction_row, admin_at(options).history(options.last)))
+def _prepared(options: Options) -> int:
     found = client_at(options).prepared()
     shown = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
-    return show(options, map(_prepared, shown))
+    return show(options, map(_prepared_row, shown))
 
 
 @command(
     "transaction",
-    "what a committed transaction did",
+    "show what a committed transaction did",
     *BROKER,
     argument("N", "its commit sequence number, or APP/SEQUENCE: a batch in the ledger of an app"),
 )
@@ -133,7 +152,7 @@ def _printed(options: Options, found: LedgerInfo | TransactionInfo | MessageLife
 
 @command(
     "message",
-    "what happened to a message",
+    "show what happened to a message",
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),
     argument("OFFSET", type=count),
@@ -143,7 +162,7 @@ def _message(options: Options) -> int:
     return _printed(options, found, message_lines(found))
 
 
-def _prepared(found: PreparedInfo) -> Row:
+def _prepared_row(found: PreparedInfo) -> Row:
     row = dataclasses.asdict(found)
     row["first"] = [body.decode(errors="replace") for body in found.first]
     return row
@@ -151,7 +170,7 @@ def _prepared(found: PreparedInfo) -> Row:
 
 @command(
     "close",
-    "end a channel, or a connection of AMQP",
+    "close a channel or an AMQP connection",
     *BROKER,
     argument("ID", "as `txmq channels` or `txmq connections` lists it"),
     YES,

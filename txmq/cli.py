@@ -49,7 +49,7 @@ from txmq.command.values import count
 from txmq.doctor import command as doctor  # noqa: F401
 from txmq.output import Row, confirm, done, print_json, print_lines, script, show
 
-OF = option("--of", "USER", "who named it, as `txmq transactions` lists it")
+OF = option("--of", "USER", "who prepared it, as `txmq prepared` lists it")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ click.version_option(__version__, message="txmq %(version)s")(ROOT)
 
 @command(
     "completion",
-    "print the script that completes words of txmq in a shell",
+    "print the completion script of a shell",
     argument("SHELL", "bash, zsh or fish", type=click.Choice(("bash", "zsh", "fish"))),
 )
 def _completion(options: Options) -> int:
@@ -110,7 +110,7 @@ def _completion(options: Options) -> int:
 
 @command(
     "apps",
-    "list the pipelines with their queues and progress",
+    "list Spark apps with their queues, progress and lag",
     *BROKER,
     WATCH,
     argument("CHOWN", "give the app to another user instead", "[chown APP USER]", nargs=-1),
@@ -128,15 +128,14 @@ def _apps(options: Options) -> int:
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 
-@command("attempts", "list what is staged and not decided", *BROKER, WATCH)  # two names of one list
-@command("staged", "list what is staged and not decided", *BROKER, WATCH)
-def _attempts(options: Options) -> int:
+@command("staged", "list staged batches that are not decided", *BROKER, WATCH)
+def _staged(options: Options) -> int:
     return show(options, (dataclasses.asdict(attempt) for attempt in engine_at(options).attempts()))
 
 
 @command(
     "discard",
-    "drop an attempt of a lost driver",
+    "discard a staged batch whose driver died",
     *BROKER,
     argument("TOKEN"),
     option("--of", "USER", "who opened it, as `txmq staged` lists it"),
@@ -180,7 +179,7 @@ def _commit(options: Options) -> int:
 )
 def _rollback(options: Options) -> int:
     if options.all == bool(options.xid):
-        raise OptionError("rollback takes an XID or --all", "`txmq transactions` lists what is prepared")
+        raise OptionError("rollback takes an XID or --all", "`txmq prepared` lists the transactions")
     if options.all:
         return _rollback_all(options)
     _preview(options, "rollback")
@@ -214,7 +213,7 @@ def _preview(options: Options, verb: str) -> None:
 
 @command(
     "unapplied",
-    "list decided, unapplied rows",
+    "list rows of decided batches that are not in their table yet",
     *BROKER,
     WATCH,
     argument("APP", shell_complete=app_names),
@@ -228,7 +227,7 @@ def _unapplied(options: Options) -> int:
 
 @command(
     "skip",
-    "write unapplied rows to files (stop the query)",
+    "write unapplied rows to files in place of their table (stop the query first)",
     *BROKER,
     argument("APP", shell_complete=app_names),
     argument("SEQUENCE", "the batch, as `txmq unapplied` lists it", type=count),
@@ -280,11 +279,11 @@ def _skip(options: Options) -> int:
 
 @command(
     "release",
-    "release a queue from a pipeline",
+    "release a queue from the app that owns it",
     *BROKER,
     argument("APP", shell_complete=app_names),
     argument("QUEUE", shell_complete=queue_names),
-    option("--force", text="also if the pipeline has not finished: see docs/ledger.md"),
+    option("--force", text="even if the app has not finished: see docs/ledger.md"),
     YES,
 )
 def _release(options: Options) -> int:
@@ -312,7 +311,7 @@ def _user() -> str:
 
 @command(
     "peek",
-    "show messages of a queue; nothing is consumed",
+    "show messages of a queue without consuming them",
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),
     option("--limit", "N", "maximum; default 10", type=count, default=10),
@@ -378,7 +377,7 @@ def _setup(options: Options) -> int:
     return 0
 
 
-@command("verify", "check a data directory and change nothing", argument("DIRECTORY", value="DIR"))
+@command("verify", "check a data directory without changing it", argument("DIRECTORY", value="DIR"))
 def _verify(options: Options) -> int:
     from broker_core.store.salvage.verify import verify  # reads the files directly
 
@@ -400,7 +399,7 @@ def _verify(options: Options) -> int:
 
 @command(
     "salvage",
-    "copy the intact data to a new data directory",
+    "copy intact data to a new data directory",
     argument("DIRECTORY", "only read; no broker may use it", "DIR"),
     option("--to", "NEWDIR", "created; must be absent or empty", required=True),
 )

@@ -24,7 +24,7 @@ COLUMNS = (
 
 @command(
     "ledger",
-    "list decided batches of a pipeline",
+    "list the decided batches of an app",
     *ANY_BROKER,
     argument("APP", shell_complete=app_names),
     option("--batch", "N", "only the batch with this sequence", type=count),

@@ -109,7 +109,7 @@ def _unbind(options: Options) -> int:
 
 
 # -- purge and delete ----------------------------------------------------------------------------------------
-@command("purge", "drop the messages of a queue that no consumer holds", *BROKER, QUEUE, YES)
+@command("purge", "delete the ready messages of a queue", *BROKER, QUEUE, YES)
 def _purge(options: Options) -> int:
     with client_at(options).channel() as channel:
         channel.queue_declare(options.name, passive=True)

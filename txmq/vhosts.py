@@ -22,7 +22,7 @@ LIMITS = {
 NAME = argument("NAME")
 GIVEN = [option(f"--{name.replace('_', '-')}", "N", text, type=int) for name, text in LIMITS.items()]
 
-group("vhosts", "add, list, limit and delete virtual hosts")
+group("vhosts", "manage virtual hosts and their limits")
 
 
 def _given(options: Options) -> dict[str, int | None]:
@@ -45,13 +45,13 @@ def _list(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _vhosts(options).vhosts()))
 
 
-@command("vhosts limit", "change limits; -1 for none", *BROKER, NAME, *GIVEN)
+@command("vhosts limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *GIVEN)
 def _limit(options: Options) -> int:
     _vhosts(options).limit_vhost(options.name, **_given(options))
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 
 
-@command("vhosts delete", "delete a virtual host with all that is in it", *BROKER, NAME, YES)
+@command("vhosts delete", "delete a virtual host with everything in it", *BROKER, NAME, YES)
 def _delete(options: Options) -> int:
     for each in _vhosts(options).vhosts():
         if each.name == options.name:

@@ -63,7 +63,7 @@ def hostile(broker: Broker, url: str) -> str:
     return url
 
 
-LISTS = ("queues", "exchanges", "bindings", "channels", "connections", "consumers", "transactions", "staged", "apps",
+LISTS = ("queues", "exchanges", "bindings", "channels", "connections", "consumers", "prepared", "staged", "apps",
          "status", "export", "vhosts list", "users list", "permissions list")  # fmt: skip
 
 

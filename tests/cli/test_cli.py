@@ -22,6 +22,7 @@ from broker_core.engine import START, BranchHeader, Limit, Origin, Vector
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch
 from txmq import cli
+from txmq.command.declare import ROOT, SECTIONS
 
 
 def _txmq(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -56,31 +57,22 @@ def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-def test_help_names_every_command() -> None:
+def test_help_shows_every_command_in_one_section() -> None:
+    words = [word for section in SECTIONS.values() for word in section]
+    assert sorted(words) == sorted(ROOT.commands)
     shown = _txmq("--help")
     assert shown.returncode == 0
-    for command in (
-        "serve",
-        "status",
-        "queues",
-        "apps",
-        "transactions",
-        "attempts",
-        "discard",
-        "doctor",
-        "commit",
-        "rollback",
-        "unapplied",
-        "skip",
-        "release",
-        "declare",
-        "bind",
-        "publish",
-        "peek",
-        "verify",
-        "salvage",
-    ):
-        assert f"\n  {command} " in shown.stdout
+    assert re.findall(r"^  ([a-z-]+) +\w", shown.stdout.partition("Broker:")[2], re.MULTILINE) == words
+
+
+def test_help_begins_with_a_verb_and_prepared_transactions_are_no_committed_ones() -> None:
+    for name, command in ROOT.commands.items():
+        text = command.short_help or ""
+        assert re.match(r"(run|show|check|print|list|declare|delete|publish|move|bind|remove|close|commit|roll|discard"
+                        r"|write|release|manage|copy|import) ", text), name  # fmt: skip
+    assert "prepared" in str(ROOT.commands["prepared"].help) and "committed" in str(
+        ROOT.commands["transactions"].help
+    )
 
 
 def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
@@ -223,7 +215,7 @@ def test_prepared_transactions_are_listed_committed_and_rolled_back(
         for xid in ("first", "second"):
             channel.publish(xid.encode(), routing_key="q")
             channel.prepare(xid)
-    assert {row["xid"]: row["publishes"] for row in _json(capsys, "transactions", "--url", url)} == {
+    assert {row["xid"]: row["publishes"] for row in _json(capsys, "prepared", "--url", url)} == {
         "first": 1,
         "second": 1,
     }
@@ -232,7 +224,7 @@ def test_prepared_transactions_are_listed_committed_and_rolled_back(
         "xid": "second",
         "state": "rolled_back",
     }
-    assert _json(capsys, "transactions", "--url", url) == []
+    assert _json(capsys, "prepared", "--url", url) == []
     assert [row["body"] for row in _json(capsys, "peek", "q", "--url", url)] == ["first"]
     assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "commit", "--yes", "third", "--url", url)
     assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "commit", "--yes", "second", "--url", url)
@@ -291,11 +283,11 @@ def test_attempts_are_listed_and_discarded(
         channel.queue_declare("out")
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3, pa.binary())})
     staged = broker.engine.stage(BranchHeader("token", "branch", "publish", {"routing_key": "out"}), [batch])
-    (attempt,) = _json(capsys, "attempts", "--url", url)
+    (attempt,) = _json(capsys, "staged", "--url", url)
     assert (attempt["token"], attempt["app_id"], attempt["branches"], attempt["rows"]) == ("token", "", 1, 3)
     assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "discard", "--yes", "another", "--url", url)
     assert _run(capsys, "discard", "--yes", "token", "--url", url) == "discarded token\n"
-    assert _json(capsys, "attempts", "--url", url) == []
+    assert _json(capsys, "staged", "--url", url) == []
     with pytest.raises(errors.TransactionState):
         broker.engine.commit_branches("token", [staged])
 
@@ -395,7 +387,7 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["transactions", "--url", "kafka://h:9092"], "'kafka://h:9092', but Kafka has no channels"),
+        (["prepared", "--url", "kafka://h:9092"], "'kafka://h:9092', but Kafka has no channels"),
         (["queues", "--url", "txmq://h:1", "--settings", "missing"], "--settings is 'missing', which cannot"),
         (["queues", "--url", "txmqs://u:secret@h:1"], "--url has a password, which other users of this"),
         (["queues", "--url", "txmqs://h:1", "--user", "u"], "option 'user' is 'u', and there is no password"),
@@ -421,7 +413,7 @@ def test_settings_come_from_a_file_and_are_for_kafka(
 ) -> None:
     settings = tmp_path / "kafka.properties"
     settings.write_text("# only for us\n\nkafka.sasl.password = secret=1\n")
-    for command in ("queues", "apps", "transactions"):
+    for command in ("queues", "apps", "prepared"):
         found = _fails(capsys, command, "--url", url, "--settings", str(settings))
         assert "option 'kafka.sasl.password' is for connections to Kafka" in found and "secret" not in found
     settings.write_text("kafka.sasl.password\n")

@@ -209,12 +209,12 @@ def test_prepared_transactions_are_listed_with_their_queues_and_open_ones_with_t
         assert _rows(capsys, broker, "--open", "--queue", "a", command="transactions") != []
         assert _rows(capsys, broker, "--open", "--queue", "c", command="transactions") == []
         channel.prepare("order-7")
-    (row,) = _rows(capsys, broker, command="transactions")
+    (row,) = _rows(capsys, broker, command="prepared")
     assert (row["xid"], row["to"], row["acked"]) == ("order-7", {"b": 5}, {"a": 1})
     assert row["first"] == ["0" * 200, "1" * 200, "2" * 200]
     for queue in ("a", "b"):
-        assert len(_rows(capsys, broker, "--queue", queue, command="transactions")) == 1
-    assert _rows(capsys, broker, "--queue", "c", command="transactions") == []
+        assert len(_rows(capsys, broker, "--queue", queue, command="prepared")) == 1
+    assert _rows(capsys, broker, "--queue", "c", command="prepared") == []
     broker.rollback("order-7")
 
 
@@ -278,7 +278,7 @@ def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
         code = cli.main([*words, *login])
         return code, capsys.readouterr().err
 
-    for words in (["connections"], ["consumers"], ["channels"], ["transactions"]):
+    for words in (["connections"], ["consumers"], ["channels"], ["prepared"]):
         code, said = run("plain", *words)
         assert code == 1 and "refused for user 'plain': it needs the tag" in said
         assert run("wanda", *words) == (0, "")

@@ -15,7 +15,7 @@ from txmq.output import done
 
 @command(
     "backup",
-    "copy the data directory while its broker runs",
+    "copy a data directory while its broker runs",
     *ANY_BROKER,
     argument("DIRECTORY", "as --data DIR", "[DIR]", required=False),
     option("--to", "NEWDIR", "created; must be absent or empty", required=True),

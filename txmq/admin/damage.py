@@ -16,7 +16,7 @@ from txmq.output import confirm, done
 QUEUE = argument("QUEUE", shell_complete=queue_names)
 
 
-@command("skip-damaged", "take what is damaged out of a queue, so that the rest flows", *BROKER, QUEUE, YES)
+@command("skip-damaged", "remove damaged messages from a queue", *BROKER, QUEUE, YES)
 def _skip_damaged(options: Options) -> int:
     client = client_at(options)
     found = skip_damaged(client, options.queue, check=True)

@@ -24,7 +24,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 @command(
     "export",
-    "write users, permissions, queues and so on as JSON",
+    "write users, permissions, queues and bindings as JSON",
     *BROKER,
     option("--to", "FILE", "made for its owner alone; default: standard output"),
 )
@@ -48,7 +48,7 @@ def _export(options: Options) -> int:
 
 @command(
     "import",
-    "take users, permissions, queues and so on from a file",
+    "import users, permissions, queues and bindings from a file",
     *BROKER,
     argument("FILE", "of RabbitMQ (rabbitmqctl export_definitions) or txmq export"),
     option("--check", text="only say what would be done"),

@@ -23,7 +23,7 @@ ALARM, NO_ANSWER = 3, 4  # exit codes
 MiB = 1024 * 1024
 
 
-@command("status", "tell how a broker is, for a probe", *BROKER, WATCH)
+@command("status", "show the health of a broker (exit codes for probes)", *BROKER, WATCH)
 def _status(options: Options) -> int:
     try:
         with _client(options) as client:

@@ -19,7 +19,7 @@ from txmq.output import Row, table
 INTERVAL = option("--interval", "SECONDS", "between two looks; default 2", type=above_zero, default=2.0)
 
 
-@command("top", "show queues and pipelines with their rates, live", *BROKER, INTERVAL)
+@command("top", "show the rates of queues and apps, live", *BROKER, INTERVAL)
 def _top(options: Options) -> int:
     rates = LiveRates()
 

@@ -103,7 +103,32 @@ WATCH = option(
     is_flag=False,
     flag_value="2",
 )
-ROOT = click.Group(
+# what `txmq --help` shows together; a word may begin several commands
+SECTIONS = {
+    "Broker": ("serve", "status", "top", "doctor", "setup", "completion"),
+    "Queues and messages": ("queues", "declare", "delete", "purge", "peek", "publish", "move", "message"),
+    "Routing": ("exchanges", "bindings", "bind", "unbind"),
+    "Clients": ("connections", "channels", "consumers", "close"),
+    "Transactions": ("transactions", "transaction", "prepared", "commit", "rollback"),
+    "Spark apps": ("apps", "ledger", "staged", "discard", "unapplied", "skip", "release"),
+    "Users and virtual hosts": ("users", "permissions", "vhosts"),
+    "Data directory": ("backup", "verify", "salvage", "skip-damaged", "export", "import"),
+}
+
+
+class Sections(click.Group):
+    """Lists its commands by what they are about."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, words in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(word.ljust(width), self.commands[word].short_help or "") for word in words]
+                )
+
+
+ROOT = Sections(
     "txmq",
     help="Run, inspect and operate a txmq broker.",
     no_args_is_help=False,

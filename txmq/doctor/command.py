@@ -25,7 +25,7 @@ DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
 
 @command(
     "doctor",
-    "check this installation, and say what to do",
+    "check this installation and say what to fix",
     *one_of(
         option("--data", "DIR", "check this data directory, there or to be made"),
         option(

@@ -43,7 +43,7 @@ class Shared(NamedTuple):
 PREPARED = Shared(
     "{n} prepared transactions",
     "commit or roll back some, `txmq rollback --of {user} --all` ends all of a vhost; or raise --user-share",
-    "`txmq transactions` lists them; commit or roll back the old ones",
+    "`txmq prepared` lists them; commit or roll back the old ones",
 )
 
 PREPARED_BYTES = Shared(
