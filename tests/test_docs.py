@@ -13,6 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 import txmq
@@ -22,6 +23,7 @@ from connector.conf import recommended_conf
 from connector.options import OPTIONS, table
 from tests import operating
 from tests.claims import claims, plain
+from txmq.command.declare import ROOT as ROOT_COMMAND
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -230,6 +232,50 @@ def test_every_rule_has_a_test() -> None:
             ):
                 untested.append(number)
         assert untested == []
+
+
+# -- errors and commands -------------------------------------------------------------------------------------
+
+
+def test_the_page_of_errors_has_each_code_once_and_says_which_calls_may_be_repeated() -> None:
+    """The columns: codes, reply code of AMQP, meaning, retry, what to do."""
+    retry = {}
+    for line in (ROOT / "docs" / "errors.md").read_text().splitlines():
+        cells = line.split("|")[1:-1]
+        for code in re.findall(r"`(TXMQ_\w+)`", cells[0]) if cells else ():
+            assert code not in retry, code
+            retry[code] = cells[3].strip()
+    classes = {
+        each.code: each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.TxmqError)
+    }
+    assert retry.keys() == classes.keys() - {"TXMQ_ERROR"}
+    assert {code for code, word in retry.items() if word == "again"} == {
+        code for code, each in classes.items() if each.retriable
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
+    text = page.read_text()
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    lines += re.findall(r"`(txmq [^`\n]+)`", text) if page.name != "CHANGELOG.md" else []
+    wrong = []
+    for line in lines:
+        for words in re.findall(r"(?:^|[\s$;(])txmq ((?:[^|;&#<>()]|<\()+)", line):
+            command: click.Command = ROOT_COMMAND
+            for word in words.split():
+                if isinstance(command, click.Group) and not word.startswith(("-", "[")):
+                    if word not in command.commands:
+                        wrong.append(f"txmq {words}")
+                        break
+                    command = command.commands[word]
+                elif word.startswith("--") and word.partition("=")[0].rstrip(",.]") not in {
+                    *(name for param in command.params for name in param.opts), "--help", "--version",
+                }:  # fmt: skip
+                    wrong.append(f"txmq {words}: {word}")
+    assert wrong == []
 
 
 # -- code blocks, links, paths -------------------------------------------------------------------------------

@@ -80,6 +80,14 @@ def test_every_name_and_label_is_one_of_the_metrics(place: str, metrics: dict[st
                 assert labels <= metrics[name] | SCRAPED, expression
 
 
+def test_the_runbook_has_each_alert_and_no_other() -> None:
+    runbook = (FOLDER.parent / "runbook.md").read_text()
+    alerts = runbook.split("## Alerts\n", 1)[1].split("\n## ", 1)[0]
+    assert re.findall(r"^### (\w+)$", alerts, re.MULTILINE) == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"] == f"runbook.html#{rule['alert'].lower()}"
+
+
 def test_a_counter_is_only_looked_at_as_a_rate_and_a_gauge_never(metrics: dict[str, set[str]]) -> None:
     for place, texts in expressions().items():
         for expression in texts:
