@@ -177,6 +177,7 @@ class Broker:
         users: Mapping[str, str] | None = None,
         doors: Doors | None = None,
         quotas: QuotaLimits | None = None,
+        strict: bool = False,
         started: bool = False,
     ) -> Broker:
         """Opens the broker of a data directory, created if missing.
@@ -184,9 +185,8 @@ class Broker:
         ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for
         ``outcome``; ``history``: the same of commits. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener;
         ``handlers`` intercept the commands of AMQP clients (docs/handlers.md). ``users``: NAME -> password or
-        its hash, beside those that
-        ``accounts`` keeps in the directory; they may do everything, unless the directory has the same name.
-        ``doors``: TLS, and who is let in; ``quotas``: what users may take (docs/serve_limits.md).
+        its hash, beside those of ``accounts``; they may do everything, unless the directory has the name.
+        ``doors``: TLS, and who is let in; ``quotas``: what users may take. ``strict``: no argument is void.
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
@@ -205,6 +205,7 @@ class Broker:
             users,
             doors or DEFAULTS.doors,
             quotas or DEFAULTS.quotas,
+            strict,
         )
         return cls._opened(directory, given, started=started)
 
@@ -343,6 +344,8 @@ def _opened_state(store: Store, directory: str, options: ServeOptions) -> tuple[
         on_failure.callback(store.close, clean=False)
         id_ = _data_id(directory) if directory else ""
         local = LocalBroker(store, limits=options.limits, outcomes=options.outcomes, identity=id_)
+        if options.strict:
+            local.state.virtual_hosts.be_strict()
         on_failure.pop_all()
     return local, id_
 

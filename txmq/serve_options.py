@@ -72,6 +72,7 @@ GENERAL = (
         "log-format", "LOG_FORMAT", click.Choice(("text", "json")), "",
         "of the log, which goes to standard error; default text", _TEXT,
     ),
+    ServeOption("strict", "", bool, "strict", "refuse arguments of queues and so on that have no effect"),
     ServeOption("idle-timeout", "SECONDS", above_zero, "", "end after this idle time"),
 )  # fmt: skip
 LIMITS = (

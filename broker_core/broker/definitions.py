@@ -19,7 +19,7 @@ from typing import Any
 from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.access.users import DEFAULT_USER, TAGS
-from broker_core.broker.arguments import ALLOWED, EXCHANGE_ARGUMENTS
+from broker_core.broker.arguments.table import EXCHANGE, QUEUE, ArgumentRule, without_effect
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.topology.topology import PREDECLARED, Topology
@@ -61,6 +61,7 @@ class Definitions:
     queues: list[Row] = field(default_factory=list)
     bindings: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    strict: bool = False
 
     def skip(self, kind: str, row: Row, why: str, name: str = "") -> None:
         shown = name or str(row.get("name") or row.get("user") or "")
@@ -68,11 +69,13 @@ class Definitions:
 
 
 # -- reading -------------------------------------------------------------------------------------------------
-def read(document: object, vhost: str = VHOST) -> Definitions:
-    """``vhost``: of what names none, as in the definitions of one virtual host. Raises OptionError."""
+def read(document: object, vhost: str = VHOST, strict: bool = False) -> Definitions:
+    """``vhost``: of what names none, as in the definitions of one virtual host. ``strict``: the broker
+    refuses arguments without effect. Raises OptionError.
+    """
     if not isinstance(document, Mapping):
         raise OptionError(f"definitions must be a JSON object, not {type(document).__name__}")
-    found = Definitions()
+    found = Definitions(strict=strict)
     for name in document.keys() - {*_WRITTEN, *_ABOUT}:
         found.skip(name, {}, "txmq does not know it", name=name)
     rows = {kind: list(_rows(document, kind, vhost)) for kind in _WRITTEN}
@@ -223,7 +226,7 @@ def _read_exchanges(found: Definitions, rows: list[Row]) -> Names:
             found.skip("exchange", row, f"txmq has no exchanges of type {row['type']!r}")
             gone.add(("exchange", row["vhost"], row["name"]))
             continue
-        found.exchanges.append({**row, "arguments": _arguments(found, "exchange", row, EXCHANGE_ARGUMENTS)})
+        found.exchanges.append({**row, "arguments": _arguments(found, "exchange", row, EXCHANGE)})
     return gone
 
 
@@ -235,19 +238,24 @@ def _read_queues(found: Definitions, rows: list[Row]) -> Names:
             found.skip("queue", row, f"txmq has no queues of type {kind!r}")
             gone.add(("queue", row["vhost"], row["name"]))
             continue
-        found.queues.append({**row, "arguments": _arguments(found, "queue", row, ALLOWED)})
+        found.queues.append({**row, "arguments": _arguments(found, "queue", row, QUEUE)})
     return gone
 
 
-def _arguments(found: Definitions, kind: str, row: Row, allowed: tuple[str, ...]) -> Row:
-    """Those that have an effect here, and those of clients."""
-    kept = dict(row.get("arguments") or {})
-    for name in [name for name in kept if name.startswith("x-") and name not in allowed]:
-        del kept[name]
-        found.skip(
-            f"argument of {kind}", row, f"{name} has no effect here; clients must not declare it either"
-        )
-    return kept
+def _arguments(found: Definitions, kind: str, row: Row, table: Mapping[str, ArgumentRule]) -> Row:
+    """Those that its program can declare again; a strict broker leaves out those without effect."""
+    arguments = dict(row.get("arguments") or {})
+    for name, why in without_effect(table, arguments).items():
+        if name in table and table[name].strict:
+            continue
+        how = "is left out: with --strict, clients must not declare it" if found.strict else "has no effect"
+        found.skip(f"argument of {kind}", row, f"{name} {how}: {why}")
+        if found.strict:
+            del arguments[name]
+    for name in [name for name in arguments if name in table and table[name].refused]:
+        del arguments[name]
+        found.skip(f"argument of {kind}", row, f"{name} is refused, also of clients: {table[name].refused}")
+    return arguments
 
 
 def _read_binding(found: Definitions, row: Row, gone: Names) -> None:

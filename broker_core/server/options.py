@@ -23,6 +23,7 @@ class ServeOptions:
     commands of AMQP clients. ``limits``: of one transaction. ``outcomes``: how many are kept, and for how
     long; ``history``: the same of commits. ``users``: NAME -> password or its hash, beside those of the
     directory. ``doors``: TLS, and who is let in. ``quotas``: what users may take.
+    ``strict``: arguments without effect are refused.
     """
 
     host: str = "127.0.0.1"
@@ -36,3 +37,4 @@ class ServeOptions:
     users: Mapping[str, str] | None = None
     doors: Doors = field(default_factory=Doors)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
+    strict: bool = False

@@ -377,3 +377,34 @@ def test_reader_never_sees_a_part_of_a_large_commit(served: AmqpServed) -> None:
 @pytest.mark.soak
 def test_soak_reader_never_sees_a_part_of_a_large_commit(served: AmqpServed, rounds: int) -> None:
     commits_beside_a_reader(served, max(1_000, rounds))
+
+
+@pytest.mark.parametrize(
+    "step", ["", *(f"store.commit.{name}" for name in ("begin", "synced", "executed", "committed"))]
+)
+def test_dead_lettering_is_at_least_once_by_construction(step: str, served: AmqpServed) -> None:
+    """The message is rejected and the broker killed: it is in its queue or a dead letter, never neither."""
+    strategy = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once"}
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    with peer(served.amqp_url, 1) as client:
+        client.call(1, Q.Declare(queue="dead", durable=True), Q.DeclareOk)
+        client.call(1, Q.Declare(queue="q", durable=True, arguments={**strategy, **dead}), Q.DeclareOk)
+        client.call(1, T.Select(), T.SelectOk)
+        client.publish(1, "", "q", b"1", delivery_mode=2)
+        client.call(1, T.Commit(), T.CommitOk)
+        client.end()
+    for hit in (1, 2, 3):  # the start commits too
+        with contextlib.suppress(NotReady):
+            served.restart(f"{step}@{hit}=kill" if step else "")
+            break
+    with contextlib.suppress(Closed, OSError), peer(served.amqp_url, 1) as client:
+        assert client.get(1, "q", no_ack=False) is not None
+        client.send(1, B.Reject(delivery_tag=1, requeue=False))
+        client.count(1, "q")  # its answer comes behind the commit
+    served.restart()
+    with peer(served.amqp_url, 1) as client:
+        counts = client.count(1, "q"), client.count(1, "dead")
+        client.end()
+    assert sum(counts) == 1
+    if step in ("", "store.commit.committed"):
+        assert counts == (0, 1)

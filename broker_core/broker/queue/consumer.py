@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from broker_core.broker.arguments import type_name
 from broker_core.broker.queue import Queue
-from broker_core.core.address import VHOST
 from broker_core.core.change import InboxRow
-from broker_core.core.errors import PreconditionFailed
 from broker_core.core.undo import Undo
-from broker_core.message.field_table import Timestamp
 
 
 class ConsumerChannel(Protocol):
@@ -133,14 +129,3 @@ class Unacked(NamedTuple):
 Send = Callable[[Consumer, int, Sequence[bool], Sequence[InboxRow]], int]  # must not raise
 Cancelled = Callable[[Consumer], None]
 UNLIMITED = 1 << 62
-
-
-def consumer_priority(queue: str, arguments: Mapping[str, object], vhost: str = VHOST) -> int:
-    """Returns ``x-priority`` of basic.consume. Raises PreconditionFailed."""
-    priority = arguments.get("x-priority", 0)
-    if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):
-        what = f'"expected integer, got {type_name(priority)}"'
-        raise PreconditionFailed(
-            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': {what}", "give a whole number"
-        )
-    return priority

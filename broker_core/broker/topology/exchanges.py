@@ -15,13 +15,13 @@ from typing import Generic
 import pyarrow as pa
 
 from broker_core.broker.arguments import (
-    EXCHANGE_ARGUMENTS,
     check_binding,
     check_exchange_arguments,
     check_text,
     inequivalent,
     inequivalent_arguments,
 )
+from broker_core.broker.arguments.table import COMPARED_EXCHANGE
 from broker_core.broker.routing.carbon_copy import Copies
 from broker_core.broker.routing.exchange import (
     EXCHANGE_TYPES,
@@ -56,7 +56,9 @@ _EACH = 64  # the records of so many bindings are dropped one by one; the catalo
 
 
 class Exchanges(Generic[Q]):
-    """``routes`` and ``stale_bindings``: those that several virtual hosts share; None: its own."""
+    """``routes`` and ``stale_bindings``: those that several virtual hosts share; None: its own. ``strict``:
+    it refuses arguments without effect.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Exchanges(Generic[Q]):
         self.routes = RouteRoom() if routes is None else routes
         self._stale_bindings = StaleBindings(undo) if stale_bindings is None else stale_bindings
         self.vhost = vhost
-        self.deleted = False
+        self.deleted = self.strict = False
         self.bound = Tally(undo)  # of the bytes of bindings
         self.queues: dict[str, Q] = {}
         self.queues_by_id: dict[QueueId, Q] = {} if queues_by_id is None else queues_by_id
@@ -154,13 +156,13 @@ class Exchanges(Generic[Q]):
         if existing is not None:
             wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
             inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments(of, arguments, existing.arguments, EXCHANGE_ARGUMENTS)
-            check_exchange_arguments(of, arguments)
+            inequivalent_arguments(of, arguments, existing.arguments, COMPARED_EXCHANGE)
+            check_exchange_arguments(of, arguments, strict=self.strict)
             return existing
         check_text("the name of an exchange", name)
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        check_exchange_arguments(of, arguments)
+        check_exchange_arguments(of, arguments, strict=self.strict)
         alternate = str(arguments.get("alternate-exchange"))
         refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
         exchange = EXCHANGE_TYPES[type](

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from broker_core.broker.arguments import (
     check_arguments,
     check_binding,
-    check_known,
+    check_properties,
     check_text,
     inequivalent,
     inequivalent_arguments,
@@ -125,11 +125,12 @@ class Topology(Exchanges[Queue]):
             wanted = {"durable": durable and not exclusive, "auto_delete": auto_delete}
             inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
             inequivalent_arguments(of, arguments, existing.arguments.declared)
-            check_known(of, arguments)
+            check_arguments(of, arguments, strict=self.strict)
             return existing
         check_text("the name of a queue", name)
         refusals.check_room(self.queues.values(), name, self.vhost, self.max_queues)
-        check_arguments(of, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
+        check_arguments(of, arguments, strict=self.strict)
+        check_properties(of, arguments, durable, exclusive, auto_delete)
         # the commit sequence never decreases, even over restarts (state/change.py), so an id from it is
         # never reused
         change.sequence = change.sequence or self._numbers.next_sequence()

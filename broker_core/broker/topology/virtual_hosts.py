@@ -33,6 +33,7 @@ class VirtualHosts:
         self.by_name: dict[str, Topology] = {}
         self.records: dict[str, VhostRecord] = {}
         self.limited = False  # some virtual host has a limit of messages
+        self.strict = False
         self._make(VHOST)
 
     def restore(self, records: Iterable[VhostRecord]) -> None:
@@ -49,6 +50,12 @@ class VirtualHosts:
 
     def limits(self, name: str) -> VhostRecord:
         return self.records.get(name) or VhostRecord(name, NO_LIMIT, NO_LIMIT, NO_LIMIT)
+
+    def be_strict(self) -> None:
+        """Refuse arguments without effect from now on. Before others use it."""
+        self.strict = True
+        for topology in self.by_name.values():
+            topology.strict = True
 
     # -- changes ---------------------------------------------------------------------------------------------
     def add(
@@ -123,4 +130,5 @@ class VirtualHosts:
     def _make(self, name: str) -> Topology:
         self._undo.item(self.by_name, name)
         made = self.by_name[name] = Topology(self._blocks, self._numbers, name, self.registry)
+        made.strict = self.strict
         return made

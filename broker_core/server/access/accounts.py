@@ -188,7 +188,8 @@ class Accounts:
         again brings the others.
         """
         try:
-            found = definitions_module.read(definitions, vhost)
+            strict = self._broker.state.virtual_hosts.strict
+            found = definitions_module.read(definitions, vhost, strict)
             self._keep_administrator(found)
             given = self._broker.state.users.given
             pieces, needed = list(import_pieces.pieces(found, given)), import_pieces.Needed(found)

@@ -43,7 +43,7 @@ class ClientConnection(Protocol):
 
     ``name``: both addresses. ``address``: of the client. ``user``: "" before the login. ``rights``: what the
     user may do. ``seen``: the state as its virtual host sees it, and before connection.open as ``/`` does.
-    ``attached``: what handlers keep as long as the connection lives. ``writable``: the client
+    ``attached``: what handlers and commands keep as long as it lives. ``writable``: the client
     reads what it is sent. ``observed``: the server has handlers.
     """
 

@@ -26,7 +26,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.closing import close
-from broker_core.server.amqp.commands import COMMANDS
+from broker_core.server.amqp.commands import COMMANDS, ack_timeout
 from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
@@ -201,7 +201,8 @@ class AmqpServer(LoopThread):
         self.loop.call_later(SWEEP_S, self._sweep)
         now = time.monotonic()
         steps: list[Callable[[], None]] = [self._spill_transactions, self._look_for_alarms]
-        steps += [partial(connection.sweep, now) for connection in self.connections]
+        for connection in self.connections:
+            steps += [partial(connection.sweep, now), partial(ack_timeout.sweep, connection, now)]
         for step in steps:
             try:
                 step()

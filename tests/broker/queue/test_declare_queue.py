@@ -4,12 +4,20 @@ RabbitMQ 3.10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from broker_core.broker.arguments import ALLOWED, ARGUMENT_BYTES, check_binding
+from broker_core.broker.arguments import ARGUMENT_BYTES, check_binding, check_consumer_arguments
+from broker_core.broker.arguments.table import (
+    CONSUMER,
+    EXCHANGE,
+    QUEUE,
+    QUEUE_TYPES,
+    ArgumentRule,
+    without_effect,
+)
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.topology.ownership import own, release
@@ -55,7 +63,10 @@ LOCKED = (
         ({"x-max-priority": -1}, "{value_negative,-1}"),
         ({"x-max-priority": 256}, "{max_value_exceeded,256}"),
         ({"x-single-active-consumer": 1}, "{unacceptable_type,signedint}"),
-        ({"x-delivery-limit": -1}, "{value_negative,-1}"),
+        ({"x-delivery-limit": "x"}, '"expected integer, got longstr"'),
+        ({"x-consumer-timeout": 0}, "{value_zero,0}"),
+        ({"x-consumer-timeout": "1h"}, '"expected integer, got longstr"'),
+        ({"x-queue-leader-locator": "here"}, "invalid_queue_locator_arg"),
         ({"x-queue-type": "stream"}, "\"unsupported queue type 'stream'\""),
         ({"x-queue-type": 5}, "{unacceptable_type,signedint}"),
         ({"x-queue-mode": "foo"}, "\"unsupported queue mode 'foo'\""),
@@ -89,9 +100,10 @@ def test_a_dead_letter_exchange_that_is_no_text_is_refused_in_rabbitmqs_words() 
     ("arguments", "properties", "text"),
     [
         (
-            {"x-nonsense": 1},
+            {"x-quorum-initial-group-size": 3},
             {},
-            "invalid arg 'x-nonsense' for queue 'q' in vhost '/' of queue type rabbit_classic_queue",
+            "invalid arg 'x-quorum-initial-group-size' for queue 'q' in vhost '/' of queue type "
+            "rabbit_classic_queue",
         ),
         (
             {"x-max-age": "1D"},
@@ -126,7 +138,7 @@ def test_a_dead_letter_exchange_that_is_no_text_is_refused_in_rabbitmqs_words() 
     ],
     ids=repr,
 )
-def test_an_argument_that_would_have_no_effect_is_refused_and_named(
+def test_an_argument_of_another_type_of_queue_is_refused_and_named(
     arguments: dict[str, Any], properties: dict[str, bool], text: str
 ) -> None:
     found = topology()
@@ -154,10 +166,29 @@ def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_
         "x-delivery-limit": 0,
         "x-queue-type": "classic",
         "x-internal-purpose": "federation",
+        "x-consumer-timeout": 1,
+        "x-queue-master-locator": "min-masters",
+        "x-queue-leader-locator": "balanced",
+        "x-ha-policy": "all",
+        "x-ha-policy-params": ["a"],
+        "x-ha-nodes": None,
+        "x-cancel-on-ha-failover": True,
+        "x-nonsense": {"any": 1},
         "mine": [1, 2.5, None, {"a": "b"}],
     }
-    assert set(ALLOWED) < set(arguments)
-    quorum = {"x-queue-type": "quorum", "x-delivery-limit": 3}
+    quorum = {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": -1,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-max-in-memory-length": 0,
+        "x-max-in-memory-bytes": 2**62,
+        "x-quorum-initial-group-size": 1,
+        "x-quorum-target-group-size": 5,
+    }
+    taken = {name for name, each in QUEUE.items() if not each.refused}
+    assert taken <= {*arguments, *quorum} and not set(arguments) & {
+        name for name in QUEUE if name not in taken
+    }
     declared(node, "q", **arguments)
     declared(node, "r", **quorum)
     node.restart()
@@ -227,9 +258,42 @@ def test_a_queue_declared_again_otherwise_is_refused_in_rabbitmqs_words(
     assert same is found.queue("q") and not change.puts
 
 
-def test_an_unknown_argument_is_refused_also_when_the_queue_is_there_already() -> None:
-    with pytest.raises(errors.PreconditionFailed, match="invalid arg 'x-nonsense' for queue 'q'"):
-        topology("q").declare_queue(Change(), "q", arguments={"x-nonsense": 1})
+@pytest.mark.parametrize(
+    "name", ["x-nonsense", "x-ha-policy", "x-queue-leader-locator", "x-consumer-timeout"]
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_a_strict_broker_refuses_an_argument_without_effect_and_no_other(name: str, there: bool) -> None:
+    found = topology("q") if there else topology()
+    arguments = {name: 5 if name == "x-consumer-timeout" else "random"}
+    if name != "x-consumer-timeout":  # what has no effect may differ in a declaration that is repeated
+        assert found.declare_queue(Change(), "q", arguments=arguments).name == "q"
+        with_effect = without_effect(QUEUE, arguments)
+        assert list(with_effect) == [name] and with_effect[name]
+    found.strict = True
+    if name != "x-consumer-timeout":
+        with pytest.raises(errors.PreconditionFailed, match=f"invalid arg '{name}' for queue 'q'"):
+            found.declare_queue(Change(), "q", arguments=arguments)
+        with pytest.raises(errors.PreconditionFailed, match="invalid arg 'x-nonsense' for exchange 'x'"):
+            found.declare_exchange(Change(), "x", arguments={"x-nonsense": 1})
+        with pytest.raises(errors.PreconditionFailed, match=f"invalid arg '{name}' for queue 'q'"):
+            check_consumer_arguments("q", "/", arguments, strict=True)
+    else:
+        assert found.declare_queue(Change(), "new", arguments=arguments).arguments.consumer_timeout_ms == 5
+    lazy = {"x-queue-mode": "lazy", "x-internal-purpose": "federation"}
+    assert found.declare_queue(Change(), "lazy", arguments=lazy).arguments.declared == lazy
+
+
+@pytest.mark.parametrize("table", [QUEUE, EXCHANGE, CONSUMER], ids=["queue", "exchange", "consumer"])
+def test_every_argument_has_a_meaning_or_a_reason(table: Mapping[str, ArgumentRule]) -> None:
+    for name, each in table.items():
+        assert not (each.void and each.refused), name
+        assert set(each.types) <= set(QUEUE_TYPES) or each.refused, name
+        assert name.startswith("x-") or not each.void
+
+
+def test_a_delivery_limit_below_zero_is_none_and_still_counts() -> None:
+    found = topology().declare_queue(Change(), "q", arguments={"x-delivery-limit": -1})
+    assert (found.arguments.delivery_limit, found.arguments.counts_deliveries) == (None, True)
 
 
 # -- exclusive -----------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from broker_core.broker.arguments import check_consumer_arguments
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.dispatch import Dispatched
-from broker_core.broker.queue.consumer import Consumer, consumer_priority
+from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.topology.ownership import own
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core import errors
@@ -315,13 +316,23 @@ def test_a_consumer_tag_names_one_consumer_of_a_channel(node: Node, shell: Shell
     assert channel.cancel("t") is None
 
 
-def test_x_priority_must_be_a_whole_number() -> None:
-    assert consumer_priority("q", {"x-priority": -3}) == -3
-    with pytest.raises(
-        errors.PreconditionFailed,
-        match="invalid arg 'x-priority' for queue 'q' in vhost '/': \"expected integer, got longstr\"",
-    ):
-        consumer_priority("q", {"x-priority": "high"})
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"x-priority": "high"}, ': "expected integer, got longstr"'),
+        ({"x-consumer-timeout": -1}, ": {value_negative,-1}"),
+        ({"x-stream-offset": "first"}, " of queue type rabbit_classic_queue"),
+        ({"x-stream-filter": "a"}, " of queue type rabbit_classic_queue"),
+    ],
+)
+def test_an_argument_of_a_consumer_is_refused_in_rabbitmqs_words(
+    arguments: dict[str, object], text: str
+) -> None:
+    taken: dict[str, object] = {"x-priority": -3, "x-consumer-timeout": 1, "x-nonsense": 1, "mine": None}
+    check_consumer_arguments("q", "/", taken)
+    with pytest.raises(errors.PreconditionFailed) as caught:
+        check_consumer_arguments("q", "/", arguments)
+    assert caught.value.summary == f"invalid arg '{next(iter(arguments))}' for queue 'q' in vhost '/'{text}"
 
 
 def test_no_local_leaves_a_connections_own_messages_to_others_and_blocks_nothing(

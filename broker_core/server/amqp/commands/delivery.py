@@ -5,26 +5,25 @@
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import command_permissions
+from broker_core.broker.arguments import check_consumer_arguments
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
-from broker_core.broker.queue.consumer import consumer_priority
 from broker_core.broker.transaction.transaction import Outcome, Settle
 from broker_core.core.block import NotLoaded
 from broker_core.core.change import Change
-from broker_core.core.errors import NotImplementedFeature, PreconditionFailed
+from broker_core.core.errors import NotImplementedFeature
 from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
+from broker_core.server.amqp.commands.ack_timeout import limit_of, watch
 from broker_core.server.amqp.commands.named import get_outcome
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session, sender
-
-_CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 
 
 @command
@@ -50,11 +49,14 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
     if tag not in session.channel.consumers:  # else it is refused for that
         command_permissions.read_queue(session.rights, name)
     topology = session.state.topology
-    priority = _consume_priority(name, dict(method.arguments), topology.vhost)
     with session.look:
         topology.require_there()
         queue = topology.usable(name, session.connection)
+        arguments, kind = dict(method.arguments), queue.arguments.queue_type
+        check_consumer_arguments(name, topology.vhost, arguments, kind, strict=topology.strict)
         topology.touch(queue, session.clock())
+        if not method.no_ack:
+            watch(session, limit_of(queue, arguments))
         consumer = session.channel.consume(
             queue,
             tag,
@@ -63,21 +65,13 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
             no_ack=method.no_ack,
             exclusive=method.exclusive,
             no_local=method.no_local,
-            priority=priority,
-            arguments=dict(method.arguments),
+            priority=cast(int, arguments.get("x-priority", 0)),
+            arguments=arguments,
         )
         consumer.writable = session.connection.writable
     if not method.nowait:
         session.send(m.BasicConsumeOk(tag))
     session.commits.wake()
-
-
-def _consume_priority(queue: str, arguments: dict[str, object], vhost: str) -> int:
-    for name in arguments:
-        if name.startswith("x-") and name not in _CONSUME_ARGUMENTS:
-            known = ", ".join(_CONSUME_ARGUMENTS)
-            raise PreconditionFailed(f"unknown argument '{name}' of a consumer: txmq knows {known}")
-    return consumer_priority(queue, arguments, vhost)
 
 
 @command
@@ -115,6 +109,8 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
         state.topology.touch(queue, now)
         if state.expiry.head_expired(queue, now):
             return Taken(None, 0, queue)
+        if not method.no_ack:
+            watch(session, limit_of(queue))
         delivery = channel.get(queue)
         ready, _ = state.topology.queue_counts(name)
         return Taken(delivery, ready, None)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from broker_core.admin import BindingInfo, ConnectionInfo, ExchangeInfo
+from broker_core.broker.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
@@ -56,11 +57,12 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
     return {
         "name": queue.name,
         "vhost": queue.vhost,
-        "type": str(queue.arguments.declared.get("x-queue-type", "classic")),
+        "type": queue.arguments.queue_type,
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "exclusive": queue.exclusive,
         "arguments": dict(queue.arguments.declared),
+        "arguments_without_effect": without_effect(QUEUE, queue.arguments.declared),
         "node": NODE,
         "state": "running",
         "policy": None,
@@ -90,6 +92,7 @@ def exchange_columns(exchange: Exchange | ExchangeInfo, vhost: str) -> Row:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": dict(exchange.arguments),
+        "arguments_without_effect": without_effect(EXCHANGE, exchange.arguments),
     }
 
 
@@ -212,6 +215,7 @@ def consumer_rows(
             "exclusive": each.exclusive,
             "prefetch_count": each.prefetch,
             "arguments": dict(each.arguments or {}),
+            "arguments_without_effect": without_effect(CONSUMER, each.arguments or {}),
             "channel_details": details,
         }
         for each in consumers

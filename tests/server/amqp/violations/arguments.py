@@ -177,8 +177,6 @@ ARGUMENTS = [
         "queue.declare with an unknown argument",
         (queue({"x-nonsense": 1}),),
         Answered(("Queue.DeclareOk",)),
-        why="RabbitMQ ignores what it does not know; here nothing is accepted and ignored",
-        here=ChannelClosed(406, CLASSIC.format("x-nonsense"), (50, 10)),
     ),
     Row(
         "queue.declare with x-delivery-limit",

@@ -253,13 +253,6 @@ CONSUMERS = [
         (B.Consume(queue="violation.mine", arguments={"x-nonsense": 1}, consumer_tag="t"),),
         Answered(("Basic.ConsumeOk",)),
         before=(MINE,),
-        why=IGNORED,
-        here=ChannelClosed(
-            406,
-            "PRECONDITION_FAILED - unknown argument 'x-nonsense' of a consumer: txmq knows x-priority, "
-            "x-cancel-on-ha-failover",
-            (60, 20),
-        ),
     ),
     Row("cancel of an unknown tag", (B.Cancel("unknown"),), Answered(("Basic.CancelOk",))),
     Row(
