@@ -415,8 +415,9 @@ class Ledger:
         ]
 
     def waiting(self, app_id: str) -> tuple[int, int]:
-        """Returns how many entries are not applied, and how many are not mirrored."""
-        return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
+        """Returns how many entries are not applied, and how many its Delta ledger lacks, if it has one."""
+        lag = len(self._unmirrored.get(app_id, ())) if app_id in self._mirrored else 0
+        return len(self._unapplied.get(app_id, ())), lag
 
     def replace(self, sink: RecordSink, entry: LedgerRecord) -> None:
         """Puts an entry in the place of the one with its number."""

@@ -671,7 +671,7 @@ def test_an_app_is_shown_with_what_waits(cluster: Cluster) -> None:
         QUERY,
         0,
     )
-    assert (info.lag, info.unapplied, info.unmirrored) == (93, 1, 1)
+    assert (info.lag, info.unapplied, info.unmirrored) == (93, 1, 0)
     assert [topic for topic in cluster.kafka.topics if "other" in topic] == [], "a question makes no topic"
 
 

@@ -165,7 +165,7 @@ def test_a_transaction_in_doubt_is_decided_by_hand_after_a_confirmation(
     assert "120 messages (35.2 KiB) are dropped" in tab.text()
     tab.page.click("#do")
     tab.page.wait_for_selector(".notice")
-    assert "None is in doubt" in tab.text() and messages(broker, "payments") == before + 3
+    assert "None." in tab.text("#prepared") and messages(broker, "payments") == before + 3
     tab.go("/ui/transactions")
     assert tab.page.locator(".notice").count() == 0  # it is shown once
 

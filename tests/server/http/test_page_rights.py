@@ -17,7 +17,8 @@ from broker_core.launcher import Broker
 from broker_core.server.http.kept import page_sessions
 from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.routes import ROUTES
-from tests.server.http.http_client import PASSWORD, Api
+from tests.progress import wait_until
+from tests.server.http.http_client import PASSWORD, Api, add_people, serving
 from tests.server.http.http_rows import EVERYBODY, WHO
 from tests.server.http.page_visitor import PageAnswer, Visitor
 
@@ -146,6 +147,19 @@ def test_names_that_look_alike_are_told_apart_and_can_be_changed(broker: Broker,
 def test_no_page_has_an_escape_where_no_name_needs_one(boss: Visitor) -> None:
     for method, path, _ in ROWS:
         assert method == "POST" or "\\x20" not in ask(boss, method, path).text
+
+
+def test_an_empty_broker_says_what_to_do_first_to_those_who_see_all_of_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        add_people(broker)
+        boss, stranger = Visitor(broker.http_urls[0], "boss"), Visitor(broker.http_urls[0], "stranger")
+        assert "txmq declare queue orders" in boss.get("/ui").text
+        assert "txmq declare queue orders" not in stranger.get("/ui").text
+        with broker.channel() as channel:
+            channel.queue_declare("orders")
+        wait_until(lambda: "txmq declare queue orders" not in boss.get("/ui").text)
+        boss.close()
+        stranger.close()
 
 
 def test_pages_show_a_stranger_nothing_of_others(broker: Broker) -> None:

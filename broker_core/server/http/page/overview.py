@@ -8,11 +8,9 @@ from starlette.responses import Response
 
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
-from broker_core.server.http.kept.history import POINTS
 from broker_core.server.http.page import sampling
 from broker_core.server.http.page.asking import asked
 from broker_core.server.http.page.rendering import plotted, shown
-from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.route import page
 
 Row = dict[str, Any]
@@ -24,7 +22,6 @@ def _overview(call: HttpCall) -> Response:
     times, (depth, published, settled) = call.served.history.of(*keys)
     values: Row = {
         "overview": asked(call, "/api/overview"),
-        "minutes": int(POINTS * INTERVAL_S / 60),
         "depth": plotted(times, "", messages=depth),
         "rates": plotted(times, "/s", published=published, settled=settled),
         "longest": asked(

@@ -50,7 +50,7 @@ def _pipeline(call: HttpCall) -> Response:
         app=found[0],
         batches=batches[-BATCHES:][::-1],
         lag=plotted(history.times, "", messages=lag),
-        waiting=plotted(history.times, "", not_applied=unapplied, not_mirrored=unmirrored),
+        waiting=plotted(history.times, "", not_applied=unapplied, not_in_the_ledger=unmirrored),
         staged=[
             row for row in asked(call, "/api/txmq/staged") if (row["vhost"], row["app_id"]) == (vhost, app_id)
         ],

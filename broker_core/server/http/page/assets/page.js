@@ -18,8 +18,15 @@
     return String(+value.toFixed(size < 10 ? 2 : 1));
   }
 
+  function span(times) { // what a plot shows, which is less than it could until the broker is up that long
+    const seconds = times.length < 2 ? 0 : times[times.length - 1] - times[0];
+    if (!seconds) return "";
+    return ", last " + (seconds < 90 ? Math.round(seconds) + " s" : Math.round(seconds / 60) + " min");
+  }
+
   function draw(place, text) {
     const told = JSON.parse(text);
+    place.parentElement.querySelector(".span").textContent = span(told.times);
     const data = [told.times, ...told.series.map((each) => each.values)];
     const known = plots.get(place.id);
     if (known && known.plot) {
