@@ -105,6 +105,17 @@ def test_no_page_names_a_test() -> None:
     assert {page: names for page, names in named.items() if names} == {}
 
 
+def test_every_guarantee_is_tested_before_a_change_lands(request: pytest.FixtureRequest) -> None:
+    """At least one case of its test is not ``soak``."""
+    cases: dict[tuple[str, str], list[bool]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function):
+            test = str(item.path.relative_to(ROOT)), item.originalname
+            cases.setdefault(test, []).append(item.get_closest_marker("soak") is None)
+    named = {(path, name) for _, path, name in _guarantees("docs/guarantees.md")}
+    assert [test for test, lands in cases.items() if test in named and not any(lands)] == []
+
+
 def test_the_readme_is_short_and_its_figures_are_those_of_a_run_of_the_bench() -> None:
     text = readme.PAGE.read_text()
     assert len(text.splitlines()) <= 130

@@ -85,7 +85,7 @@ def test_a_merge_beside_a_busy_writer_waits_for_it_or_says_that_another_start_is
         tx.merge(batch, table, "t.body = s.body", update={"n": "t.n + s.n"}, insert=True)
 
     given = spark.createDataFrame([("a", 1), ("b", 5)], "body STRING, n INT")
-    patient = Driver(rig, "busy", merge)
+    patient = Driver(rig, "busy", merge, conflict_timeout_s=3600)
     with busy.running():
         assert patient.batch(0, given) is None
     found = {row["body"]: row["n"] for row in rig.rows_in(table)}
@@ -99,7 +99,7 @@ def test_a_merge_beside_a_busy_writer_waits_for_it_or_says_that_another_start_is
     assert "skip" not in str(error) and "repair" not in str(error)
     assert hasty.waiting == [2]
     (tmp_path / "idle").touch()
-    assert Driver(rig, "busy", merge).batch(1, given) is None
+    assert Driver(rig, "busy", merge, conflict_timeout_s=3600).batch(1, given) is None
     found = {row["body"]: row["n"] for row in rig.rows_in(table)}
     assert found == {"a": 2, "b": 10, "k": 100 * busy.commits} and hasty.waiting == []
 
