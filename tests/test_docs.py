@@ -78,12 +78,16 @@ def test_every_claim_is_on_its_page_and_its_test_exists(page: str) -> None:
         assert name in _tests_of(ROOT / path) if name else (ROOT / path).is_file(), claim
 
 
+GUARANTEES = ("docs/guarantees.md", "docs/guarantees_spark.md")
+
+
 def test_every_guarantee_has_a_test_of_its_own() -> None:
-    pages = ("docs/guarantees.md", "docs/guarantees_spark.md")
     guarantees = [
-        line for page in pages for line in re.findall(r"^- (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+        line
+        for page in GUARANTEES
+        for line in re.findall(r"^- (.*)$", (ROOT / page).read_text(), re.MULTILINE)
     ]
-    proved = {claim.words: claim.test for claim in CLAIMS if claim.page in pages}
+    proved = {claim.words: claim.test for claim in CLAIMS if claim.page in GUARANTEES}
     assert [guarantee for guarantee in guarantees if plain(guarantee) not in proved] == []
     assert len(set(proved.values())) == len(guarantees) >= 50
 
@@ -107,12 +111,12 @@ def test_no_page_names_a_test() -> None:
 
 def test_every_guarantee_is_tested_before_a_change_lands(request: pytest.FixtureRequest) -> None:
     """At least one case of its test is not ``soak``."""
-    cases: dict[tuple[str, str], list[bool]] = {}
+    cases: dict[str, list[bool]] = {}
     for item in request.session.items:
         if isinstance(item, pytest.Function):
-            test = str(item.path.relative_to(ROOT)), item.originalname
+            test = f"{item.path.relative_to(ROOT)}::{item.originalname}"
             cases.setdefault(test, []).append(item.get_closest_marker("soak") is None)
-    named = {(path, name) for _, path, name in _guarantees("docs/guarantees.md")}
+    named = {claim.test for claim in CLAIMS if claim.page in GUARANTEES}
     assert [test for test, lands in cases.items() if test in named and not any(lands)] == []
 
 
