@@ -22,7 +22,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import durations, forked, jvm, reading
+from tests import durations, forked, gates, jvm, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,6 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Files with Spark and with crashes are long and busy, those others wait more than they work; those with ``slow``
     are the longest of their kind. So both kinds run at the same time, and at the end only short ones (with xdist's ``--no-loadscope-reorder``).
     """
+    gates.thin_out(items)
     slow_first = sorted(items, key=lambda item: item.get_closest_marker("slow") is None)
     long = {
         item.path: None

@@ -32,7 +32,7 @@ from tests.kafka.bench.real_node import RealNode
 from tests.kafka.bench.sink_bench import Journal, View, rows
 from tests.progress import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.product]
 
 WAIT_S = 120.0
 QUERY = "q"

@@ -31,7 +31,7 @@ from tests.kafka.sink.test_sink_faults import (
     without_faults,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.product]
 __all__ = ["version"]
 
 DECISIONS = TopicPartition(names.app_topic(APP), names.DECISIONS)

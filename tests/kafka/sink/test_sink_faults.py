@@ -30,7 +30,7 @@ from tests.kafka.bench.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
 
 BODIES = [b"%d" % number for number in range(6)]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.product]
 
 ENOUGH = 400  # requests; a micro-batch has fewer
 

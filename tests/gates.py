@@ -1,0 +1,40 @@
+"""What runs before a change lands, and what only in ``make soak``.
+
+A test with the marker ``product`` runs its parameters in all combinations in ``make soak``. Before a change lands it
+runs so many of them that each value of each parameter is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+Values = frozenset[tuple[str, int]]  # parameters, each with the identity of its value
+
+
+def thin_out(items: Iterable[pytest.Item]) -> None:
+    """Marks as ``soak`` the combinations of each ``product`` that are not needed for its values."""
+    products: dict[tuple[str, str], list[tuple[pytest.Function, Values]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("product"):
+            if not hasattr(item, "callspec") or item.get_closest_marker("soak"):
+                continue
+            values = frozenset((name, id(value)) for name, value in item.callspec.params.items())
+            products.setdefault((str(item.path), item.originalname), []).append((item, values))
+    for cases in products.values():
+        chosen = cover([values for _, values in cases])
+        for number, (item, _) in enumerate(cases):
+            if number not in chosen:
+                item.add_marker(pytest.mark.soak)
+
+
+def cover(cases: list[Values]) -> set[int]:
+    """Returns cases that have every value that one of all has: always the one that adds most, the first of these."""
+    missing = set().union(*cases)
+    chosen: set[int] = set()
+    while missing:
+        best = max(range(len(cases)), key=lambda number: (len(cases[number] & missing), -number))
+        chosen.add(best)
+        missing -= cases[best]
+    return chosen
