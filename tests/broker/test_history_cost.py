@@ -21,7 +21,7 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.history_reader import HistoryReader
 from tests.broker.conftest import Node
 
-pytestmark = pytest.mark.slow  # a history of 120,000 commits
+pytestmark = [pytest.mark.slow, pytest.mark.product]  # a history of 120,000 commits
 
 T = TypeVar("T")
 ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})

@@ -50,7 +50,7 @@ from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, NEEDED, OPERATOR, O
 from tests.kafka.bench.real_node import position, real_cluster
 from tests.progress import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.product]
 
 WAIT_S = 120.0
 ROLES = (DRIVER, EXECUTOR, OPERATOR)

@@ -89,6 +89,7 @@ CHANGED_BY_A_RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.product
 @pytest.mark.slow
 @pytest.mark.parametrize("which", CHECKPOINTS)
 @pytest.mark.parametrize("sink", SINKS)

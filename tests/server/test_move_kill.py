@@ -18,7 +18,7 @@ from tests.server.conftest import Served, bodies, fill
 from tests.server.test_kill import patient
 from txmq import cli
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 COUNT = 2_500  # three transactions
 

@@ -94,6 +94,7 @@ BEHIND: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("later", [False, True], ids=["in the same packet", "in a later packet"])
 @pytest.mark.parametrize("channel", [1, 2])
 @pytest.mark.parametrize("bad", CLOSES_CONNECTION)
@@ -116,6 +117,7 @@ def test_nothing_behind_a_connection_error_is_carried_out_on_any_channel(
         assert served.counts() == {"full": 1, "q": 0}
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize(
     "bad",
@@ -189,6 +191,7 @@ BEFORE: dict[str, tuple[bytes, dict[str, int]]] = {
 }
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("leads", [False, True], ids=["", "another thread leads"])
 def test_what_came_before_a_connection_error_is_carried_out_but_no_open_transaction(

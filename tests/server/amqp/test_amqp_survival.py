@@ -164,6 +164,7 @@ FRAME_MAX = 131_072
 SIZES = [0, 1, FRAME_MAX - 8, FRAME_MAX - 7, 2 * (FRAME_MAX - 8), 100 * MiB]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("delivery_mode", [1, 2])
 def test_body_of_this_size_comes_back_as_it_was(served: AmqpServed, size: int, delivery_mode: int) -> None:
