@@ -79,10 +79,9 @@ class Broker:
     def __init__(self, store: Store, directory: str = "", options: ServeOptions = DEFAULTS) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
-        self._closed = False
         self._doors = doors = options.doors
-        with contextlib.ExitStack() as undo:
-            # 1. the state
+        with contextlib.ExitStack() as undo:  # closes in reverse order, now or in ``close``
+            # 1. the state; once it is closed, committed data is on the disk and the lock is released
             self._local, id_ = _opened_state(store, directory, options)
             undo.callback(self._local.close)
             self.quotas = Quotas(options.quotas, self._local.state.names.shares)
@@ -124,7 +123,8 @@ class Broker:
             # 7. clients find the broker
             if directory:
                 endpoint.write_endpoint(directory, Endpoint(*near, os.getpid(), id_, token))
-            undo.pop_all()
+                undo.callback(_forget_endpoint, directory)
+            self._open = undo.pop_all()
 
     def _open_doors(
         self,
@@ -313,29 +313,19 @@ class Broker:
 
     def close(self) -> None:
         """Ends calls in progress, rolls back channels and closes the store. It may be repeated."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.ExitStack() as steps:  # all run, even if Ctrl-C interrupts one
-            steps.callback(self._logins.audit.close)
-            steps.callback(self._logins.close)
-            steps.callback(self._local.close)  # 3. committed data is on the disk; the lock is released
-            steps.callback(self._server.stop)
-            if self._amqp is not None:
-                steps.callback(self._amqp.stop)
-            if self._http is not None:
-                steps.callback(self._http.stop)  # 2. no client is served
-            if self._renewal is not None:
-                steps.callback(self._renewal.stop)
-            if self._directory:  # 1. no new client finds the broker
-                with contextlib.suppress(OSError):  # a volume that refuses it; the file is a hint
-                    endpoint.remove_endpoint(self._directory, os.getpid())
+        self._open.close()  # all steps run, even if Ctrl-C interrupts one
 
     def __enter__(self) -> Broker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _forget_endpoint(directory: str) -> None:
+    """No new client finds the broker. A volume may refuse it: the file is a hint."""
+    with contextlib.suppress(OSError):
+        endpoint.remove_endpoint(directory, os.getpid())
 
 
 def _opened_state(store: Store, directory: str, options: ServeOptions) -> tuple[LocalBroker, str]:
