@@ -380,7 +380,7 @@ def broker() -> Iterator[Broker]:
 
 def table() -> dict[str, str]:
     """What is kept, and its bound, as the page has them."""
-    found = PAGE.read_text().partition("| what is kept | bound |")[2].partition("\n\n")[0]
+    found = PAGE.read_text().partition("| state | bound |")[2].partition("\n\n")[0]
     return {row[0]: row[1] for row in re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", found, re.MULTILINE)}
 
 
