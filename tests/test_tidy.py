@@ -37,7 +37,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (327, ENTRY),
-    "broker_core.launcher.Broker": (267, ENTRY),
     "broker_core.broker.routing.exchange.Exchange": (
         277,
         "bindings, caches of routes, and who relies on them",
