@@ -226,9 +226,8 @@ class Broker:
         users: Mapping[str, str] | None = None,
     ) -> Broker:
         """Opens a broker without files, for tests."""
-        given = amqp_options or DEFAULTS.amqp_options
-        options = ServeOptions(amqp=amqp, amqp_options=given, handlers=handlers, users=users)
-        return cls(MemoryStore(), options=options)
+        given = ServeOptions("127.0.0.1", 0, amqp, amqp_options or DEFAULTS.amqp_options, handlers, users=users)
+        return cls(MemoryStore(), options=given)
 
     @property
     def engine(self) -> EmbeddedEngine:

@@ -126,7 +126,7 @@ def once(sequence: int, token: str) -> CommitId:
 def append_files(spark: SparkSession, rows: Any, found: Table, options: dict[str, str], told: str) -> None:
     files = TableFiles.at(found.location)
     commits = LastCommits()
-    adding = Adding(commits)
+    adding = Adding(commits, 60.0)
     for sequence in (2, 3):  # the second time, the last commit is that of the first
         staged = staged_files.write(rows, found, options, files, f"_txmq/tried/{sequence}", commits)
         assert staged is not None and staged.rows == 1, told
