@@ -226,8 +226,8 @@ class Broker:
         users: Mapping[str, str] | None = None,
     ) -> Broker:
         """Opens a broker without files, for tests."""
-        given = ServeOptions("127.0.0.1", 0, amqp, amqp_options or DEFAULTS.amqp_options, handlers, users=users)
-        return cls(MemoryStore(), options=given)
+        settings = amqp_options or DEFAULTS.amqp_options
+        return cls(MemoryStore(), "", ServeOptions("127.0.0.1", 0, amqp, settings, handlers, users=users))
 
     @property
     def engine(self) -> EmbeddedEngine:
