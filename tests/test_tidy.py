@@ -365,7 +365,7 @@ BUDGETS = {
     "broker_core": 1600,
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
-    "broker_core/broker": 13000,
+    "broker_core/broker": 13200,
     "broker_core/client": 2100,
     "broker_core/core": 3100,
     "broker_core/flight": 600,

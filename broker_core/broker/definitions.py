@@ -1,25 +1,26 @@
-"""Definitions, in the form of RabbitMQ 3.10: users, permissions, virtual hosts, exchanges, queues, bindings;
-no messages.
+"""Definitions, in the forms of RabbitMQ 3.6 to 4.2: users, permissions, virtual hosts, exchanges, queues and
+bindings; no messages.
 
 ``read`` checks a document and says what has no counterpart; ``apply`` makes the rest true, in one work.
 
 Not here: the document of a broker (``export.py``).
 
-Invariant: what a document has is applied, or listed as skipped, or the whole document is refused and nothing
-is changed. What is applied twice is as if it were applied once. Nothing is deleted.
+Invariant: every member of every row is applied, or listed as skipped, or the whole document is refused and
+nothing is changed. What is applied twice is as if it were applied once. Nothing is deleted; a queue or an
+exchange that is there in another form stays as it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.access.users import DEFAULT_USER, TAGS
-from broker_core.broker.arguments.table import EXCHANGE, QUEUE, ArgumentRule, without_effect
+from broker_core.broker.arguments.table import EXCHANGE, QUEUE, QUEUE_TYPES, ArgumentRule, without_effect
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.topology.topology import PREDECLARED, Topology
@@ -27,26 +28,46 @@ from broker_core.broker.topology.virtual_hosts import NO_LIMIT
 from broker_core.core import password as passwords
 from broker_core.core.address import VHOST, check_vhost
 from broker_core.core.change import Change
-from broker_core.core.errors import OptionError
+from broker_core.core.errors import OptionError, PreconditionFailed, ResourceLocked
 from broker_core.core.records import UserRecord
 
 Row = Mapping[str, Any]
+_ALGORITHM = "rabbit_password_hashing_sha256"  # of a hash that names none, since RabbitMQ 3.6
 _LIMITS = {"max-queues": "max_queues", "max-connections": "max_connections", "max-messages": "max_messages"}
 _WRITTEN = (
     "users", "vhosts", "permissions", "topic_permissions", "parameters", "global_parameters", "policies",
     "exchanges", "queues", "bindings",
 )  # fmt: skip
 _ABOUT = (
+    "explanation",
+    "original_cluster_name",
+    "original_vhost_name",
     "rabbit_version",
     "rabbitmq_version",
     "product_name",
     "product_version",
     "rabbitmq_definition_format",
 )
+_STAYS = "it is there in another form, which stays, as in RabbitMQ"
 _NO_END = "its source or destination is not there: RabbitMQ exports no internal exchanges"
 _NO_POLICIES = (
     "txmq has no policies: give the queues these arguments, x-message-ttl for message-ttl and so on"
 )
+
+
+PASSWORDS = 1_000  # in one document: each takes tens of milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTarget:
+    """Where a document is to go. ``vhost``: of what names none. ``strict``: the broker refuses arguments
+    without effect. ``hashes``: user -> hash of its password.
+    """
+
+    vhost: str = VHOST
+    strict: bool = False
+    vhosts: Collection[str] = (VHOST,)
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,7 +82,8 @@ class Definitions:
     queues: list[Row] = field(default_factory=list)
     bindings: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    strict: bool = False
+    target: ImportTarget = field(default_factory=ImportTarget)
+    plain: int = 0  # passwords that were hashed
 
     def skip(self, kind: str, row: Row, why: str, name: str = "") -> None:
         shown = name or str(row.get("name") or row.get("user") or "")
@@ -69,16 +91,16 @@ class Definitions:
 
 
 # -- reading -------------------------------------------------------------------------------------------------
-def read(document: object, vhost: str = VHOST, strict: bool = False) -> Definitions:
-    """``vhost``: of what names none, as in the definitions of one virtual host. ``strict``: the broker
-    refuses arguments without effect. Raises OptionError.
-    """
+def read(document: object, target: ImportTarget) -> Definitions:
+    """Takes as long as its passwords; needs no lock. Raises OptionError."""
     if not isinstance(document, Mapping):
         raise OptionError(f"definitions must be a JSON object, not {type(document).__name__}")
-    found = Definitions(strict=strict)
+    found = Definitions(target=target)
     for name in document.keys() - {*_WRITTEN, *_ABOUT}:
         found.skip(name, {}, "txmq does not know it", name=name)
-    rows = {kind: list(_rows(document, kind, vhost)) for kind in _WRITTEN}
+    rows = {kind: list(_rows(document, kind, target.vhost)) for kind in _WRITTEN}
+    for kind, members in _MEMBERS.items():
+        _read_members(found, kind, rows[kind], members)
     for row in rows["vhosts"]:
         _read_vhost(found, row)
     for row in rows["users"]:
@@ -104,6 +126,22 @@ _TEXTS = {
     "exchanges": ("name", "vhost", "type"), "queues": ("name", "vhost"),
     "bindings": ("source", "vhost", "destination", "destination_type", "routing_key"),
 }  # fmt: skip
+_MEMBERS: dict[str, tuple[str, ...]] = {
+    **_TEXTS,
+    "users": ("name", "password", "password_hash", "hashing_algorithm", "tags", "limits"),
+    "vhosts": ("name", "limits", "max_messages"),
+    "exchanges": (*_TEXTS["exchanges"], "durable", "auto_delete", "internal", "arguments"),
+    "queues": (*_TEXTS["queues"], "durable", "auto_delete", "arguments"),
+    "bindings": (*_TEXTS["bindings"], "arguments", "properties_key"),
+}
+_NOTHING: tuple[object, ...] = ("", None, False, "undefined", [], {}, "Default virtual host")
+_TYPE_OF_QUEUE = "as in RabbitMQ, it is x-queue-type of its arguments that says it"
+_DEFAULT_TYPE = "a queue without x-queue-type is classic, which is as durable here as a quorum queue"
+_WHY = {
+    ("queues", "type"): _TYPE_OF_QUEUE,
+    ("vhosts", "default_queue_type"): _DEFAULT_TYPE,
+    **{("vhosts", name): "txmq keeps no texts about a virtual host" for name in ("description", "tags")},
+}
 _FLAGS = {"exchanges": ("durable", "auto_delete", "internal"), "queues": ("durable", "auto_delete")}
 
 
@@ -121,7 +159,9 @@ def _rows(document: Row, kind: str, vhost: str) -> Iterator[Row]:
             if not isinstance(row.get(name), str):
                 raise OptionError(f"{of} must have {name!r}, a text, and has {row.get(name)!r}")
         for name in _FLAGS.get(kind, ()):
-            if not isinstance(row.setdefault(name, name == "durable"), bool):
+            if row.get(name) in ("undefined", None):  # RabbitMQ exports what an import did not say
+                row[name] = name == "durable"
+            if not isinstance(row[name], bool):
                 raise OptionError(f"{name!r} of {of} must be true or false, not {row[name]!r}")
         if kind in ("exchanges", "queues", "bindings") and not isinstance(
             row.get("arguments") or {}, Mapping
@@ -130,21 +170,47 @@ def _rows(document: Row, kind: str, vhost: str) -> Iterator[Row]:
         yield row
 
 
+def _read_members(found: Definitions, kind: str, rows: list[Row], members: tuple[str, ...]) -> None:
+    """Lists members of rows that nothing reads: each once, with the first row that has it."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        own = dict(row)
+        if kind == "vhosts" and isinstance(row.get("metadata"), Mapping):
+            own.update((each, value) for each, value in own.pop("metadata").items() if value not in _NOTHING)
+        for name in own.keys() - {*members}:
+            if own[name] not in _NOTHING and not (name == "type" and _queue_type(row) == own[name]):
+                first.setdefault(name, row)
+    for name, row in first.items():
+        named = binding_name(row) if kind == "bindings" else str(row.get("name") or row.get("user"))
+        why = _WHY.get((kind, name), "nothing here reads it")
+        found.skip(f"{name} of {kind}", row, f"{why} (the first that has it)", named)
+
+
+def _queue_type(row: Row) -> object:
+    return (row.get("arguments") or {}).get("x-queue-type", "classic")
+
+
 def _read_vhost(found: Definitions, row: Row) -> None:
     check_vhost(row["name"])
-    limits = row.get("limits") or {}
-    if isinstance(limits, list):  # of pairs, as RabbitMQ 3.10 writes them
-        if not all(isinstance(each, list) and len(each) == 2 for each in limits):
-            raise OptionError(f"limits of virtual host {row['name']!r} must be pairs, not {limits!r}")
-        limits = {str(name): value for name, value in limits}
+    limits = _table_of(row.get("limits"), f"limits of virtual host {row['name']!r}")
     if "max_messages" in row:
         limits = {**limits, "max-messages": row["max_messages"]}
     found.vhosts[row["name"]] = _limits(found, row["name"], limits)
 
 
-def _limits(found: Definitions, vhost: str, limits: object) -> dict[str, int]:
+def _table_of(value: object, of: str) -> dict[str, object]:
+    """Of an object, or of pairs, as RabbitMQ 3.10 writes them. Raises OptionError."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value or []
+    if not isinstance(pairs, list) or not all(
+        isinstance(each, (list, tuple)) and len(each) == 2 for each in pairs
+    ):
+        raise OptionError(f"{of} must be pairs, not {value!r}")
+    return {str(name): item for name, item in pairs}
+
+
+def _limits(found: Definitions, vhost: str, limits: Mapping[str, object]) -> dict[str, int]:
     known = {}
-    for name, value in limits.items() if isinstance(limits, Mapping) else ():
+    for name, value in limits.items():
         if name not in _LIMITS:
             found.skip("limit", {"vhost": vhost}, "txmq has no such limit of a virtual host", name=str(name))
         elif type(value) is not int or not NO_LIMIT <= value < 1 << 63:
@@ -164,19 +230,16 @@ def _read_user(found: Definitions, row: Row) -> None:
     for tag in tags:
         if tag not in TAGS and tag:
             found.skip("tag", row, f"tag {tag!r} means nothing here; txmq has {', '.join(TAGS)}")
-    for limit in row.get("limits") or ():
+    for limit in _table_of(row.get("limits"), f"limits of user {name!r}"):
         found.skip(
             "limit", row, f"{limit!r} of one user: serve has --user-connections and --user-channels for each"
         )
-    algorithm, text = row.get("hashing_algorithm") or "", row.get("password_hash") or ""
     try:
-        if algorithm == "scrypt" and passwords.is_hash(str(text)):
-            passwords.check_hash(kept := str(text))
-        else:
-            kept = passwords.of_rabbitmq(str(algorithm), str(text))
+        kept = _hash(found, row)
     except OptionError as error:
-        why = error.summary if text else "there is none"
-        found.skip("password", row, f"{why}: nobody logs in until `txmq users passwd {name}` sets one")
+        found.skip(
+            "password", row, f"{error.summary}: nobody logs in until `txmq users passwd {name}` sets one"
+        )
         kept = passwords.unmatched()
     if name == DEFAULT_USER and passwords.is_right(DEFAULT_USER, kept):
         why = "everybody knows it, and RabbitMQ lets it in from its own host alone"
@@ -184,16 +247,44 @@ def _read_user(found: Definitions, row: Row) -> None:
             "password", row, f"{why}: nobody logs in until `txmq users passwd {name}` sets another one"
         )
         kept = passwords.unmatched()
+    if found.plain > PASSWORDS:
+        raise OptionError(f"definitions have more than {PASSWORDS} passwords without a hash", "divide them")
     found.users.append(UserRecord(name, kept, sorted(set(tags) & set(TAGS))))
     return None
 
 
+def _hash(found: Definitions, row: Row) -> str:
+    """Raises OptionError that ends with what is wrong, for a user whom nobody can log in as."""
+    name, plain = str(row["name"]), row.get("password")
+    algorithm, text = row.get("hashing_algorithm") or _ALGORITHM, row.get("password_hash") or ""
+    if plain is None:
+        if not text:
+            raise OptionError("there is none")
+        if algorithm == "scrypt" and passwords.is_hash(str(text)):
+            passwords.check_hash(str(text))
+            return str(text)
+        return passwords.of_rabbitmq(str(algorithm), str(text))
+    if not isinstance(plain, str):
+        raise OptionError("it is no text")
+    if text:
+        raise OptionError("both password and password_hash are given")
+    known = found.target.hashes.get(name)
+    found.plain += 1
+    if known is not None and passwords.is_right(plain, known):
+        return known  # the same import again changes nothing
+    return passwords.hashed(plain)
+
+
 def _read_parameters(found: Definitions, rows: Mapping[str, list[Row]]) -> None:
     for row in rows["parameters"]:
-        if row.get("component") == "vhost-limits" and row.get("vhost") in found.vhosts:
-            found.vhosts[str(row["vhost"])] |= _limits(found, str(row["vhost"]), row.get("value"))
-        else:
+        vhost = str(row.get("vhost", found.target.vhost))
+        if row.get("component") != "vhost-limits":
             found.skip(f"{row.get('component')} parameter", row, "txmq has none of this kind")
+        elif vhost in found.vhosts or vhost in found.target.vhosts:
+            limits = _table_of(row.get("value"), f"vhost-limits of {vhost!r}")
+            found.vhosts[vhost] = found.vhosts.get(vhost, {}) | _limits(found, vhost, limits)
+        else:
+            found.skip("vhost-limits parameter", row, "its virtual host is not there")
     for row in rows["global_parameters"]:
         found.skip("global parameter", row, "txmq has none")
     for row in rows["policies"]:
@@ -233,9 +324,12 @@ def _read_exchanges(found: Definitions, rows: list[Row]) -> Names:
 def _read_queues(found: Definitions, rows: list[Row]) -> Names:
     gone: Names = set()
     for row in rows:
-        kind = (row.get("arguments") or {}).get("x-queue-type", "classic")
-        if kind not in ("classic", "quorum"):
-            found.skip("queue", row, f"txmq has no queues of type {kind!r}")
+        kind = _queue_type(row)
+        why = f"txmq has no queues of type {kind!r}" if kind not in QUEUE_TYPES else ""
+        if kind == "quorum" and (row["auto_delete"] or not row["durable"]):
+            why = "a quorum queue is durable and not auto-delete: RabbitMQ does not import it either"
+        if why:
+            found.skip("queue", row, why)
             gone.add(("queue", row["vhost"], row["name"]))
             continue
         found.queues.append({**row, "arguments": _arguments(found, "queue", row, QUEUE)})
@@ -248,14 +342,32 @@ def _arguments(found: Definitions, kind: str, row: Row, table: Mapping[str, Argu
     for name, why in without_effect(table, arguments).items():
         if name in table and table[name].strict:
             continue
-        how = "is left out: with --strict, clients must not declare it" if found.strict else "has no effect"
+        how = (
+            "is left out: with --strict, clients must not declare it"
+            if found.target.strict
+            else "has no effect"
+        )
         found.skip(f"argument of {kind}", row, f"{name} {how}: {why}")
-        if found.strict:
+        if found.target.strict:
             del arguments[name]
-    for name in [name for name in arguments if name in table and table[name].refused]:
-        del arguments[name]
-        found.skip(f"argument of {kind}", row, f"{name} is refused, also of clients: {table[name].refused}")
+    for name in [name for name in arguments if name in table]:
+        why = _refusal(table[name], name, row, arguments[name]) if kind == "queue" else table[name].refused
+        if why:
+            del arguments[name]
+            found.skip(f"argument of {kind}", row, f"{name} is left out, and refused of clients too: {why}")
     return arguments
+
+
+def _refusal(rule: ArgumentRule, name: str, row: Row, value: object) -> str:
+    """Returns why an argument of a queue is left out, where RabbitMQ takes or has taken it; "": it is not."""
+    if rule.refused or _queue_type(row) not in rule.types:
+        return rule.refused or f"queues of type {' or '.join(sorted(rule.types))} have it"
+    if name in ("x-delivery-limit", "x-consumer-timeout"):  # RabbitMQ does not look at their values
+        try:
+            rule.value(f"queue {row['name']!r}", name, value)
+        except PreconditionFailed as error:
+            return error.message
+    return ""
 
 
 def _read_binding(found: Definitions, row: Row, gone: Names) -> None:
@@ -291,9 +403,19 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
     for row in definitions.topic_permissions:
         hosts.require(row["vhost"])
         users.permit_topic(change, row["user"], row["exchange"], row["write"], row["read"], row["vhost"])
-    _each(definitions.exchanges, state, lambda topology, row: _declare_exchange(topology, row, change))
-    _each(definitions.queues, state, lambda topology, row: _declare_queue(topology, row, change))
-    bound, skipped = [], list(definitions.skipped)
+    skipped = list(definitions.skipped)
+    for kind, declare in (("exchange", _declare_exchange), ("queue", _declare_queue)):
+        for row in getattr(definitions, f"{kind}s"):
+            hosts.require(row["vhost"])
+            topology = hosts.by_name[row["vhost"]]
+            there = row["name"] in (topology.queues if kind == "queue" else topology.exchanges)
+            try:
+                declare(topology, row, change)
+            except (PreconditionFailed, ResourceLocked) as error:
+                if not there:
+                    raise
+                skipped.append(Skipped(kind, row["name"], row["vhost"], f"{_STAYS}: {error.summary}"))
+    bound = []
     for row in definitions.bindings:
         if _has_ends(state, row):
             bound.append(row)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from broker_core.admin import Imported, Skipped
+from broker_core.admin import Imported
 from broker_core.broker.access.administrators import is_administrator
 from broker_core.broker.definitions import Definitions, Row
 from broker_core.core.records import UserRecord
@@ -85,6 +85,10 @@ def _joined(needed: dict[tuple[str, str], Row], own: list[Row]) -> list[Row]:
 def together(found: Definitions, done: list[Imported]) -> Imported:
     """What was imported, of all pieces."""
     kinds = ("vhosts", "users", "permissions", "topic_permissions", "exchanges", "queues")
+    left = dict.fromkeys(each for piece in done for each in piece.skipped)  # a piece has what others need too
     counts = {kind: len(getattr(found, kind)) for kind in kinds}
-    skipped: list[Skipped] = [*found.skipped, *(each for piece in done for each in piece.skipped)]
-    return Imported({**counts, "bindings": sum(piece.counts["bindings"] for piece in done)}, tuple(skipped))
+    for each in left:
+        if f"{each.kind}s" in ("exchanges", "queues"):
+            counts[f"{each.kind}s"] -= 1
+    bindings = sum(piece.counts["bindings"] for piece in done)
+    return Imported({**counts, "bindings": bindings}, (*found.skipped, *left))

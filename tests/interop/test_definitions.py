@@ -13,10 +13,11 @@ import pika
 import pytest
 
 from broker_core.admin import Imported
+from broker_core.broker import definitions
 from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from broker_core.core import password as passwords
-from broker_core.core.errors import AccessRefused, OptionError, PreconditionFailed, TxmqError
+from broker_core.core.errors import AccessRefused, OptionError, TxmqError
 from broker_core.launcher import Broker
 from tests.cli.test_accounts import Shell, shell
 from tests.interop.rabbitmq_node import PASSWORDS, RECORDED, exported, rabbit
@@ -188,7 +189,7 @@ WRONG: dict[str, tuple[Callable[[Document], object], str]] = {
     "a number": (lambda d: d["users"].append({"name": 5}), "must have 'name', a text, and has 5"),
     "a flag": (lambda d: d["queues"][0].update(durable="yes"), "'durable' of .* must be true or false"),
     "arguments": (lambda d: d["queues"][0].update(arguments=[1]), "'arguments' of .* must be an object"),
-    "a value": (lambda d: d["queues"][0]["arguments"].update({"x-delivery-limit": "x"}), "x-delivery-limit"),
+    "a value": (lambda d: d["queues"][0]["arguments"].update({"x-max-length": "x"}), "x-max-length"),
     "a vhost": (lambda d: d["queues"][0].update(vhost="nowhere"), "virtual host 'nowhere' does not exist"),
     "its name": (lambda d: d["vhosts"].append({"name": "a\tb"}), "has control characters"),
     "a limit": (lambda d: d["vhosts"][1].update(limits=[["max-queues", -5]]), "give a whole number"),
@@ -221,14 +222,31 @@ def test_a_wrong_part_is_one_error_and_nothing_is_changed(name: str, tmp_path: P
         assert broker.accounts.export_definitions() == before
 
 
-def test_what_is_there_in_another_form_refuses_the_whole(tmp_path: Path) -> None:
+def test_what_is_there_in_another_form_stays_and_is_named(tmp_path: Path) -> None:
     with Broker.open(tmp_path / "data") as broker:
         with broker.channel() as channel:
             channel.queue_declare("orders", arguments={"x-max-length": 5})
-        with pytest.raises(PreconditionFailed, match="queue 'orders' in vhost '/'"):
-            broker.accounts.import_definitions(recorded())
-        assert [queue.name for queue in broker.queues()] == ["orders"]
-        assert len(broker.vhosts.vhosts()) == 1
+            channel.exchange_declare("orders", "fanout")
+        imported = broker.accounts.import_definitions(recorded())
+        left = [each for each in imported.skipped if "stays" in each.why]
+        assert [(each.kind, each.name) for each in left] == [("exchange", "orders"), ("queue", "orders")]
+        assert "received" in left[1].why
+        assert imported.counts["queues"] == 3 and imported.counts["exchanges"] == 1
+        assert {queue.name: dict(queue.arguments) for queue in broker.queues()}["orders"] == {
+            "x-max-length": 5
+        }
+        assert broker.accounts.import_definitions(recorded(), check=True) == imported
+
+
+def test_more_passwords_than_can_be_hashed_in_one_call_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "PASSWORDS", 2)
+    users = [{"name": f"u{number}", "password": "x", "tags": "administrator"} for number in range(3)]
+    with Broker.open(tmp_path / "data") as broker:
+        with pytest.raises(OptionError, match="more than 2 passwords without a hash"):
+            broker.accounts.import_definitions({"users": users})
+        assert broker.accounts.import_definitions({"users": users[:2]}).counts["users"] == 2
 
 
 MANY: Document = {

@@ -188,8 +188,7 @@ class Accounts:
         again brings the others.
         """
         try:
-            strict = self._broker.state.virtual_hosts.strict
-            found = definitions_module.read(definitions, vhost, strict)
+            found = definitions_module.read(definitions, self._target(vhost))
             self._keep_administrator(found)
             given = self._broker.state.users.given
             pieces, needed = list(import_pieces.pieces(found, given)), import_pieces.Needed(found)
@@ -208,6 +207,12 @@ class Accounts:
         for notify in self.changed:
             notify()
         return import_pieces.together(found, done)
+
+    def _target(self, vhost: str) -> definitions_module.ImportTarget:
+        with self._broker.look as state:
+            hashes = {name: user.password_hash for name, user in state.users.by_name.items()}
+            hosts = state.virtual_hosts
+            return definitions_module.ImportTarget(vhost, hosts.strict, list(hosts.by_name), hashes)
 
     def _keep_administrator(self, found: definitions_module.Definitions) -> None:
         """Raises OptionError."""

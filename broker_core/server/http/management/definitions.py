@@ -6,11 +6,11 @@ Invariant: an import that is wrong anywhere changes nothing. What has no counter
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from broker_core import __version__
-from broker_core.admin import Imported
+from broker_core.admin import Imported, Skipped
 from broker_core.core.errors import TxmqError
 from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import Need, within
@@ -52,7 +52,7 @@ def _import(call: HttpCall) -> HttpAnswer:
 
 
 def _import_one(call: HttpCall) -> HttpAnswer:
-    """As RabbitMQ, it takes what belongs to a virtual host, and leaves users and others out."""
+    """As RabbitMQ, it takes what belongs to a virtual host; users and others are left out, and listed."""
     vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
     document = {name: call.body[name] for name in _OF_VHOST if name in call.body}
     for kind, rows in document.items():
@@ -60,6 +60,11 @@ def _import_one(call: HttpCall) -> HttpAnswer:
             if isinstance(row, dict) and row.get("vhost", vhost) != vhost:
                 raise bad_request(f"{kind} name the vhost {str(row['vhost'])[:80]!r}: import them without it")
     imported = _imported(call, document, vhost)
+    others = sorted(call.body.keys() - {*_OF_VHOST, *_HEAD})
+    left = [
+        Skipped(name, name, vhost, "only /api/definitions takes it") for name in others if call.body[name]
+    ]
+    imported = replace(imported, skipped=(*imported.skipped, *left))
     call.record("admin.import_definitions", vhost=vhost)
     return _told(imported)
 
