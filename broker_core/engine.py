@@ -358,9 +358,11 @@ class Sink(Protocol):
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
+        offset_log: str = "",
     ) -> Opened:
         """Returns a token for a new attempt (``token``, if the caller made one), or the entry of a decided
-        batch (C1). Raises LineageConflict, BatchGap.
+        batch (C1). ``offset_log``: which offsets of other sources the batch has, as one text; "" if txmq has
+        all of its sources. Raises LineageConflict, BatchGap.
         """
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -381,12 +383,14 @@ class Sink(Protocol):
         *,
         on_unroutable: Literal["fail", "drop"] = "fail",
         opens: OnNewCheckpoint | None = None,
+        offset_log: str = "",
     ) -> Committed:
         """Decides a batch (C4), or returns its entry if it is decided; ``token`` may then be "" and
-        ``branches`` empty. ``opens``: opens it first, as ``open_batch`` with this word does.
+        ``branches`` empty. ``opens``: opens it first, as ``open_batch`` with this word does. ``offset_log``:
+        as there.
 
-        Raises MissingBranch, LineageConflict (also if the batch is decided and has read other ranges since),
-        BatchGap, Unroutable.
+        Raises MissingBranch, LineageConflict (also if the batch is decided and has read other ranges since,
+        or has other offsets now), BatchGap, Unroutable.
         """
 
     def commit_branches(

@@ -41,7 +41,8 @@ STREAM: tuple[Mode, ...] = ("stream read", "stream write")
 TABLE: tuple[Mode, ...] = ("table read",)
 
 # Spark adds these to the options of a sink.
-SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+CHECKPOINT = "checkpointlocation"
+SPARKS_OWN = frozenset({CHECKPOINT, "queryname"})
 
 # -- the table -----------------------------------------------------------------------------------------------
 
@@ -347,6 +348,7 @@ class WriteOptions:
     routing_key: str
     on_unroutable: Literal["fail", "drop"]
     on_new_checkpoint: OnNewCheckpoint
+    checkpoint: str | None  # of its query
 
 
 _T = TypeVar("_T")
@@ -454,4 +456,5 @@ def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch w
         routing_key=routing_key,
         on_unroutable=values["onUnroutable"],
         on_new_checkpoint=_or(values["onNewCheckpoint"], "fail"),
+        checkpoint=next((value for key, value in raw.items() if key.lower() == CHECKPOINT), None),
     )

@@ -380,7 +380,7 @@ BUDGETS = {
     "connector/delta": 3800,
     "connector/ledger": 900,
     "connector/reject": 700,
-    "connector/stream": 1400,
+    "connector/stream": 1500,
     "connector/tables": 1200,
     "connector/typed": 3300,
     "txmq": 2400,

@@ -248,10 +248,11 @@ class BrokerClient:
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
+        offset_log: str = "",
     ) -> Opened:
         # the token is made here: an open that is sent twice opens one attempt
         token = token or os.urandom(16).hex()
-        return self._opened(app_id, query_id, batch_id, on_new_checkpoint, token=token)
+        return self._opened(app_id, query_id, batch_id, on_new_checkpoint, token=token, offset_log=offset_log)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """As in the port. On the broker's host many rows are staged by files, elsewhere over Flight.

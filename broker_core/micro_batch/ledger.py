@@ -19,7 +19,7 @@ from broker_core.core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.core.undo import Undo
 from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, OnNewCheckpoint, ToApply
-from broker_core.micro_batch.claims.reads import unread
+from broker_core.micro_batch.claims.reads import require_same_offsets, unread
 from broker_core.micro_batch.sink import RecordSink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
@@ -91,8 +91,7 @@ class Ledger:
                 known for known in self._lineages.get(record.app_id, ()) if known.query_id != record.query_id
             ]
 
-    def size(self) -> int:
-        """Returns how many decided batches are remembered. For any thread."""
+    def size(self) -> int:  # for any thread
         return len(self._batches)
 
     def _keep(self, entry: LedgerRecord) -> None:
@@ -176,10 +175,7 @@ class Ledger:
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(
-        self,
-        sink: RecordSink,
-        batch: MicroBatch,
-        on_new: OnNewCheckpoint,
+        self, sink: RecordSink, batch: MicroBatch, on_new: OnNewCheckpoint, offset_log: str = ""
     ) -> LedgerRecord | None:
         """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
         opened. Raises LineageConflict, BatchGap.
@@ -213,7 +209,7 @@ class Ledger:
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
             sink.put(current)
-        return self._follow(batch)
+        return self._follow(batch, offset_log)
 
     def _refuse(self, batch: MicroBatch, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
         app_id, query_id, _ = batch
@@ -234,7 +230,7 @@ class Ledger:
                 "batch ended; another pipeline needs an appId and queues of its own"
             )
 
-    def _follow(self, batch: MicroBatch) -> LedgerRecord | None:
+    def _follow(self, batch: MicroBatch, offset_log: str) -> LedgerRecord | None:
         app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
         if batch_id == expected:
@@ -252,6 +248,7 @@ class Ledger:
                 "an older checkpoint was restored. Use the newest checkpoint, or a new one with "
                 "onNewCheckpoint=resume"
             )
+        require_same_offsets(entry, offset_log)
         return entry
 
     def expected(self, app_id: str, query_id: str) -> int:
@@ -265,12 +262,12 @@ class Ledger:
         )
 
     # -- C4 --------------------------------------------------------------------------------------------------
-    def decided(self, batch: MicroBatch) -> LedgerRecord | None:
+    def decided(self, batch: MicroBatch, offset_log: str = "") -> LedgerRecord | None:
         """Returns the entry of a batch that is decided; None for the next one to decide. Raises
         LineageConflict or BatchGap for any other one.
         """
-        entry = self.entry(batch)
-        if entry is not None:
+        if (entry := self.entry(batch)) is not None:
+            require_same_offsets(entry, offset_log)
             return entry
         app_id, query_id, batch_id = batch
         expected = self.expected(app_id, query_id)
@@ -347,6 +344,7 @@ class Ledger:
         committed_at: int,
         claim_position: int,
         commit_sequence: CommitSequence | None = None,
+        offset_log: str = "",
     ) -> LedgerRecord:
         """``commit_sequence`` None: the sequence of the app orders its commits."""
         app_id, query_id, batch_id = batch
@@ -367,6 +365,7 @@ class Ledger:
             applied=not to_apply,
             mirrored=False,
             vhost=self._vhost,
+            offset_log=offset_log,
         )
 
     def decide(self, sink: RecordSink, entry: LedgerRecord) -> None:

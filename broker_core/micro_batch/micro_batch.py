@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.actor import OWNER, Actor
-from broker_core.broker.access.users import name_in, older_write_key, write_key
+from broker_core.broker.access.users import name_in, write_key
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.topology.ownership import release
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
@@ -105,12 +105,13 @@ class MicroBatches:
         token: str,
         now_us: int,
         actor: Actor = OWNER,
+        offset_log: str = "",
     ) -> Opened:
         """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
         self.owners.take(change, actor, batch.app_id)
         own = self.owners.own(actor, token)
         self.owners.require_token(own, batch)
-        entry = self.ledger.open(change, batch, on_new_checkpoint)
+        entry = self.ledger.open(change, batch, on_new_checkpoint, offset_log)
         if entry is not None:
             return Opened(entry.sequence, "", public_entry(entry))
         attempt = AttemptRecord(own, *batch, now_us, self.vhost)
@@ -197,7 +198,7 @@ class MicroBatches:
         """Raises BatchDecided for a late task of a decided or dropped attempt."""
         if (
             self.ledger.by_token(header.token) is not None
-            or self._write(header.token) in self._state.names.outcomes
+            or write_key(self.vhost, header.token) in self._state.names.outcomes
         ):
             raise BatchDecided(
                 f"attempt {name_in(header.token)} has ended; this task is late, and its rows are dropped"
@@ -220,6 +221,7 @@ class MicroBatches:
         actor: Actor = OWNER,
         *,
         on_unroutable: OnUnroutable,
+        offset_log: str = "",
     ) -> Committed:
         """Decides a batch. Raises, with nothing changed, AccessRefused, LineageConflict, BatchGap,
         MissingBranch, Unroutable, PreconditionFailed (a full queue).
@@ -229,7 +231,7 @@ class MicroBatches:
         """
         self.owners.require(actor, [batch.app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
-        entry = self.ledger.decided(batch)
+        entry = self.ledger.decided(batch, offset_log)
         if entry is not None:
             return Committed(public_entry(entry), already=True)
         # 2. every check, before anything changes
@@ -255,6 +257,7 @@ class MicroBatches:
             committed_at=now_us,
             claim_position=self.claims.position(batch.app_id),
             commit_sequence=sequence,
+            offset_log=offset_log,
         )
         self.ledger.decide(change, decided)
         # 4. drop attempts that can never be decided now
@@ -320,7 +323,7 @@ class MicroBatches:
         """
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_tokens(actor, [token])
-        state, name = self._state, self._write(token)
+        state, name = self._state, write_key(self.vhost, token)
         outcome = state.names.outcomes.get(name)
         if outcome is not None:
             if outcome.state == "committed":
@@ -346,7 +349,7 @@ class MicroBatches:
         if not actor.operates:
             self.owners.require_tokens(actor, [token])
         entry = self.ledger.by_token(token)
-        outcome = self._state.names.outcomes.get(self._write(token))
+        outcome = self._state.names.outcomes.get(write_key(self.vhost, token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
             what = (
                 f"batch {entry.batch_id} of app {entry.app_id!r}"
@@ -370,14 +373,9 @@ class MicroBatches:
         self.branches.drop(self._state, change, token)
         self._state.users.disown_write(change, self.vhost, token)
         # from now on a late task or call of it is refused
-        name, outcomes = self._write(token), self._state.names.outcomes
+        name, outcomes = write_key(self.vhost, token), self._state.names.outcomes
         if name not in outcomes:
             outcomes.remember(change, OutcomeRecord(name, "rolled_back", now_us))
-
-    def _write(self, token: str) -> str:
-        """Returns the key of a batch write; that of an older version, if there is one of this token."""
-        older = older_write_key(self.vhost, token)
-        return older if older in self._state.names.outcomes else write_key(self.vhost, token)
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int, versions: Mapping[str, int]) -> None:
@@ -407,7 +405,7 @@ class MicroBatches:
         if recorded is None:
             named = self.branches.require(token, staged)
             self._rights.require(actor.rights, token, named)
-            transaction, _ = self._gather(self._write(token), named, "fail", now_us)
+            transaction, _ = self._gather(write_key(self.vhost, token), named, "fail", now_us)
             self._state.transactions.commit(change, transaction, now_us)
             note(self.ledger, change, *batch, REFUSED_ROWS, now_us, rows)
         self.branches.drop(self._state, change, token)

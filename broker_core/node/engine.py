@@ -298,11 +298,12 @@ class EmbeddedEngine:
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
+        offset_log: str = "",
     ) -> Opened:
         batch, chosen, by = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex, self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
-            return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by)
+            return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by, offset_log)
 
         opened = self._run(work)
         here("engine.open.durable")
@@ -407,15 +408,16 @@ class EmbeddedEngine:
         *,
         on_unroutable: Literal["fail", "drop"] = "fail",
         opens: OnNewCheckpoint | None = None,
+        offset_log: str = "",
     ) -> Committed:
         here("engine.commit.received")
         batch, by = MicroBatch(app_id, query_id, batch_id), self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Committed:
             if opens is not None:  # in one commit with the decision
-                self.batches.open(change, batch, opens, token, now_us, by)
+                self.batches.open(change, batch, opens, token, now_us, by, offset_log)
             return self.batches.decide(
-                change, batch, token, branches, now_us, by, on_unroutable=on_unroutable
+                change, batch, token, branches, now_us, by, on_unroutable=on_unroutable, offset_log=offset_log
             )
 
         committed = self._run(work)

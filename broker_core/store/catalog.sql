@@ -121,7 +121,7 @@ CREATE TABLE part (
 CREATE TABLE ledger (
   app_id TEXT, sequence INTEGER, query_id TEXT, batch_id INTEGER, token TEXT, ranges TEXT, messages INTEGER, published
   INTEGER, committed_at INTEGER, commit_sequence INTEGER, branches TEXT, claim_position INTEGER, applied INTEGER,
-  mirrored INTEGER, vhost TEXT, guard INTEGER,
+  mirrored INTEGER, vhost TEXT, offset_log TEXT, guard INTEGER,
   PRIMARY KEY (app_id, sequence, vhost)
 ) WITHOUT ROWID;
 

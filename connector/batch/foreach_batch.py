@@ -39,6 +39,7 @@ from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
 from connector.options import AddressOptions, WriteOptions, write_options
 from connector.stream import staging
+from connector.stream.offset_log import OffsetLog
 from connector.stream.task_identity import marked
 from connector.table_formats import table_format
 from connector.tables.checks import Checks
@@ -68,6 +69,7 @@ def transactional(
     settings: Mapping[str, str] | None = None,
     resume_from: str | None = None,
     conflict_timeout_s: float = CONFLICT_TIMEOUT_S,
+    checkpoint: str | None = None,
 ) -> Transactional:
     """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
@@ -79,7 +81,9 @@ def transactional(
     operations of ``tx`` read the batch before it. ``settings``: of the connections to Kafka, with the names
     of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote ``ledger``, if this one
     has the same messages under the same offsets. ``conflict_timeout_s``: how long a commit to a table is
-    repeated that conflicts with those of other writers.
+    repeated that conflicts with those of other writers. ``checkpoint``: the ``checkpointLocation`` of the
+    query, which Spark Connect does not tell; needed there for ``ledger="auto"`` and for a source that is not
+    txmq.
 
     With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
     on behind the table at once, before its source asks where to begin. Raises OptionError, LineageConflict. A
@@ -88,7 +92,7 @@ def transactional(
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
     given = {**(settings or {}), "url": url, "data": None if data is None else os.fspath(data)}
-    given["vhost"] = vhost
+    given |= {"vhost": vhost, "checkpointLocation": checkpoint}
     given |= {"appId": app_id, "onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
     options = write_options(
         {name: value for name, value in given.items() if value is not None}, "stream write"
@@ -173,7 +177,8 @@ class Transactional:
     def _forget_process(self) -> None:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
-        self._started: tuple[object, str] | None = None  # Spark context and query that it last ran for
+        # Spark context and query that it last ran for, and the offsets of its batches
+        self._started: tuple[object, OffsetLog] | None = None
         self.checks = Checks(self.tables, self.app_id, self._decided, self._entries)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
@@ -214,25 +219,29 @@ class Transactional:
         call = Call(str(self.address), self.app_id, (run, query_id, batch_id))
         call.require_first()
         running = (None if is_connect(spark) else spark.sparkContext, query_id)
-        if self._started != running:
+        if self._started is None or self._started[0] != running:
             # C5 of an earlier process or query, before this batch, to keep the order
             self._name_ledger(spark, query_id)
             self.resume(spark)
             self.apply.decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
-            self._started = running
+            offset_log = OffsetLog(self.address, self.app_id, self._checkpoint(spark, query_id))
+            self._started = running, offset_log
+        offsets = self._started[1].digest(batch_id, query_id, spark)
         in_threads = False  # the function called tx in threads
         # C1
-        opened = engine.open_batch(self.app_id, query_id, batch_id, self._options.on_new_checkpoint)
+        opened = engine.open_batch(
+            self.app_id, query_id, batch_id, self._options.on_new_checkpoint, offset_log=offsets
+        )
         failpoint.here("foreach.opened")
         if opened.entry is not None:
             staging.execute(batch)  # to write the state of the query and to record what it reads
             failpoint.here("foreach.replayed")
             # compares that with what the batch has consumed
-            decided = engine.commit_batch(self.app_id, query_id, batch_id, "", []).entry
+            decided = engine.commit_batch(self.app_id, query_id, batch_id, "", [], offset_log=offsets).entry
         else:
             link_messages(batch, engine)
-            attempt = query_id, batch_id, opened.sequence, opened.token
+            attempt = query_id, batch_id, opened.sequence, opened.token, offsets
             decided, in_threads = self._decide(batch, engine, attempt)
         # C5
         if not decided.applied:
@@ -247,10 +256,10 @@ class Transactional:
         call.done()
 
     def _decide(
-        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str]
+        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str, str]
     ) -> tuple[LedgerEntry, bool]:
         """Returns also whether the function called ``tx`` in threads."""
-        query_id, batch_id, sequence, token = opened
+        query_id, batch_id, sequence, token, offsets = opened
         tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
         asked = False
         persists = self._reads_again if self._persist == AUTO else self._persist
@@ -269,6 +278,7 @@ class Transactional:
                 committed = engine.commit_batch(
                     *(self.app_id, query_id, batch_id, token, tx.branches),
                     on_unroutable=self._options.on_unroutable,
+                    offset_log=offsets,
                 )
             failpoint.here("foreach.decided")
             self._reads_again = tx.executions > 1
@@ -318,16 +328,20 @@ class Transactional:
             )
             self.checks.taken = resume.ready(spark)
 
+    def _checkpoint(self, spark: SparkSession, query_id: str) -> str | None:
+        found = None if is_connect(spark) else checkpoint_of(spark, query_id)
+        return found or self._options.checkpoint
+
     # -- C6 --------------------------------------------------------------------------------------------------
     def _name_ledger(self, spark: SparkSession, query_id: str) -> None:
         """``ledger="auto"``: beside the checkpoint. Raises OptionError where that is not known."""
         if self._ledger_option != AUTO:
             return
-        location = None if is_connect(spark) else checkpoint_of(spark, query_id)
+        location = self._checkpoint(spark, query_id)
         if location is None:
             raise OptionError(
                 "ledger='auto' does not know the checkpoint of this query (Spark Connect)",
-                "name the Delta table with ledger=",
+                "give checkpoint=, or name the Delta table with ledger=",
             )
         table = f"{location.rstrip('/')}_ledger"
         if self._ledger is not None and self._ledger_table != table:  # the object serves another query

@@ -30,7 +30,7 @@ def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
 
     Raises LineageConflict if it is of other queues, or not of txmq.
     """
-    if not isinstance(logged, dict) or not all(_is_offset(offset) for offset in logged.values()):
+    if not isinstance(logged, dict) or not all(is_offset(offset) for offset in logged.values()):
         raise LineageConflict(
             f"the checkpoint holds the offset {logged!r}, which no txmq source wrote",
             "start the query with another checkpoint",
@@ -53,5 +53,5 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _is_offset(offset: object) -> bool:
+def is_offset(offset: object) -> bool:
     return offset == START or (isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0)

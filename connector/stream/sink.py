@@ -21,6 +21,7 @@ from broker_core.core.errors import BatchDecided, LocalProtocolError
 from broker_core.core.failpoint import here
 from broker_core.engine import BranchHeader, StagedBranch
 from connector.options import WriteOptions
+from connector.stream.offset_log import OffsetLog
 from connector.stream.schema import to_messages
 from connector.stream.task_identity import task_identity
 
@@ -87,22 +88,26 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         return _stage(self._options, self._token, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """C1, C4: decide the batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable."""
+        """C1, C4: decide the batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable,
+        OptionError.
+        """
         staged = _named(messages)
         if not staged:
             # No task ran, so nothing was read or staged, and there is nothing to decide.
             return
-        options = self._options
+        options, query_id = self._options, staged[0].query_id
+        offset_log = OffsetLog(options.address, options.app_id, options.checkpoint)
         # Open and decide in one call. If an earlier attempt, whose answer was lost, has decided the batch,
         # this checks that it consumed the same ranges and answers ALREADY.
         options.address.engine().commit_batch(
             options.app_id,
-            staged[0].query_id,
+            query_id,
             batchId,
             staged[0].token,
             [message.branch for message in staged],
             on_unroutable=options.on_unroutable,
             opens=options.on_new_checkpoint,
+            offset_log=offset_log.digest(batchId, query_id),
         )
         here("connector.commit.decided")
 

@@ -83,6 +83,8 @@ class Session:
     def streams(self) -> Session:
         return self
 
+    active = ()  # nothing is known of the checkpoint of a query
+
     @property
     def conf(self) -> Session:
         return self

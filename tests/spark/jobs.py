@@ -234,6 +234,8 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
             .load()
         )
         return rows.selectExpr("CAST(value AS STRING) AS body")
+    if pipeline.get("source") == "files":
+        return files(spark, pipeline)
     reader = (
         spark.readStream.format("txmq")
         .option("url", pipeline["url"])
@@ -248,6 +250,8 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
     if pipeline["shape"]:
         return shaped(pipeline["shape"], reader, pipeline["queue"])
     rows = reader.load()
+    if pipeline.get("source") == "both":
+        return rows.selectExpr("CAST(body AS STRING) AS body").union(files(spark, pipeline))
     return (
         rows.selectExpr("CAST(body AS STRING) AS body").groupBy("body").count()
         if pipeline["fn"] == "counts"
@@ -255,8 +259,15 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
     )
 
 
+def files(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
+    """The lines of the files of a pipeline, one file a batch."""
+    reader = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+    return reader.load(pipeline["files"]).selectExpr("value AS body")
+
+
 def prepare(pipeline: dict[str, Any]) -> None:
-    """What happens before the query starts: ``["copy", from, to]`` of a checkpoint, ``["send", body]``,
+    """What happens before the query starts: ``["copy", from, to]`` of a checkpoint, ``["remove", path]``,
+    ``["file", name]``, which has its name as its only line, ``["send", body]``,
     ``["arm", failpoint, action]``, ``["wake", id]`` of a suspended driver, until it has died.
     """
     failpoint.disarm()
@@ -264,6 +275,13 @@ def prepare(pipeline: dict[str, Any]) -> None:
         if word == "copy":
             shutil.rmtree(values[1], ignore_errors=True)
             shutil.copytree(values[0], values[1])
+        elif word == "remove":
+            Path(values[0]).unlink()
+        elif word == "file":
+            path = Path(pipeline["files"], values[0])
+            path.parent.mkdir(exist_ok=True)
+            path.with_name(f".{path.name}").write_text(f"{path.name}\n")
+            path.with_name(f".{path.name}").rename(path)
         elif word == "send":
             with BrokerClient(pipeline["url"]) as client, client.channel() as channel:
                 channel.publish(values[0].encode(), routing_key=pipeline["queue"])
@@ -306,6 +324,7 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         persist=pipeline.get("persist", False),
         settings=pipeline.get("settings") or None,
         resume_from=pipeline.get("resume_from"),
+        checkpoint=pipeline["checkpoint"] if pipeline.get("tells_checkpoint", True) else None,
     )
     called = user_code.CALLS[pipeline["call"]](each, pipeline)
     writer = (

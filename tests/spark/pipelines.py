@@ -91,7 +91,8 @@ class Pipeline:
     tables: list[str] = field(default_factory=lambda: ["first"])
     queue: str = ""
     out: str = ""
-    source: str = "txmq"
+    source: str = "txmq"  # or "rate", "files", "both": messages and files
+    tells_checkpoint: bool = True  # to its function
     ledger: str | None = None
     ledger_sync: bool = False
     on_new_checkpoint: str = "fail"
@@ -119,6 +120,10 @@ class Pipeline:
         made.declare()
         made.send(messages)
         return made
+
+    @property
+    def files(self) -> str:
+        return f"{self.lake}.files"
 
     def declare(self) -> None:
         with BrokerClient(self.url) as client, client.channel() as channel:
@@ -269,7 +274,7 @@ def specification(
         "session": session or {},
         "scratch": str(scratch),
         "death": death,
-        "pipelines": [asdict(each) for each in pipelines],
+        "pipelines": [{**asdict(each), "files": each.files} for each in pipelines],
     }
 
 

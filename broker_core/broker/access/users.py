@@ -52,7 +52,7 @@ IMPERSONATOR = "impersonator"  # publishes with the user_id of another
 TAGS = (*MANAGING, IMPERSONATOR)
 
 _OF_USER = "@"
-_XID, _WRITE, _OLDER_WRITES = "xid@", "write@", ("batch:", "batch@")
+_XID, _WRITE = "xid@", "write@"
 
 
 class Users:
@@ -335,13 +335,6 @@ def transaction_key(vhost: str, user: str, name: str) -> str:
     return f"{_XID}{_quoted(vhost)}@{_quoted(user)}:{name}"
 
 
-def older_keys(vhost: str, name: str) -> Iterator[str]:
-    """Yields those of older versions."""
-    yield f"{_XID}{_quoted(vhost)}:{name}"
-    if not name.startswith((_XID, _WRITE, *_OLDER_WRITES)):
-        yield name
-
-
 def disowned_key(key: str, time_us: int) -> str:
     """Returns the key of a transaction whose user is deleted."""
     owner, _, name = key.partition(":")
@@ -351,11 +344,6 @@ def disowned_key(key: str, time_us: int) -> str:
 def write_key(vhost: str, token: str) -> str:
     """``token``: with its user (``own_id``)."""
     return f"{_WRITE}{_quoted(vhost)}@{_quoted(user_in(token))}:{name_in(token)}"
-
-
-def older_write_key(vhost: str, token: str) -> str:
-    name = name_in(token)
-    return f"batch:{name}" if vhost == VHOST else f"batch@{_quoted(vhost)}:{name}"
 
 
 def name_of(key: str) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.shares import Shares
-from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, older_keys, transaction_key
+from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, transaction_key
 from broker_core.broker.arguments import check_text
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.transaction.letters import Letters, SpilledLetters
@@ -422,14 +422,9 @@ class TransactionNames:
 
     def key(self, vhost: str, name: str, user: str = "") -> str:
         """Returns the key of a user's transaction; "": of the owner of the data directory, and of the default
-        user. If an older version has left one of this name, which is nobody's, that is the one.
+        user.
         """
-        key = transaction_key(vhost, "" if user == DEFAULT_USER and self._users.default else user, name)
-        if not self.knows(key):
-            for older in older_keys(vhost, name):
-                if self.prepared_in[older] == vhost if older in self.prepared else older in self.outcomes:
-                    return older
-        return key
+        return transaction_key(vhost, "" if user == DEFAULT_USER and self._users.default else user, name)
 
     def knows(self, key: str) -> bool:
         return key in self.prepared or key in self.outcomes

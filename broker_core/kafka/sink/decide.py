@@ -54,11 +54,11 @@ class Decider:
         self.fenced = self._fenced = FencedApp(client, decisions)
 
     # -- C1 --------------------------------------------------------------------------------------------------
-    def open(self, batch: MicroBatch, on_new: OnNewCheckpoint, token: str) -> Opened:
+    def open(self, batch: MicroBatch, on_new: OnNewCheckpoint, token: str, offset_log: str = "") -> Opened:
         """Opens a batch. Raises LineageConflict, BatchGap."""
 
         def rule(changes: Changes) -> LedgerRecord | None:
-            return self._ledger.open(changes, batch, on_new)
+            return self._ledger.open(changes, batch, on_new, offset_log)
 
         def attempt() -> Opened:
             lineage = Changes()
@@ -89,6 +89,7 @@ class Decider:
         branches: Sequence[StagedBranch],
         *,
         on_unroutable: OnUnroutable,
+        offset_log: str = "",
     ) -> Committed:
         """Decides a batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable, TransactionTooLarge,
         QueueNotFound.
@@ -101,7 +102,7 @@ class Decider:
             def ask() -> LedgerRecord | None:
                 nonlocal ranges
                 ranges = self._refreshed().ranges_read(*batch[1:])
-                entry = self._ledger.decided(batch)
+                entry = self._ledger.decided(batch, offset_log)
                 if entry is not None:
                     _require_equal(entry, ranges, self._progress.position())
                     return entry
@@ -120,7 +121,9 @@ class Decider:
             if on_unroutable == "fail":
                 require_routable(won)
             self._decisions.learn(self._progress)
-            record = _new_entry(self._ledger, batch, token, ranges, won, self._progress.position())
+            record = _new_entry(
+                self._ledger, batch, token, ranges, won, self._progress.position(), offset_log
+            )
             _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
             try:
                 self._publish(won, changes)
@@ -259,6 +262,7 @@ def _new_entry(
     ranges: dict[str, list[int]],
     won: Sequence[NamedBranch],
     claim_position: int,
+    offset_log: str,
 ) -> LedgerRecord:
     """Returns the ledger entry of a batch that publishes and applies ``won``, as of now."""
     return ledger.new_entry(
@@ -274,6 +278,7 @@ def _new_entry(
         published=sum(each.receipt.reached for each in won),
         committed_at=time.time_ns() // 1000,
         claim_position=claim_position,
+        offset_log=offset_log,
     )
 
 

@@ -157,13 +157,14 @@ class KafkaSink:
         on_new_checkpoint: OnNewCheckpoint,
         *,
         token: str = "",
+        offset_log: str = "",
     ) -> Opened:
         app = self._app(app_id)
         self._staging.ensure(app_id)
         with app.lock:
             app.cleaner.require_right()
             batch, token = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex
-            return app.decider.open(batch, on_new_checkpoint, token)
+            return app.decider.open(batch, on_new_checkpoint, token, offset_log)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         return self._staging.stage(header, rows)
@@ -178,12 +179,15 @@ class KafkaSink:
         *,
         on_unroutable: OnUnroutable = "fail",
         opens: OnNewCheckpoint | None = None,
+        offset_log: str = "",
     ) -> Committed:
         batch = MicroBatch(app_id, query_id, batch_id)
         if opens is not None:
-            self.open_batch(*batch, opens, token=token)
+            self.open_batch(*batch, opens, token=token, offset_log=offset_log)
         with (app := self._app(app_id)).lock:
-            return app.decider.commit(batch, token, branches, on_unroutable=on_unroutable)
+            return app.decider.commit(
+                batch, token, branches, on_unroutable=on_unroutable, offset_log=offset_log
+            )
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: OnUnroutable = "fail"

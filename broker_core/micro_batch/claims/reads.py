@@ -179,9 +179,20 @@ def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> LineageConfl
     )
 
 
+def require_same_offsets(entry: LedgerRecord, offset_log: str) -> None:
+    """Raises LineageConflict for a decided batch whose number Spark has given to other offsets (row 16)."""
+    if entry.offset_log != offset_log:
+        raise LineageConflict(
+            f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}), and Spark "
+            "has planned it anew: an older checkpoint was restored. Nothing was done",
+            "go on with the newest checkpoint. If it is lost, use a new one with onNewCheckpoint=resume, and "
+            "begin each source that is not txmq behind this batch (startingOffsets, modifiedAfter)",
+        )
+
+
 def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:
     """Returns whether a decided batch may read ``ranges`` later: it was decided without a range of these
-    logs, and its source has claimed nothing since. Older versions decided so what only threads had read.
+    logs, and its source has claimed nothing since.
     """
     return not entry.ranges.keys() & set(ranges) and claim_position <= entry.claim_position
 

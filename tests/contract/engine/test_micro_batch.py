@@ -131,6 +131,27 @@ def test_c1_and_c4_what_open_refuses_the_one_call_refuses_and_decides_nothing(be
     assert bench.visible() == [b"x"]
 
 
+@pytest.mark.parametrize("other", ["another", ""], ids=["other offsets", "not known"])
+def test_row_16_a_decided_batch_that_comes_with_other_offsets_of_another_source_is_an_older_checkpoint(
+    bench: Bench, other: str
+) -> None:
+    opened = bench.engine.open_batch(APP, "q", 0, "fail", offset_log="first")
+    branch = bench.stage(opened.token, b"x", query="q", batch=0)
+    entry = bench.engine.commit_batch(APP, "q", 0, opened.token, [branch], offset_log="first").entry
+    bench.crash()
+    for _ in range(2):
+        for refused in (
+            lambda: bench.engine.open_batch(APP, "q", 0, "resume", offset_log=other),
+            lambda: bench.engine.commit_batch(APP, "q", 0, "", [], offset_log=other),
+            lambda: bench.engine.commit_batch(APP, "q", 0, "t", [branch], opens="resume", offset_log=other),
+        ):
+            with pytest.raises(LineageConflict, match="an older checkpoint was restored"):
+                refused()
+        assert bench.engine.open_batch(APP, "q", 0, "fail", offset_log="first").entry == entry
+        assert bench.engine.commit_batch(APP, "q", 0, "", [], offset_log="first").already
+    assert bench.visible() == [b"x"]
+
+
 def test_c1_a_batch_from_before_the_ledgers_first_is_an_older_checkpoint(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q", 5, "resume")
     bench.engine.commit_batch(APP, "q", 5, opened.token, [])

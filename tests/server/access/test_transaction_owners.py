@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 from pamqp import commands as c
 
-from broker_core.broker.access.users import older_keys
 from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
 from broker_core.core import password as passwords
 from broker_core.core.credentials import Credentials
-from broker_core.core.records import OutcomeRecord, PreparedRecord
 from broker_core.launcher import Broker
 from tests.amqp_peer import Peer
 from txmq.cli import main
@@ -184,43 +182,6 @@ def test_a_later_user_of_the_name_does_not_decide_for_one_that_was_deleted(
         again.commit("order-7", of=ANN)  # hers has ended: this is a repetition
         (left,) = again.prepared()
         assert left.user == ANN and messages(again) == 1
-
-
-def test_what_an_older_version_prepared_is_for_operators_and_its_outcomes_are_for_all(
-    tmp_path: Path, broker: Broker, of: Of
-) -> None:
-    """Who was in doubt while the broker was upgraded asks for an outcome that is nobody's."""
-    prepare(of(ANN), "order-7")
-    local = broker.engine._local
-    (key,) = local.state.prepared.by_key
-    transaction = local.state.prepared.by_key[key]
-    older = next(older_keys("/", "order-7"))
-
-    def as_before(_state: object, change: object, now: int) -> None:
-        transaction.xid = older
-        change.drop(PreparedRecord, (key,))  # type: ignore[attr-defined]
-        change.put(transaction.record(now, "/"))  # type: ignore[attr-defined]
-        change.put(OutcomeRecord(next(older_keys("/", "order-6")), "committed", now))  # type: ignore[attr-defined]
-
-    local.run(as_before)
-    broker.close()
-    with Broker.open(tmp_path / "data") as again:
-        made = [
-            BrokerClient(again.url, credentials=Credentials(user=user, password=PASSWORD))
-            for user in (ANN, OLGA)
-        ]
-        ann, olga = made
-        assert ann.committed("order-6") and ann.outcome("order-7") == "prepared"
-        with ann.channel() as channel:
-            channel.tx_select()
-            channel.publish(b"1", routing_key="q")
-            with pytest.raises(errors.TransactionState, match="is committed"):
-                channel.tx_commit("order-6")
-        with pytest.raises(errors.AccessRefused, match="refused for user 'ann'"):
-            ann.commit("order-7")
-        assert olga.commit("order-7") == 0 and messages(again) == 1
-        for each in made:
-            each.close()
 
 
 @pytest.mark.parametrize("door", ["amqp", "flight"])

@@ -1,0 +1,132 @@
+"""Which offsets a micro-batch has of sources that are not txmq: its entry in Spark's offset log, as a digest.
+
+The engine knows what a batch reads of its own logs. Of another source (files, rates, Kafka's own, Delta) it
+knows the number of the batch alone, and a number comes again with other rows where an older checkpoint was
+put back. Spark writes the entry of a batch once, before it runs it, and replays the batch from the entry. So
+the digest is of the whole entry: an offset of files counts lists that are stored elsewhere, and says not what
+is in them, but the time of the entry differs whenever a batch is planned anew.
+Not here: the comparison (``micro_batch/ledger.py``).
+Invariant: what is not known is refused. Of sources of txmq alone there is no digest: their ranges say more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from broker_core.core.errors import OptionError
+from connector.errors import error_summary
+from connector.options import AddressOptions
+from connector.stream.offset import is_offset
+
+_OWN: dict[tuple[str, str], frozenset[str]] = {}  # engine and app -> the names of its logs, as last seen
+
+
+class OffsetLog:
+    """Of a query of an app; ``checkpoint``: its location, None where Spark does not say it."""
+
+    def __init__(self, address: AddressOptions, app_id: str, checkpoint: str | None) -> None:
+        self._address = address
+        self._app_id = app_id
+        self._checkpoint = checkpoint
+        self._own = False  # all of its sources are txmq's
+
+    def digest(self, batch_id: int, query_id: str, spark: SparkSession | None = None) -> str:
+        """The digest of the entry of a batch; "" if txmq has all of its sources. ``spark`` reads what this
+        process cannot. Raises OptionError where that is not known.
+        """
+        if self._own:
+            return ""
+        entry = None if self._checkpoint is None else self._entry(self._checkpoint, batch_id, query_id, spark)
+        if entry is None:
+            return self._require_own(() if spark is None else _last_offsets(spark, query_id))
+        offsets = entry.splitlines()[2:]  # behind the version and the metadata
+        if self._are_own(offsets):
+            self._own = not any(map(_is_missing, offsets))
+            return ""
+        return hashlib.sha256(entry.encode()).hexdigest()[:32]
+
+    def _entry(self, checkpoint: str, batch_id: int, query_id: str, spark: SparkSession | None) -> str | None:
+        """Raises OptionError unless Spark reads it where this process does not."""
+        try:
+            own = json.loads(_text(f"{checkpoint.rstrip('/')}/metadata", spark))["id"]
+            entry = _text(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
+        except Exception as error:
+            if spark is None:
+                return None
+            raise OptionError(
+                f"the entry of batch {batch_id} cannot be read in checkpoint {checkpoint!r} "
+                f"({error_summary(error)})",
+                "give transactional checkpoint=, the checkpointLocation of the query",
+            ) from error
+        if own != query_id:
+            raise OptionError(
+                f"checkpoint {checkpoint!r} is of query {own}, and this is query {query_id}",
+                "give transactional checkpoint=, the checkpointLocation of the query",
+            )
+        return entry
+
+    def _require_own(self, offsets: Iterable[str]) -> str:
+        """Raises OptionError unless all sources are txmq's, as far as that is known without the entry."""
+        if self._logs(()) and self._are_own(offsets):
+            return ""
+        raise OptionError(
+            f"app {self._app_id!r} reads a source that is not txmq, or has another appId, and what a batch "
+            "has of it is not known: Spark does not say where the checkpoint is, or it cannot be read here",
+            "of a source of txmq, give both the same appId. Otherwise, give transactional checkpoint=, the "
+            "checkpointLocation of the query; give format('txmq') the option checkpointLocation on a disk of "
+            "the driver, or use foreachBatch with transactional",
+        )
+
+    def _are_own(self, offsets: Iterable[str]) -> bool:
+        return all(_is_missing(each) or self._is_own(each) for each in offsets)
+
+    def _is_own(self, offset: str) -> bool:
+        """``offset`` has the name of its source before it in newer checkpoints."""
+        try:
+            logged = json.loads(offset[max(offset.find("{"), 0) :])
+        except ValueError:
+            return False
+        names = logged.keys() if isinstance(logged, dict) and all(map(is_offset, logged.values())) else ()
+        return bool(names) and self._logs(names) >= set(names)
+
+    def _logs(self, names: Collection[str]) -> frozenset[str]:
+        """The queues of the app and their logs, asked again where ``names`` are not among them."""
+        key = str(self._address), self._app_id
+        known = _OWN.get(key)
+        if not known or not known >= set(names):
+            engine = self._address.engine()
+            app = engine.app(self._app_id)
+            known = _OWN[key] = (
+                frozenset() if app is None else frozenset({*app.queues, *engine.logs(app.queues)})
+            )
+        return known
+
+
+def _is_missing(offset: str) -> bool:
+    """A source had nothing yet."""
+    return offset.rpartition(":")[2] in ("-", "null")
+
+
+def _last_offsets(spark: SparkSession, query_id: str) -> list[str]:
+    """Where each source was at the end of the last batch of this run; none before that."""
+    ended = [query.lastProgress for query in spark.streams.active if query.id == query_id]
+    return [str(source["endOffset"]) for last in ended if last is not None for source in last["sources"]]
+
+
+def _text(path: str, spark: SparkSession | None) -> str:
+    """The text of a file. What is not on a disk of this host, Spark reads."""
+    local = re.sub(r"^dbfs:/+", "/dbfs/", re.sub(r"^file:/+", "/", path))
+    try:
+        return Path(local).read_text("utf-8")
+    except OSError:
+        if spark is None:
+            raise
+    # a path of Spark is a pattern
+    rows = spark.read.text(re.sub(r"([\\{}\[\]*?])", r"\\\1", path), wholetext=True).collect()
+    return str(rows[0]["value"])

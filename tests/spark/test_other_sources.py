@@ -1,0 +1,198 @@
+"""Sources that are not txmq: a batch is known by the offsets that Spark's offset log has for it, and an older checkpoint
+that is put back loses nothing, in a classic session and on Spark Connect.
+
+Not here: drivers that are killed (``tests/crash/test_spark_crash.py``), ranges of txmq (``test_connect.py``, S4).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from connector.batch.foreach_batch import transactional
+from tests.spark.jobs import to_the_end
+from tests.spark.pipelines import Pipeline, Served, delta_rows
+from tests.spark.test_user_code import run
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+OLDER = "an older checkpoint was restored. Nothing was done"
+NOT_TOLD = "give transactional checkpoint=, the checkpointLocation of the query"
+
+
+def kept(pipeline: Pipeline, *before: list[str], **more: Any) -> Pipeline:
+    """Another run of it, behind ``before``."""
+    return replace(pipeline, before=list(before), **more)
+
+
+@pytest.mark.parametrize("session", [{}, {"connect": "true"}], ids=["classic", "connect"])
+def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing(
+    tmp_path: Path, session: dict[str, str]
+) -> None:
+    """``behind``: two batches were decided since the copy, and the newest checkpoint comes back; ``last``: one batch,
+    and a new checkpoint goes on with another directory; ``again``: Spark lost a commit alone, and replays the batch;
+    ``both``: a queue beside the files; ``untold``: nobody says where the checkpoint is.
+    """
+    served = Served(tmp_path / "broker")
+    try:
+        behind, last, again, untold = (
+            Pipeline.create(name, served.url, tmp_path, source="files", tables=[])
+            for name in ("behind", "last", "again", "untold")
+        )
+        both = Pipeline.create("both", served.url, tmp_path, ["m1"], source="both", tables=[])
+        if session:
+            behind = replace(behind, ledger="auto")
+
+        def copied(of: Pipeline) -> list[str]:
+            return ["copy", of.checkpoint, f"{of.checkpoint}-old"]
+
+        def restored(of: Pipeline) -> list[str]:
+            return ["copy", f"{of.checkpoint}-old", of.checkpoint]
+
+        def files(*names: str) -> list[list[str]]:
+            return [["file", name] for name in names]
+
+        new = {
+            "checkpoint": f"{last.checkpoint}-new",
+            "on_new_checkpoint": "resume",
+            "lake": f"{last.lake}-new",
+        }
+        newest = ["copy", behind.checkpoint, f"{behind.checkpoint}-new"]
+        runs: list[tuple[Pipeline, str]] = [
+            (kept(behind, *files("1", "2")), ""),
+            (kept(behind, copied(behind), *files("3", "4")), ""),
+            (kept(behind, newest, restored(behind), *files("5", "6")), OLDER),
+            (kept(behind), OLDER),
+            (kept(behind, ["copy", f"{behind.checkpoint}-new", behind.checkpoint]), ""),
+            (kept(last, *files("1")), ""),
+            (kept(last, copied(last), *files("2")), ""),
+            (kept(last, restored(last), *files("3")), OLDER),
+            (kept(last, *files("3"), **new), ""),
+            (kept(again, *files("1", "2")), ""),
+            (kept(again, ["remove", f"{again.checkpoint}/commits/1"], *files("3")), ""),
+            (kept(both, *files("1")), ""),
+            (kept(both, copied(both), *files("2"), ["send", "m2"]), ""),
+            (kept(both, restored(both), *files("3")), OLDER),
+            (kept(untold, *files("1", "2"), tells_checkpoint=False), NOT_TOLD if session else ""),
+            (kept(untold), ""),
+        ]
+        errors = run(tmp_path, [each for each, _ in runs], session=session)
+        for pipeline, wanted in runs:
+            error = errors[pipeline.app].pop(0)
+            assert (error is None) == (wanted == "") and wanted in (error or ""), (pipeline, error)
+        behind.require_once(["1", "2", "3", "4", "5", "6"])
+        assert [body.partition(":")[0] for body in last.published()] == ["1", "2", "3"]
+        again.require_once(["1", "2", "3"])
+        untold.require_once(["1", "2"])
+        assert [body.partition(":")[0] for body in both.published()] == ["1", "2", "m1", "m2"]
+        if session:
+            assert len(delta_rows(Path(f"{behind.checkpoint}_ledger"))) == behind.entries()
+    finally:
+        served.stop()
+
+
+def test_on_connect_a_queue_beside_files_is_refused_from_the_second_batch_on_without_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    served = Served(tmp_path / "broker")
+    try:
+        both = Pipeline.create(
+            "both", served.url, tmp_path, ["m1"], source="both", tables=[], tells_checkpoint=False
+        )
+        files = [["file", "1"], ["file", "2"]]
+        runs = [kept(both, *files), kept(both, tells_checkpoint=True)]
+        first, second = run(tmp_path, runs, session={"connect": "true"})["both"]
+        assert first is not None and NOT_TOLD in first and second is None, (first, second)
+        assert [body.partition(":")[0] for body in both.published()] == ["1", "2", "m1"]
+    finally:
+        served.stop()
+
+
+Start = Callable[[DataFrame], DataStreamWriter]
+
+
+class Files:
+    """A directory that a query reads, one file a batch, and its checkpoint."""
+
+    def __init__(self, rig: Any, directory: Path) -> None:
+        self._rig = rig
+        self.directory = directory
+        self.checkpoint = Path(rig.checkpoint())
+        directory.mkdir()
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            (self.directory / f".{name}").write_text(f"{name}\n")
+            (self.directory / f".{name}").rename(self.directory / name)
+
+    def stream(self) -> DataFrame:
+        reader = self._rig.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+        return reader.load(str(self.directory)).selectExpr("value AS body")
+
+    def copy(self, source: str, to: str) -> None:
+        shutil.rmtree(self._rig.directory / to, ignore_errors=True)
+        shutil.copytree(self._rig.directory / source, self._rig.directory / to)
+
+
+@pytest.fixture
+def files(rig: Any, tmp_path: Path) -> Files:
+    rig.declare("out")
+    return Files(rig, tmp_path / "files")
+
+
+def test_row_16_the_sink_stops_at_an_older_checkpoint_of_files_and_replays_a_batch_once(
+    rig: Any, files: Files, planned_once: None
+) -> None:
+    def go() -> None:
+        to_the_end(rig.sink(files.stream(), queue="out"))
+
+    files.add("1", "2")
+    go()
+    files.copy("checkpoint", "older")
+    (files.checkpoint / "commits" / "1").unlink()
+    files.add("3")
+    go()  # batch 1 is replayed, and answered ALREADY
+    files.copy("checkpoint", "newest")
+    files.copy("older", "checkpoint")
+    files.add("4")
+    for _ in range(2):
+        with pytest.raises(Exception, match=OLDER):
+            go()
+    assert sorted(rig.bodies("out")) == ["1", "2", "3"]
+    files.copy("newest", "checkpoint")
+    go()
+    assert sorted(rig.bodies("out")) == ["1", "2", "3", "4"]
+
+
+def test_the_sink_of_files_whose_checkpoint_it_cannot_read_is_refused_and_both_ways_on_that_the_error_names_work(
+    rig: Any, files: Files, planned_once: None
+) -> None:
+    """The location comes from the session, so that the sink is not told it."""
+    where = "spark.sql.streaming.checkpointLocation"
+    files.add("1", "2")
+
+    def writer() -> DataStreamWriter:
+        made = files.stream().writeStream.format("txmq").queryName("named")
+        return made.options(url=rig.broker.url, appId="app", queue="out")
+
+    rig.spark.conf.set(where, rig.checkpoint("all"))
+    try:
+        with pytest.raises(Exception, match="the option checkpointLocation on a disk of the driver"):
+            to_the_end(writer())
+        assert rig.bodies("out") == []
+        to_the_end(writer().option("checkpointLocation", str(Path(rig.checkpoint("all")) / "named")))
+        assert sorted(rig.bodies("out")) == ["1", "2"]
+        each = transactional(
+            lambda batch, tx: tx.publish(batch, queue="out"), url=rig.broker.url, app_id="other"
+        )
+        to_the_end(files.stream().writeStream.foreachBatch(each).queryName("another"))
+        assert sorted(rig.bodies("out")) == ["1", "1", "2", "2"]
+    finally:
+        rig.spark.conf.unset(where)
