@@ -54,7 +54,7 @@ from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
 from broker_core.server.options import ServeOptions
 from broker_core.server.quotas import QuotaLimits, Quotas
-from broker_core.server.threads import asked_to_end
+from broker_core.server.threads import Signals
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.durable import DurableStore
 from broker_core.store.failure import full_disk_named
@@ -404,10 +404,10 @@ def serve(
     """
     log_file.set_up(os.path.join(directory, endpoint.LOG), log_format)
     _leave_out_pandas()
-    ending = asked_to_end()
+    signals = Signals(signal.SIGTERM, signal.SIGINT)
     with Broker._opened(directory, options, started=True) as broker:
         if options.doors.tls is not None:  # otherwise it ends the broker with its terminal
-            signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())
+            signals.take(signal.SIGHUP)
         broker.server.gives_up = idle_timeout_s is not None
         # messages in flight are thousands of short-lived objects: collect cycles less often
         gc.freeze()
@@ -423,7 +423,9 @@ def serve(
             "txmq %s serves %s at %s, process %d", __version__, directory, " ".join(addresses), os.getpid()
         )
         print("ready", *addresses, flush=True)
-        while not ending.wait(LOOK_S):
+        while (arrived := signals.wait(LOOK_S)) in (None, signal.SIGHUP):
+            if arrived == signal.SIGHUP:
+                broker.renew_certificates()
             if broker.server.failed.is_set() or broker.failure is not None:
                 reason = "" if broker.failure is None else f": {broker.failure.message}"
                 log.error("the store has failed; the broker ends and must be started again%s", reason)

@@ -4,6 +4,7 @@ that end a process.
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 from collections.abc import Callable
@@ -37,12 +38,26 @@ def started_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-def asked_to_end() -> threading.Event:
-    """Is set by SIGTERM or SIGINT from now on. For the main thread."""
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
-    return ending
+class Signals:
+    """Signals to this process, in the order in which they came. For the main thread."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        # A handler runs between any two steps of the main thread. If it sets an Event that this thread is about
+        # to wait for, it waits for a lock that it holds, for ever. ``put`` may interrupt ``get``.
+        self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.take(*numbers)
+
+    def take(self, *numbers: signal.Signals) -> None:
+        """Takes these signals from now on."""
+        for number in numbers:
+            signal.signal(number, lambda number, _: self._arrived.put(number))
+
+    def wait(self, seconds: float) -> int | None:
+        """Returns the next signal, or None after so many seconds."""
+        try:
+            return self._arrived.get(timeout=seconds)
+        except queue.Empty:
+            return None
 
 
 def _shortage(name: str) -> ResourceShortage:

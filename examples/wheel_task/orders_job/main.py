@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,10 +87,10 @@ def started(spark: SparkSession, given: argparse.Namespace, connection: Mapping[
     return (writer.trigger(availableNow=True) if given.once else writer).start()
 
 
-def watched(query: StreamingQuery, ended: threading.Event) -> None:
+def watched(query: StreamingQuery, ended: queue.SimpleQueue[int]) -> None:
     """A line of JSON for each batch with rows, until the query ends or the job is told to. Raises."""
     told = -1
-    while not ended.is_set() and not query.awaitTermination(LOOK_S):
+    while ended.empty() and not query.awaitTermination(LOOK_S):
         told = report(query, told)
     # between two batches, if there is a pause soon; one that is interrupted is repeated, without harm
     deadline = time.monotonic() + GRACE_S
@@ -112,13 +112,13 @@ def report(query: StreamingQuery, told: int) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parsed(arguments)
-    ended = threading.Event()
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt whoever holds a lock
     builder = SparkSession.builder.appName(given.app)
     for name, value in txmq.recommended_conf().items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()  # of a job of Databricks: the one that there is
     for number in (signal.SIGTERM, signal.SIGINT):  # after the session, which takes SIGINT for itself
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda number, _: ended.put(number))
     try:
         watched(started(spark, given, login(given, spark)), ended)
     except Exception as error:
