@@ -257,6 +257,9 @@ public final class Management {
 
         check("a connection is closed with a reason", () -> {
             client.closeConnection(client.getConnections().get(0).getName(), "of the test");
+            for (int looks = 0; looks < 6000 && !client.getConnections().isEmpty(); looks++) {
+                Thread.sleep(50);  // it is gone once its client has answered
+            }
             equal(0, client.getConnections().size());
         });
         System.exit(failed ? 1 : 0);
