@@ -42,7 +42,7 @@ class Signals:
     """Signals to this process, in the order in which they came. For the main thread."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
-        # A handler runs between any two steps of the main thread. If it sets an Event for which this thread is
+        # A handler runs between any two steps of the main thread. If it sets an Event for which that is
         # about to wait, it takes a lock that is held, for ever. ``put`` may interrupt ``get``.
         self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.take(*numbers)
