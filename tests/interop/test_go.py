@@ -18,6 +18,8 @@ import pytest
 from tests.interop.conftest import REFUSED, Encrypted
 from tests.interop.programs import Programs, checks_of, programs, run
 
+pytestmark = pytest.mark.soak  # of another language: minutes to build and run
+
 SOURCES = Path(__file__).parent / "go"
 GROUPS = ("transactions", "confirms", "consumers", "errors", "routing", "restart")
 CHECKS = {group: checks_of(SOURCES / f"{group}.go") for group in GROUPS}

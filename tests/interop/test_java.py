@@ -19,6 +19,8 @@ from bench.jars import resolve
 from tests.interop.conftest import REFUSED, Encrypted
 from tests.interop.programs import Programs, checks_of, programs, run
 
+pytestmark = pytest.mark.soak  # of another language: minutes to build and run
+
 SOURCES = Path(__file__).parent / "java"
 PROGRAMS = ("Transactions", "Confirms", "Consumers", "Errors", "Routing", "Recovery")
 CHECKS = {program: checks_of(SOURCES / f"{program}.java") for program in PROGRAMS}

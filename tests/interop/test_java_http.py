@@ -18,6 +18,8 @@ from bench.jars import resolve
 from tests.interop.programs import Ended, checks_of, run
 from tests.server.http.http_client import PASSWORD, add_people, serving
 
+pytestmark = pytest.mark.soak  # of another language: minutes to build and run
+
 SOURCES = Path(__file__).parent / "java_http"
 CHECKS = checks_of(SOURCES / "Management.java")
 CLIENT = ("com.rabbitmq:http-client:5.4.0", "org.slf4j:slf4j-nop:2.0.17")

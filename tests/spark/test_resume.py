@@ -89,7 +89,7 @@ class Lost:
         return self.resume(on_new, resume_from).ready(self.spark)
 
 
-@pytest.fixture(params=[Bench, KafkaBench], ids=["embedded", "kafka"])
+@pytest.fixture(params=[Bench, pytest.param(KafkaBench, marks=pytest.mark.soak)], ids=["embedded", "kafka"])
 def lost(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Lost]:
     made = Lost(request.param, spark, tmp_path)
     yield made

@@ -148,7 +148,7 @@ def letters(engine: Engine, queue: str) -> list[tuple[str, dict[str, Any]]]:
     [
         pytest.param("embedded", [step for step in KILLED if step not in SELDOM], id="embedded"),
         pytest.param("embedded", [*KILLED], id="embedded, every step", marks=pytest.mark.soak),
-        pytest.param("kafka", [*ON_KAFKA], id="kafka"),
+        pytest.param("kafka", [*ON_KAFKA], id="kafka", marks=pytest.mark.soak),
         pytest.param("kafka", [*KILLED], id="kafka, every step", marks=pytest.mark.soak),
     ],
 )

@@ -22,7 +22,7 @@ from tests.server.http.browser import WAIT_MS, Tab, chromium
 from tests.server.http.http_client import PASSWORD, add_people, serving
 from tests.server.http.page_scene import HOSTILE, Scene, going_on, scene
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 PAGES = {
     "overview": "/ui",
