@@ -382,7 +382,7 @@ BUDGETS = {
     "connector/reject": 700,
     "connector/stream": 1500,
     "connector/tables": 1200,
-    "connector/typed": 3300,
+    "connector/typed": 3390,
     "txmq": 2400,
     "txmq/admin": 700,
     "txmq/command": 220,

@@ -31,7 +31,18 @@ from connector.reject.rejected_metrics import (
 )
 from connector.sql import quoted
 from connector.tables.table import is_connect
-from connector.typed.formats import Csv, Fault, Format, Json, from_package, one_clear_error, schema_of
+from connector.typed.formats import (
+    NO_UTF_8_REASONS,
+    Csv,
+    Fault,
+    Format,
+    Json,
+    from_package,
+    no_utf_8,
+    one_clear_error,
+    schema_of,
+    with_sound_options,
+)
 from connector.typed.protobuf.descriptors import descriptor_of
 from connector.typed.registered import registered_avro, registered_json, registered_protobuf
 from connector.typed.registry.client import SchemaRegistry
@@ -304,7 +315,7 @@ def _columns_of(
         if wire:
             yield from wire.faults(body)
         if is_text:
-            yield ~F.is_valid_utf8(bytes_of(body).cast("string")), "the body is not UTF-8"
+            yield ~F.is_valid_utf8(bytes_of(body).cast("string")), no_utf_8(bytes_of(body).cast("binary"))
 
     def faults(body: Column, parsed: Column) -> list[Fault]:
         return list(chosen.faults(parsed, bytes_of(body).cast("string")))
@@ -318,7 +329,7 @@ def _columns_of(
     if rows is not None:
         held = of_broken(column), of_broken(_PARSED)
         reasons = [*unread(held[0]), *faults(*held)]
-        known = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons()
+        known = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons() + NO_UTF_8_REASONS
         notes = notes_of(_any(after), _first(reasons), known, [column, _PARSED], rows)
     return _Columns(
         chosen.schema,
@@ -355,7 +366,7 @@ def _chosen(
     if format == "json":
         if subject is not None:
             raise OptionError("decode of json got a subject", "give the columns as schema")
-        return registered_json(df, column, Json(schema_of(schema), options), asked, validate)
+        return registered_json(df, column, _format(df, schema, format, options), asked, validate)
     if format not in ("avro", "protobuf"):
         raise OptionError(
             f"decode supports no registry for format {format!r}", "it has one for avro, json and protobuf"
@@ -371,9 +382,9 @@ def _chosen(
 
 def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) -> Format:
     if format == "json":
-        return Json(schema_of(schema), options)
+        return with_sound_options(df.sparkSession, Json(schema_of(schema), options))
     if format == "csv":
-        return Csv(schema_of(schema), options)
+        return with_sound_options(df.sparkSession, Csv(schema_of(schema), options))
     if format == "avro":
         from pyspark.sql.avro.functions import from_avro
 

@@ -8,11 +8,12 @@ the end of the first value, so the body is parsed together with a mark at its en
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
@@ -21,21 +22,36 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from broker_core.core.errors import OptionError
-from connector.errors import first_line, unlogged
+from connector.errors import error_summary, first_line, unlogged
 from connector.typed.exponents import decimals_alone, harmless, has_decimals
 from connector.typed.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
 
-_MARK = f"txmq_{secrets.token_hex(8)}"  # no message has it
+_PROBE = "2020-1-1"  # as a date, or in place of another type, what parsers disagree on
+_MARK = "txmq_" + secrets.token_hex(8).replace("e", "x")  # no message has it, nor a number (``exponents.py``)
 _CORRUPT = f"{_MARK}_corrupt"
 _INFINITY = "allowNonNumericNumbers"
 _NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
+_UTF_16, _UTF_32 = (f"the body is {name}, not UTF-8" for name in ("UTF-16", "UTF-32"))
+NO_UTF_8 = "the body is not UTF-8"
+_BYTE_ORDER_MARKS = {
+    b"\xff\xfe\0\0": _UTF_32,
+    b"\0\0\xfe\xff": _UTF_32,
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+}
+NO_UTF_8_REASONS = [NO_UTF_8, _UTF_16, _UTF_32]
+# of text whose bytes are valid UTF-8
+_ENCODINGS = (
+    ("^\\uFEFF", "the body begins with a byte order mark"),
+    ("(?s)^(?:\\x00{3}.|.\\x00{3})", _UTF_32),
+    ("(?s)^(?:\\x00.|.\\x00)", _UTF_16),
+)
 # Why a body is no JSON object, by its first characters with its texts emptied. Only of those: Java's regular
 # expressions recurse, and a body of another program must not overflow the stack of the task.
 _CAUSES = (
-    ("^\\uFEFF", "the body begins with a byte order mark"),
-    ("^(?:\\x00.|.\\x00)", "the body is UTF-16, not UTF-8"),
+    *_ENCODINGS,
     (
         r"(?:^|[:,\[\s])[-+]?(?:NaN|Inf(?:inity)?|INF)\b",
         "the body has NaN or infinity: JSON has neither",
@@ -49,7 +65,8 @@ _TEXT = r"""(?s)"(?:[^"\\]|\\.)*\\?"?|'(?:[^'\\]|\\.)*\\?'?"""  # the last one m
 # from_csv raises beyond the limits of its parser, even if it is to go on: these are txmq's, and never reached
 _MAX_COLUMNS = 1_000_000
 _LIMITS = ("maxcolumns", "maxcharspercolumn")
-_ESCAPED = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "u0000": "\0"}
+_ESCAPED = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
+_sound_options: set[tuple[object, ...]] = set()
 
 
 class Format(ABC):
@@ -158,6 +175,9 @@ class Json(Format):
             for name, value in self.options.items()
         )
 
+    def probes(self) -> list[str]:
+        return [json.dumps(dict.fromkeys(self.schema.names, _PROBE))]
+
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         corrupt, mark = parsed.getField(_CORRUPT).isNotNull(), parsed.getField(_MARK).isNull()
         yield corrupt | mark, self._misfit(parsed, text)
@@ -174,15 +194,29 @@ class Json(Format):
             if "'" not in each.name
         ]
         begin = F.regexp_replace(F.substring(text, 1, _LOOKED_AT), _TEXT, '""')
-        cause = F.lit(_NO_OBJECT)
-        for pattern, reason in reversed(_CAUSES):  # the first that is found says it
-            cause = F.when(begin.rlike(pattern), F.lit(reason)).otherwise(cause)
+        cause = _cause(begin, _CAUSES, _NO_OBJECT)
         # Spark reads the mark if only a member before it is wrong
         return F.when(value.getField(_MARK).isNull(), cause).otherwise(F.coalesce(*named, F.lit(_MISFIT)))
 
     def reasons(self) -> list[str]:
         causes = [reason for _, reason in _CAUSES]
         return [_NO_OBJECT, _MISFIT, *causes, *map(_not_of_type, self.schema.fields)]
+
+
+def no_utf_8(body: Column) -> Column:
+    """Why the bytes are not UTF-8."""
+    cause = F.lit(NO_UTF_8)
+    for mark, reason in reversed(_BYTE_ORDER_MARKS.items()):
+        cause = F.when(F.substring(body, 1, len(mark)) == F.lit(mark), F.lit(reason)).otherwise(cause)
+    return cause
+
+
+def _cause(text: Column, causes: Sequence[tuple[str, str]], otherwise: str) -> Column:
+    """The reason of the first pattern that is found."""
+    cause = F.lit(otherwise)
+    for pattern, reason in reversed(causes):
+        cause = F.when(text.rlike(pattern), F.lit(reason)).otherwise(cause)
+    return cause
 
 
 def _is_closed(body: Column) -> Column:
@@ -241,7 +275,7 @@ class Csv(Format):
     def _separator(self) -> str:
         """As Spark reads the option: a backslash and a t are a tab."""
         raw = self._given.get("sep", self._given.get("delimiter", ","))
-        return re.sub(r"\\(u0000|.)", lambda match: _ESCAPED.get(match[1], match[0]), raw)
+        return re.sub(r"\\(.)", lambda match: _ESCAPED.get(match[1], match[0]), raw)
 
     @property
     def _most(self) -> int | None:
@@ -253,22 +287,62 @@ class Csv(Format):
             raise OptionError(f"option 'maxCharsPerColumn' is {text!r:.200}", "give a whole number") from None
         return None if most < 0 else most
 
+    def probes(self) -> list[str]:
+        return [self._separator.join([each] * len(self.schema)) for each in ('"a"b', _PROBE)]
+
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
-        del text
         mark = F.coalesce(parsed.getField(_MARK), F.lit(""))
-        yield mark != _MARK, f"the body is not a row of {len(self.schema)} columns"
+        yield mark != _MARK, _cause(text, _ENCODINGS, self._no_row)
         most = self._most
         for each in self.schema.fields:
             if most is not None and isinstance(each.dataType, StringType):
                 too_long = F.length(parsed.getField(each.name)) > most
                 yield too_long, f"column {each.name!r} has more than {most} characters"
-        yield parsed.getField(_CORRUPT).isNotNull(), _MISFIT
+        yield parsed.getField(_CORRUPT).isNotNull(), _cause(text, _ENCODINGS, _MISFIT)
         names = {name.lower() for name in self.options}
         yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))
+
+    @property
+    def _no_row(self) -> str:
+        return f"the body is not a row of {len(self.schema)} columns"
+
+    def reasons(self) -> list[str]:
+        return [self._no_row, _MISFIT, *(reason for _, reason in _ENCODINGS)]
 
 
 def _nullable(schema: StructType) -> StructType:
     return StructType([StructField(each.name, each.dataType) for each in schema.fields])
+
+
+def with_sound_options(spark: SparkSession, given: Json | Csv) -> Format:
+    """Returns ``given``. Raises OptionError for an option that Spark refuses, or with which it raises for a
+    broken body: it says so only where a body is parsed, and stops the query.
+    """
+    key = (type(given), given.schema.json(), *sorted(given.options.items()))
+    if not given.options or key in _sound_options:
+        return given
+    error = _refusal(spark, given)
+    if error is not None and _refusal(spark, replace(given, options={})) is None:
+        each = {name: replace(given, options={name: value}) for name, value in given.options.items()}
+        found = [name for name, alone in each.items() if _refusal(spark, alone) is not None]
+        shown = ", ".join(f"{name}={given.options[name]!r:.100}" for name in found or given.options)
+        raise OptionError(
+            f"Spark refuses {shown} of from_{type(given).__name__.lower()}: {error_summary(error)[:300]}",
+            "correct it, or leave it out",
+        ) from None
+    _sound_options.add(key)
+    return given
+
+
+def _refusal(spark: SparkSession, given: Json | Csv) -> Exception | None:
+    """What Spark raises for bodies of text; on the driver, without a job."""
+    try:
+        with unlogged():
+            parsed = [given.parsed(F.lit(text)) for text in given.probes()]
+            spark.sql("VALUES (0)").select(*parsed).collect()
+    except Exception as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True)

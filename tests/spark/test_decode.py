@@ -62,6 +62,14 @@ BROKEN: list[tuple[bytes | None, str]] = [
     (b'\xef\xbb\xbf{"id": 1}', "the body begins with a byte order mark"),
     ('{"id": 1}'.encode("utf-16-le"), "the body is UTF-16, not UTF-8"),
     ('{"id": 1}'.encode("utf-16-be"), "the body is UTF-16, not UTF-8"),
+    ('\n{"id": 1}'.encode("utf-16-le"), "the body is UTF-16, not UTF-8"),
+    ('{"id": 1}'.encode("utf-16"), "the body is UTF-16, not UTF-8"),
+    ('\ufeff{"id": 1}'.encode("utf-16-be"), "the body is UTF-16, not UTF-8"),
+    *(
+        (text.encode("utf-32-" + end), "the body is UTF-32, not UTF-8")
+        for end in ("le", "be")
+        for text in ("{", "\ufeff{")
+    ),
     (b"NaN", NOT_FINITE),
     (b'{"id": -Infinity}', NOT_FINITE),
     (b'/* an order */ {"id": 1}', COMMENT),
@@ -224,6 +232,12 @@ LINES: list[tuple[bytes, Any]] = [
     (b"1,,", (1, None, None)),
     (b"", "the body is empty"),
     (b"\xff1,a,2", "the body is not UTF-8"),
+    (b"\xef\xbb\xbf1,a,2", "the body begins with a byte order mark"),
+    *(
+        (text.encode("utf-16-" + end), "the body is UTF-16, not UTF-8")
+        for end in ("le", "be")
+        for text in ("1,a,2", "\ufeff1,a,2", "1")
+    ),
     (b"\n", LINE),
     (b"1,a", LINE),
     (b"1,a,2,3", LINE),
@@ -306,6 +320,11 @@ def test_null_leaves_no_value_of_a_broken_message_and_fail_names_the_first(spark
         ({"keep": ["queue"]}, "keep names the column 'queue'"),
         ({"schema": "OFFSET int", "keep": "offset"}, "the decoded column 'OFFSET' has the name of a column that is kept"),
         ({"options": {"Mode": "FAILFAST"}}, "option 'Mode' of from_json is txmq's own"),
+        *(({"format": "csv", "options": {"sep": sep, "quote": "'"}}, f"Spark refuses sep={sep!r} of from_csv: ") for sep in ("", "\\", "a\\", "a\\0", "\\u0000")),
+        ({"format": "csv", "options": {"unescapedQuoteHandling": "RAISE_ERROR"}}, "Spark refuses unescapedQuoteHandling='RAISE_ERROR' of from_csv: "),
+        ({"format": "csv", "options": {"multiLine": "x", "comment": "##"}}, "Spark refuses multiLine='x', comment='##' of from_csv: "),
+        ({"options": {"timeZone": "Mars"}}, "Spark refuses timeZone='Mars' of from_json: "),
+        ({"schema": "d date", "options": {"dateFormat": "YYYY-MM-dd"}}, "Spark refuses dateFormat='YYYY-MM-dd' of from_json: "),
         ({"format": "avro"}, "format 'avro' needs the package org.apache.spark:spark-avro_2.13:"),
         ({"format": "protobuf", "schema": ("A", b"")}, "format 'protobuf' needs the package"),
         ({"format": "protobuf"}, "give (name of the message, descriptor set"),

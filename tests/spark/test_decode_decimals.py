@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import runpy
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from connector.typed import formats
 from connector.typed.decode import decode
 from tests.spark.test_decode import frame, told
 
@@ -53,6 +55,13 @@ def test_a_number_that_takes_minutes_to_be_rounded_to_a_decimal_is_broken(spark:
         body[:80] for body, reason in zip(bodies, found, strict=True) if not isinstance(reason, str)
     ] == []
     assert found[0] == "field 'x' is not decimal(10,2)"
+
+
+def test_the_mark_at_the_end_of_a_body_is_no_such_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every body with a decimal was taken for one that has such a number, in one process of fifteen."""
+    monkeypatch.setattr("secrets.token_hex", lambda _: "1e99991e99991e99")
+    mark = runpy.run_path(str(formats.__file__))["_MARK"]
+    assert re.search(r"[\d.][eE][+-]?\d{4,}", mark) is None
 
 
 def test_such_a_number_is_taken_where_no_decimal_is_read_from_it(spark: SparkSession) -> None:
