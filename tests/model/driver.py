@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from connector.batch.foreach_batch import transactional
 from connector.datasource import TxmqDataSource
 from connector.stream.unadmitted import WRAPPER
 from tests.model.actors import point
-from tests.model.fake_spark import Checkpoint, Frame, Session, struct_type
+from tests.model.fake_spark import Checkpoint, Frame, Query, Session, struct_type
 
 URL = "txmq://model:5673"
 ROW = struct_type("body string")
@@ -47,6 +48,7 @@ class Driver:
         self.sink_on_new = sink_on_new
         self.executed: set[int] = set()  # partitions of the batch in hand that were read to their end
         self.batch_id = -1
+        self.run_id = uuid.uuid4().hex  # the connector remembers queries by their session
 
     # -- Spark -----------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -147,7 +149,7 @@ class Driver:
         options = {
             "url": URL,
             "queue": ",".join(queues),
-            "appId": self.world.source_app,
+            "appId": self.world.app,
             "onNewCheckpoint": self.on_new,
             "minPartitions": "2",
         }
@@ -160,7 +162,10 @@ class Driver:
             "sql.streaming.queryId": self.checkpoint.query_id,
             "streaming.sql.batchId": str(batch_id),
         }
-        session = Session(self.world, {} if self.world.sink == "connect" else properties)
+        session = Session(self.world, properties)
+        if self.world.sink == "connect":
+            query = Query(self.checkpoint.query_id, self.run_id)
+            session = Session(self.world, session_id=self.run_id, active=[query])
         self.executed = set()
         self.batch_id = batch_id
 

@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +57,16 @@ def struct_type(schema: str | StructType) -> StructType:
     )
 
 
+TAGS = "spark.job.tags"
+
+
+@dataclass(frozen=True)
+class Query:
+    id: str
+    runId: str
+    lastProgress: None = None
+
+
 @dataclass(eq=False)  # a key, as a SparkContext
 class Session:
     """One query's session; ``properties`` are what Spark puts into the local properties of its tasks."""
@@ -64,6 +74,8 @@ class Session:
     world: Any
     properties: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[tuple[Any, ...]] | Frame] = field(default_factory=dict)
+    session_id: str = ""  # of Spark Connect
+    active: Sequence[Query] = ()  # the queries of the session, where Spark Connect tells them
 
     @property
     def sparkContext(self) -> Session:
@@ -83,8 +95,6 @@ class Session:
     def streams(self) -> Session:
         return self
 
-    active = ()  # nothing is known of the checkpoint of a query
-
     @property
     def conf(self) -> Session:
         return self
@@ -100,6 +110,15 @@ class Session:
 
     def newSession(self) -> Session:
         return Session(self.world, dict(self.properties))
+
+    def getTags(self) -> set[str]:
+        return set(filter(None, self.properties.get(TAGS, "").split(",")))
+
+    def addTag(self, tag: str) -> None:
+        self.properties[TAGS] = ",".join(sorted({*self.getTags(), tag}))
+
+    def removeTag(self, tag: str) -> None:
+        self.properties[TAGS] = ",".join(sorted(self.getTags() - {tag}))
 
     def addListener(self, _listener: Any) -> None:
         """The end of a query is a kill here."""

@@ -107,7 +107,6 @@ class MicroBatches(RuleBasedStateMachine):
         queues=st.sampled_from([("in",), ("in", "in2")]),
         joined=st.booleans(),
         shape=st.sampled_from(SHAPES),
-        sink_app=st.sampled_from(["", "", "sink"]),
         ledger_sync=st.booleans(),
         backlog=st.integers(0, 2),
         kept=st.sampled_from([0, 2, 4]),
@@ -120,15 +119,14 @@ class MicroBatches(RuleBasedStateMachine):
         queues: tuple[str, ...],
         joined: bool,
         shape: tuple[str, ...],
-        sink_app: str,
         ledger_sync: bool,
         backlog: int,
         kept: int,
         source_options: dict[str, str],
         spark: dict[str, bool],
     ) -> None:
-        if sink in ("connect", "other"):  # a lost checkpoint does double or need a person there
-            self.losses, sink_app, shape = 0, "", SHAPES[0]
+        if sink == "other":  # a lost checkpoint does double there
+            self.losses, shape = 0, SHAPES[0]
         if "reports" in spark:  # a run asks for a few ends that it does not plan, and 1,000 claims are kept
             kept = 0
         options = {
@@ -136,7 +134,6 @@ class MicroBatches(RuleBasedStateMachine):
             "queues": queues,
             "joined": joined,
             "shape": shape,
-            "sink_app": sink_app,
             "ledger_sync": ledger_sync,
         }
         self.world = self.stack.enter_context(
@@ -232,8 +229,7 @@ class MicroBatches(RuleBasedStateMachine):
                     self.world.step(actor)
 
     def _lose_commit_log_entry(self) -> None:
-        if self.world.sink != "connect":  # no range tells this from a lost checkpoint there
-            self.world.lose_commit_log_entry()
+        self.world.lose_commit_log_entry()
 
     def _release(self) -> None:
         """By force, with drivers that know nothing of it. Without resume, a start at the latest message is another."""

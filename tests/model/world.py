@@ -85,7 +85,6 @@ class World:
         *,
         sink: str = "foreach",
         queues: tuple[str, ...] = ("in",),
-        sink_app: str = "",
         shape: tuple[str, ...] = ("publish", "append", "after_commit"),
         source_options: dict[str, str] | None = None,
         ledger: str = "lake/ledger",
@@ -106,7 +105,7 @@ class World:
         self.unadmitted, self.reports = unadmitted, reports
         self.threads = threads
         self.sink, self.queues, self.shape = sink, queues, shape
-        self.source_app, self.app = "pipeline", sink_app or "pipeline"
+        self.app = "pipeline"
         self.source_options = source_options or {}
         self.ledger, self.ledger_sync = ledger, ledger_sync
         self.streams = [(queue,) for queue in queues] if joined else [queues]
@@ -295,7 +294,7 @@ class World:
     # -- checkpoints -----------------------------------------------------------------------------------------
     def release(self, *, force: bool = False) -> None:
         """An operator takes the queue from the app: a range that is decided is not replayed any more."""
-        self.engine.release(self.source_app, "in", force=force)
+        self.engine.release(self.app, "in", force=force)
         self.acked["in"] = max(self.acked["in"], self._reached("in"))
         self.person = True
         self.history.append("in released")
@@ -496,15 +495,6 @@ class World:
         self.kill_all()
         self._now += 3_600_000_000  # maxTriggerDelay is over
         error = self._run_clean(on_new)
-        if error is not None and self.sink == "connect" and "gone on since" in str(error):
-            # No range tells there whether a decided batch without rows is replayed, or whether another
-            # checkpoint starts: it stops, loudly. It takes a second driver that claimed, and lost the race
-            # for the offset log, behind a batch that had found nothing.
-            require(
-                not self.batches[max(self.batches)], f"Connect: a batch with rows cannot be replayed: {error}"
-            )
-            self.kill_all()
-            return
         if error is not None:
             require(self.person, f"the query does not get on after a clean restart: {error}")
             require(isinstance(error, TxmqError), f"the stop says nothing to the user: {error!r}")
@@ -539,13 +529,6 @@ class World:
             for log, (start, end) in sorted(entry.ranges.items())
             for name in self.produced[log][start:end]
         ]
-        if self.sink == "connect":  # the source acks, and the ledger knows no ranges
-            consumed = [
-                body.split("|")[0]
-                for bodies in self.batches.values()
-                for body in bodies
-                if not body.startswith("extra|")
-            ]
         consumed += self.taken
         consumed += [
             name
@@ -588,16 +571,11 @@ class World:
     def _effect(self, sequence: int, bodies: list[str], where: str) -> set[str]:
         """The executions behind the rows of a batch; each of its messages must be there once."""
         names = Counter(body.split("|")[0] for body in bodies if not body.startswith("extra|"))
-        if self.sink == "connect":
-            wanted = Counter(
-                body.split("|")[0] for body in self.batches[sequence] if not body.startswith("extra|")
-            )
-        else:
-            wanted = Counter(
-                name
-                for log, (start, end) in self.entries[sequence].ranges.items()
-                for name in self.produced[log][start:end]
-            )
+        wanted = Counter(
+            name
+            for log, (start, end) in self.entries[sequence].ranges.items()
+            for name in self.produced[log][start:end]
+        )
         require(names == wanted, f"batch {sequence} in {where}: {dict(names)}, consumed {dict(wanted)}")
         return {body.split("|")[1] for body in bodies}
 
