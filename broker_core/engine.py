@@ -308,12 +308,12 @@ class Source(Protocol):
 
         ``start`` names every queue or logs of it. The end may name logs that ``start`` lacks: they were added
         to a queue, and are read from their beginning, whatever the origin. Raises QueueNotFound, OptionError,
-        ResourceLocked (another app or a channel holds a queue), LineageConflict: also where the ledger of the
-        app has not decided what Spark has committed.
+        ResourceLocked (another app or a channel holds a queue), CheckpointMismatch: also where the ledger of
+        the app has not decided what Spark has committed.
         """
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        """Returns the concrete ranges of a claim, even if they are settled (S3). Raises LineageConflict if
+        """Returns the concrete ranges of a claim, even if they are settled (S3). Raises CheckpointMismatch if
         there is no such claim.
         """
 
@@ -326,7 +326,7 @@ class Source(Protocol):
 
         Records durably, before the first row, that (query, batch) reads ``ranges``. Raises DataLoss
         (``fail_on_data_loss``) if rows are lost. Ranges that are no claim, and other ranges of these logs
-        than the batch has read, raise LineageConflict: here, or in ``commit_batch``.
+        than the batch has read, raise CheckpointMismatch: here, or in ``commit_batch``.
         """
 
     def browse(
@@ -342,8 +342,8 @@ class Source(Protocol):
         """
 
     def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
-        """Allows the deletion of everything below ``end`` (S5), as ``claim`` does. Raises LineageConflict if
-        ``end`` is not the end of a claim, or not decided.
+        """Allows the deletion of everything below ``end`` (S5), as ``claim`` does. Raises CheckpointMismatch
+        if ``end`` is not the end of a claim, or not decided.
         """
 
 
@@ -362,7 +362,7 @@ class Sink(Protocol):
     ) -> Opened:
         """Returns a token for a new attempt (``token``, if the caller made one), or the entry of a decided
         batch (C1). ``offset_log``: which offsets of other sources the batch has, as one text; "" if txmq has
-        all of its sources. Raises LineageConflict, BatchGap.
+        all of its sources. Raises CheckpointMismatch, BatchGap.
         """
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -389,8 +389,8 @@ class Sink(Protocol):
         ``branches`` empty. ``opens``: opens it first, as ``open_batch`` with this word does. ``offset_log``:
         as there.
 
-        Raises MissingBranch, LineageConflict (also if the batch is decided and has read other ranges since,
-        or has other offsets now), BatchGap, Unroutable.
+        Raises MissingBranch, CheckpointMismatch (also if the batch is decided and has read other ranges
+        since, or has other offsets now), BatchGap, Unroutable.
         """
 
     def commit_branches(
@@ -453,7 +453,7 @@ class Sink(Protocol):
         source that resumes begins there. Idempotent.
 
         Returns whether the app has decided just these; False: other batches, and nothing has changed. Raises
-        QueueNotFound, ResourceLocked, LineageConflict for an end that a log has not reached.
+        QueueNotFound, ResourceLocked, CheckpointMismatch for an end that a log has not reached.
         """
 
 

@@ -371,7 +371,7 @@ BUDGETS = {
     "broker_core/flight": 600,
     "broker_core/kafka": 9700,
     "broker_core/message": 1100,
-    "broker_core/micro_batch": 3700,
+    "broker_core/micro_batch": 3720,
     "broker_core/node": 3800,
     "broker_core/server": 14200,
     "broker_core/store": 4200,

@@ -20,7 +20,7 @@ TxmqError
 │   └── PreconditionFailed (406)
 ├── TransactionError
 │   ├── UnknownTransaction, UnknownOutcome, TransactionState
-│   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
+│   ├── CheckpointMismatch, BatchGap, MissingBranch, BatchDecided
 │   └── NotApplied (NotAppliedYet), Unroutable, TransactionTooLarge
 └── StoreError
     ├── CorruptSegment, CorruptCatalog, CorruptRecordBatch, DataLoss, LedgerLost
@@ -275,10 +275,10 @@ class TransactionState(TransactionError):
     code = "TXMQ_TRANSACTION_STATE"
 
 
-class LineageConflict(TransactionError):
+class CheckpointMismatch(TransactionError):
     """A checkpoint, offset or batch that does not continue the ledger and the claim records."""
 
-    code = "TXMQ_LINEAGE"
+    code = "TXMQ_CHECKPOINT_MISMATCH"
 
 
 class BatchGap(TransactionError):

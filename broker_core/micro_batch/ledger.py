@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from broker_core.core.address import VHOST
-from broker_core.core.errors import BatchGap, LineageConflict
+from broker_core.core.errors import BatchGap, CheckpointMismatch
 from broker_core.core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.core.undo import Undo
@@ -178,7 +178,7 @@ class Ledger:
         self, sink: RecordSink, batch: MicroBatch, on_new: OnNewCheckpoint, offset_log: str = ""
     ) -> LedgerRecord | None:
         """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
-        opened. Raises LineageConflict, BatchGap.
+        opened. Raises CheckpointMismatch, BatchGap.
         """
         app_id, query_id, batch_id = batch
         lineages = list(self._lineages.get(app_id, ()))
@@ -215,7 +215,7 @@ class Ledger:
         app_id, query_id, _ = batch
         current = lineages[-1]
         if any(lineage.query_id == query_id for lineage in lineages):
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"query {query_id} of app {app_id!r} was followed by query {current.query_id}: an older "
                 "checkpoint was started again. "
                 f"Go on with the checkpoint of {current.query_id}, or use a new one with "
@@ -223,7 +223,7 @@ class Ledger:
             )
         decided = self.last(app_id)
         if on_new != "resume" and decided is not None:
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
                 f"{current.query_id} (last: batch {decided.batch_id}, number {decided.sequence} of the app). "
                 "Go on with that checkpoint, or set onNewCheckpoint=resume to go on where the last committed "
@@ -243,7 +243,7 @@ class Ledger:
             )
         entry = self.entry(batch)
         if entry is None:
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
                 "an older checkpoint was restored. Use the newest checkpoint, or a new one with "
                 "onNewCheckpoint=resume"
@@ -264,7 +264,7 @@ class Ledger:
     # -- C4 --------------------------------------------------------------------------------------------------
     def decided(self, batch: MicroBatch, offset_log: str = "") -> LedgerRecord | None:
         """Returns the entry of a batch that is decided; None for the next one to decide. Raises
-        LineageConflict or BatchGap for any other one.
+        CheckpointMismatch or BatchGap for any other one.
         """
         if (entry := self.entry(batch)) is not None:
             require_same_offsets(entry, offset_log)
@@ -273,7 +273,7 @@ class Ledger:
         expected = self.expected(app_id, query_id)
         if expected == -1:
             lineages = self._lineages.get(app_id)
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} belongs to query "
                 f"{lineages[-1].query_id if lineages else 'none'} now. Another checkpoint has taken over; "
                 "stop this query"
@@ -292,8 +292,8 @@ class Ledger:
         claim_position: int,
         counts: Callable[[str], bool],
     ) -> None:
-        """Raises LineageConflict if an app that ``counts`` has decided the batch: it cannot read what it did
-        not consume (S4). ``claim_position``: of the newest claim of the app, which reads.
+        """Raises CheckpointMismatch if an app that ``counts`` has decided the batch: it cannot read what it
+        did not consume (S4). ``claim_position``: of the newest claim of the app, which reads.
         """
         app_id, query_id, batch_id = batch
         for sink in self._entries if query_id else ():
@@ -312,7 +312,7 @@ class Ledger:
         ranges: Mapping[str, list[int]],
         settled: Callable[[str, int | None, int], bool],
     ) -> None:
-        """Raises LineageConflict unless every range starts where the app's last range of that log ended.
+        """Raises CheckpointMismatch unless every range starts where the app's last range of that log ended.
 
         It may start later if everything between is ``settled`` (from None: all that the app has claimed), or
         if the batch before did not read its range: it is decided, and so is every one before it.
@@ -325,7 +325,7 @@ class Ledger:
             if at == start or ((at is None or at < start) and (passed or settled(log, at, start))):
                 continue
             where = "claimed below it and not consumed" if at is None else f"consumed up to {at}"
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"batch {batch.batch_id} of query {batch.query_id} has read {canonical(ranges)}, but "
                 f"{log!r} is {where}: committing it would lose or duplicate messages. The checkpoint does "
                 f"not fit the ledger of app {batch.app_id!r}; use the one that was last in use, or start "
@@ -487,8 +487,8 @@ def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:
     return record.position if isinstance(record, LineageRecord) else 0
 
 
-def other_decision(entry: LedgerRecord, ranges: Mapping[str, object]) -> LineageConflict:
-    return LineageConflict(
+def other_decision(entry: LedgerRecord, ranges: Mapping[str, object]) -> CheckpointMismatch:
+    return CheckpointMismatch(
         f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}, consumed "
         f"{canonical(entry.ranges)}) and now asks for {canonical(ranges)}: an older checkpoint was restored. "
         "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"

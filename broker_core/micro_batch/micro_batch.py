@@ -107,7 +107,7 @@ class MicroBatches:
         actor: Actor = OWNER,
         offset_log: str = "",
     ) -> Opened:
-        """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
+        """Opens an attempt named ``token``. Raises AccessRefused, CheckpointMismatch, BatchGap."""
         self.owners.take(change, actor, batch.app_id)
         own = self.owners.own(actor, token)
         self.owners.require_token(own, batch)
@@ -223,7 +223,7 @@ class MicroBatches:
         on_unroutable: OnUnroutable,
         offset_log: str = "",
     ) -> Committed:
-        """Decides a batch. Raises, with nothing changed, AccessRefused, LineageConflict, BatchGap,
+        """Decides a batch. Raises, with nothing changed, AccessRefused, CheckpointMismatch, BatchGap,
         MissingBranch, Unroutable, PreconditionFailed (a full queue).
 
         It consumes what apps of its app's owner have read for (query, batch); what others have read under
@@ -267,7 +267,7 @@ class MicroBatches:
         return Committed(public_entry(decided), already=False)
 
     def _ranges_read(self, batch: MicroBatch) -> dict[str, list[int]]:
-        """Returns what apps of the owner of its app have read for a batch. Raises LineageConflict,
+        """Returns what apps of the owner of its app have read for a batch. Raises CheckpointMismatch,
         QueueNotFound.
         """
         counts = partial(self.owners.same, batch.app_id)

@@ -26,7 +26,7 @@ from broker_core.core.block import NotLoaded, ReadBlock, together
 from broker_core.core.change import Change
 from broker_core.core.errors import (
     AccessRefused,
-    LineageConflict,
+    CheckpointMismatch,
     MissingBranch,
     NotAllowed,
     TransactionState,
@@ -146,16 +146,16 @@ class AppOwners:
             users.own_app(change, app_id, actor.user, self._vhost)
 
     def require_token(self, token: str, batch: MicroBatch) -> None:
-        """Raises LineageConflict if the token is that of another batch, open or decided."""
+        """Raises CheckpointMismatch if the token is that of another batch, open or decided."""
         for known in (self._branches.attempt(token), self._ledger.by_token(token)):
             if known is not None and (known.app_id, known.query_id, known.batch_id) != batch:
-                raise LineageConflict(
+                raise CheckpointMismatch(
                     f"token {name_in(token)} was opened for batch {known.batch_id} of app {known.app_id!r}, "
                     f"not for batch {batch.batch_id} of {batch.app_id!r}"
                 )
 
     def require_attempt(self, change: Change, actor: Actor, header: BranchHeader) -> None:
-        """For rows that are staged. Raises AccessRefused (an attempt of another owner), LineageConflict,
+        """For rows that are staged. Raises AccessRefused (an attempt of another owner), CheckpointMismatch,
         MissingBranch (a branch of another attempt).
         """
         attempt = self._branches.attempt(header.token)

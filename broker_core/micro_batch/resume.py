@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker_core.core.address import VHOST
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.ids import CommitSequence
 from broker_core.core.records import LedgerRecord, LineageRecord, OriginRecord, canonical
 from broker_core.engine import LedgerEntry, Origin
@@ -63,7 +63,7 @@ def take_ends(
 ) -> None:
     """The app has consumed its logs up to the ends of ``entries``: a source that resumes goes on there.
 
-    It may be repeated. Raises QueueNotFound, LineageConflict for an end that a log has not reached,
+    It may be repeated. Raises QueueNotFound, CheckpointMismatch for an end that a log has not reached,
     ResourceLocked.
     """
     queues: dict[str, dict[str, int]] = {}
@@ -75,7 +75,7 @@ def take_ends(
         try:
             logs.offsets([queue], Origin(offsets=ends))
         except OptionError as error:
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"the ledger says that app {app_id!r} has consumed {canonical(ends)}, and queue {queue!r} "
                 f"does not have these offsets ({error.message})",
                 "wait until its messages are there, under the offsets that they had; otherwise begin with "

@@ -28,7 +28,7 @@ def resume(
     actor: Actor,
 ) -> bool:
     """Returns whether the app has decided just these. Raises AccessRefused, QueueNotFound, ResourceLocked,
-    LineageConflict, OptionError.
+    CheckpointMismatch, OptionError.
     """
     batches.owners.take(change, actor, app_id)
     kept = newest_of_each_log(app_id, entries)

@@ -234,7 +234,10 @@ class EmbeddedEngine:
         return self._look(look)
 
     def open_read(self, ticket: ReadTicket) -> ReadPlan:
-        """Records what (query, batch) reads, then finds its rows (S4). Raises LineageConflict, DataLoss."""
+        """Records what (query, batch) reads, then finds its rows (S4).
+
+        Raises CheckpointMismatch, DataLoss.
+        """
 
         def work(_state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)

@@ -75,7 +75,7 @@ class BatchReads:
             self.noted = True
 
     def note(self, engine: Engine, app_id: str, query_id: str, batch_id: int) -> None:
-        """Notes every range that the batch reads, if its tasks have not. Raises LineageConflict,
+        """Notes every range that the batch reads, if its tasks have not. Raises CheckpointMismatch,
         OptionError.
         """
         if self.noted:

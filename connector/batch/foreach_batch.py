@@ -86,8 +86,8 @@ def transactional(
     txmq.
 
     With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
-    on behind the table at once, before its source asks where to begin. Raises OptionError, LineageConflict. A
-    batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
+    on behind the table at once, before its source asks where to begin. Raises OptionError,
+    CheckpointMismatch. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
@@ -320,7 +320,7 @@ class Transactional:
 
     # -- C7 --------------------------------------------------------------------------------------------------
     def resume(self, spark: SparkSession) -> None:
-        """Goes on behind the Delta ledger, if the engine has none of the app. Raises LineageConflict."""
+        """Goes on behind the Delta ledger, if the engine has none of the app. Raises CheckpointMismatch."""
         if self._ledger_table is not None and self._ledger_table != AUTO:
             on_new = self._options.on_new_checkpoint
             resume = Resume(

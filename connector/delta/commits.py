@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
 
 from broker_core.core.backoff import Backoff, Time
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from connector.delta import log, transient
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, is_path
@@ -69,13 +69,13 @@ def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: Commi
 
 def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | None:
     """The version in which an existing table that expires txnVersions has the commit of this batch; None if
-    it has not, and for other tables. Raises LineageConflict if that is unknown.
+    it has not, and for other tables. Raises CheckpointMismatch if that is unknown.
     """
     if _RETENTION not in table.properties:
         return None
     found = log.held(log.commits(spark, table), once.batch, once.decided_at_us)
     if found.known is None:
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"table {table.name!r} forgets the batches that it has (delta.setTransactionRetentionDuration), "
             f"and its log was cleaned after batch {once.sequence} of app {once.app_id!r} was decided, "
             "so it is unknown whether the table has the rows of this batch",
@@ -97,13 +97,13 @@ def _held(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> 
 
 
 def require_held(spark: SparkSession, table: Table, once: CommitId) -> int | None:
-    """The version that has the commit of this batch, None if its log is gone. Raises LineageConflict unless
-    the table has it.
+    """The version that has the commit of this batch, None if its log is gone. Raises CheckpointMismatch
+    unless the table has it.
     """
     found = _held(spark, table, once, fresh=False)
     if found.known:
         return found.version
-    raise LineageConflict(
+    raise CheckpointMismatch(
         f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, because table {table.name!r} holds "
         "another batch with this number: an older copy of the broker's data was restored, or two copies are "
         "in use (the broker keeps the rows)",

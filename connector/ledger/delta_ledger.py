@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.core import failpoint
-from broker_core.core.errors import LineageConflict, TxmqError
+from broker_core.core.errors import CheckpointMismatch, TxmqError
 from broker_core.engine import Engine, LedgerEntry
 from connector.errors import first_line
 from connector.ledger.ledger_repair import Repair
@@ -225,7 +225,7 @@ class DeltaLedger:
         last = entries[-1]
         try:
             write(CommitId.of_all(entries, self._writer.txn_app_id))
-        except LineageConflict:
+        except CheckpointMismatch:
             # a commit of another writer with a later batch may have written them
             if {entry.token for entry in entries} - held_tokens(self._tables, spark, self._table, entries):
                 raise

@@ -105,7 +105,7 @@ def mirror_offsets(
     at ``data``. ``settings``: of the connections to Kafka, with the names of the options. With
     ``on_new_checkpoint="resume"``, an app whose engine has lost its ledger goes on behind the table: call
     this before the query starts. ``resume_from``: the engine that wrote the table, if this one has the same
-    messages under the same offsets. Raises OptionError, LineageConflict.
+    messages under the same offsets. Raises OptionError, CheckpointMismatch.
     """
     if not ledger:
         raise OptionError("mirror_offsets needs a ledger", "name the Delta table with ledger=")

@@ -21,7 +21,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.failpoint import here
 from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, ledger_id
@@ -78,7 +78,7 @@ class Resume:
         """Goes on behind the ledger if it must, and may. Returns from which engines the app was taken over,
         and behind which batch.
 
-        Raises LineageConflict where the engine has no ledger of the app and the table has, unless
+        Raises CheckpointMismatch where the engine has no ledger of the app and the table has, unless
         ``on_new_checkpoint`` is resume; where another engine has taken the app over.
         """
         table = self.tables.resolve(spark, self.ledger)
@@ -87,7 +87,7 @@ class Resume:
         mine = self.engine.identity(self.app_id)
         taken = self.tables.sequences(spark, table, taken_id(self.app_id, ""))
         if (behind := taken.get(taken_id(self.app_id, mine))) is not None:
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"app {self.app_id!r} was taken over by another engine behind batch {behind}, as ledger "
                 f"{self.ledger!r} says: a batch of it here would be done twice",
                 f"stop this query; {_OTHERWISE}",
@@ -102,13 +102,13 @@ class Resume:
     def _go_on(self, spark: SparkSession, table: Table, mine: str, newest: Newest) -> None:
         last, held = newest.last, self._text(newest)
         if newest.engine == mine:
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"{held}, and this engine, which wrote that, has decided nothing: an older copy of its data "
                 "was restored (nothing was consumed)",
                 f"restore the newest data; {_OTHERWISE}",
             )
         if self.on_new_checkpoint != "resume":
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"{held}, and this engine has no ledger of the app: that was lost, or it is another engine. "
                 "Nothing was consumed",
                 "to go on behind these batches, start with a new checkpoint and onNewCheckpoint=resume, in "
@@ -129,8 +129,8 @@ class Resume:
         once = CommitId(taken_id(self.app_id, newest.engine), last.sequence, batch, last.committed_at_us)
         try:
             self.tables.append(spark.createDataFrame([], LEDGER_COLUMNS), table, once)
-        except LineageConflict as error:
-            raise LineageConflict(
+        except CheckpointMismatch as error:
+            raise CheckpointMismatch(
                 f"{held}, and another engine has taken the app over since: it may have done later batches",
                 "go on there; if that engine is lost too, give another app_id, and startingOffsets where the "
                 f"app was: {_shown(newest.ends)}",
@@ -147,7 +147,7 @@ class Resume:
         )
 
     def _newest(self, spark: SparkSession, table: Table) -> Newest | None:
-        """What the rows say; None if there are none, and have never been. Raises LineageConflict if there
+        """What the rows say; None if there are none, and have never been. Raises CheckpointMismatch if there
         have been, or the rows contradict each other.
         """
         rows = newest_rows(self.tables, spark, table, self.app_id)
@@ -181,7 +181,7 @@ class Resume:
         return Newest(engine, [entries[number] for number in sorted(entries)], ids)
 
     def _prove(self, spark: SparkSession, table: Table, newest: Newest) -> None:
-        """Raises LineageConflict unless the log of the table says the same as the rows."""
+        """Raises CheckpointMismatch unless the log of the table says the same as the rows."""
         name, last = ledger_id(self.app_id, newest.engine), newest.last
         _, written = last_stored(self.tables, spark, table, name)
         if written > last.sequence:
@@ -209,19 +209,19 @@ class Resume:
                 )
 
     def _require_same_logs(self, newest: Newest) -> None:
-        """Raises LineageConflict, QueueNotFound unless the offsets of the rows count the messages of this
+        """Raises CheckpointMismatch, QueueNotFound unless the offsets of the rows count the messages of this
         engine.
         """
         ids = self.engine.log_ids(sorted(newest.ends))
         if missing := sorted(newest.ends.keys() - ids.keys()):
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"{self._text(newest)}, and there is no {', '.join(missing)} here",
                 "declare the queue, and send its messages, under the offsets that they had; or delete the "
                 "rows of a log that the app does not read any more from the ledger",
             )
         others = [log for log in newest.ends if ids.get(log) != newest.log_ids.get(log)]
         if others and self.resume_from != newest.engine:
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"{self._text(newest)}. There, {', '.join(others)} had other messages than here, or the same "
                 "under other offsets, as far as txmq can know",
                 "if each message has the offset here that it had there (a mirrored topic, a queue whose "
@@ -230,13 +230,13 @@ class Resume:
             )
         for log, found in self.engine.available(sorted(newest.ends)).items():
             if found.end < newest.ends[log]:
-                raise LineageConflict(
+                raise CheckpointMismatch(
                     f"{self._text(newest)}, and {log!r} ends here at {found.end}",
                     f"wait until its messages are there, under the offsets that they had; {_OTHERWISE}",
                 )
 
-    def _doubtful(self, why: str, instead: str = "") -> LineageConflict:
-        return LineageConflict(
+    def _doubtful(self, why: str, instead: str = "") -> CheckpointMismatch:
+        return CheckpointMismatch(
             f"app {self.app_id!r} cannot go on behind ledger {self.ledger!r}: {why}. Nothing was consumed",
             f"{instead + ', or ' if instead else ''}give another app_id, another ledger, and startingOffsets "
             "where the app was",

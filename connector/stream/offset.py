@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, Vector
 
 
@@ -28,10 +28,10 @@ def is_symbolic(vector: Mapping[str, int | str]) -> bool:
 def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
     """The offset that Spark passes back. ``logs``: those of every queue of the query.
 
-    Raises LineageConflict if it is of other queues, or not of txmq.
+    Raises CheckpointMismatch if it is of other queues, or not of txmq.
     """
     if not isinstance(logged, dict) or not all(is_offset(offset) for offset in logged.values()):
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"the checkpoint holds the offset {logged!r}, which no txmq source wrote",
             "start the query with another checkpoint",
         )
@@ -41,7 +41,7 @@ def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
         for name, offset in logged.items()
     ]
     if set(queues) != set(logs):
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"the checkpoint holds offsets of {_listed(logged)}, but the query reads {_listed(logs)}",
             "read the same queues, or start with a new checkpoint, the same appId and "
             "onNewCheckpoint=resume: it goes on behind the last decided batch",

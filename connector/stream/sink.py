@@ -88,7 +88,7 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         return _stage(self._options, self._token, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """C1, C4: decide the batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable,
+        """C1, C4: decide the batch. Raises CheckpointMismatch, BatchGap, MissingBranch, Unroutable,
         OptionError.
         """
         staged = _named(messages)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.failpoint import here
 from broker_core.engine import LATEST, Available, Engine, Limit, Origin, Ranges, ReadTicket, Vector
 from connector.options import ReadOptions
@@ -134,7 +134,7 @@ class StreamReader(DataSourceStreamReader):
         try:
             if self._logs:
                 return offset.vector(logged, self._logs)
-        except LineageConflict:
+        except CheckpointMismatch:
             pass
         self._logs = logs_of(self._engine, self._options.queues)
         return offset.vector(logged, self._logs)

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.failpoint import here
 from broker_core.engine import START, Vector
 from connector.options import ReadOptions
@@ -45,10 +45,10 @@ class UnadmittedReader(StreamReader):
         start = self._vector(planned if self._given_end is None else self._given_end)
         try:
             end = self._end(start, limited=True, acks=self._given_end is None)
-        except LineageConflict as error:
+        except CheckpointMismatch as error:
             if self._planned is not None:
                 raise
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"{error}. If the checkpoint is the old one, set {WRAPPER} to false: with it, Spark 4.1 asks "
                 "for an end before it says where the checkpoint is"
             ) from error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.engine import InTable, LedgerEntry
 from connector.sql import nullable
 from connector.tables.commit_id import restored_in, txn_app_id
@@ -81,7 +81,7 @@ class Checks:
 
     def guard(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
         """The RESTORE behind which the batches of this app on the table are numbered (``numbered_anew``),
-        found once for each table. Raises LineageConflict if the table would skip what this app writes.
+        found once for each table. Raises CheckpointMismatch if the table would skip what this app writes.
         """
         key = table.table_id, txn_app_id
         if key not in self._guarded:
@@ -149,8 +149,8 @@ def require_numbers(
     decided: Callable[[], int],
 ) -> int:
     """The RESTORE behind which the next batch is numbered: the table takes each number once, and keeps those
-    of batches that a RESTORE has taken out of it. Raises LineageConflict if the table holds later batches of
-    this broker than ``decided()``.
+    of batches that a RESTORE has taken out of it. Raises CheckpointMismatch if the table holds later batches
+    of this broker than ``decided()``.
     """
     if not table.exists:
         return 0
@@ -164,7 +164,7 @@ def require_numbers(
     put_back = (
         f"put the table back (RESTORE TABLE {in_sql(table.name)} TO VERSION AS OF {(version or 0) - 1})"
     )
-    raise LineageConflict(
+    raise CheckpointMismatch(
         f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
         f"{known}: an older copy of the broker's data was restored (nothing was consumed)",
         f"restore the newest data, {f'or {put_back}, ' if version else ''}or use a new app_id, which appends "
@@ -175,13 +175,13 @@ def require_numbers(
 def refuse_what_was_done_elsewhere(
     tables: TableFormat, spark: SparkSession, table: Table, app_id: str, engine: str, behind: int
 ) -> None:
-    """Raises LineageConflict if the table has batches of an engine behind the one up to which this engine has
-    taken the app over (C7): their messages are read again here.
+    """Raises CheckpointMismatch if the table has batches of an engine behind the one up to which this engine
+    has taken the app over (C7): their messages are read again here.
     """
     theirs = txn_app_id(app_id, engine, table.location)
     _, stored = last_stored(tables, spark, table, theirs)
     if stored > behind and not tables.later(spark, table, theirs, behind).restored:
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"table {table.name!r} has batch {stored} of app {app_id!r} from engine {engine}, and the ledger "
             f"ends with batch {behind}: its rows would come twice (nothing was consumed)",
             f"see in the history of the table which messages batch {stored} had (userMetadata); begin behind "

@@ -194,7 +194,7 @@ class TableFormat(Protocol):
         for, a full disk, storage that is away), as a sentence about the table; else "".
         """
 
-    # Raise LineageConflict if the table has another batch with this number, or cannot know. Return the
+    # Raise CheckpointMismatch if the table has another batch with this number, or cannot know. Return the
     # version of the table that this commit made, if the log tells.
     def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         """Whether the table has the commit of ``once``."""

@@ -17,7 +17,7 @@ import pytest
 
 from broker_core.client.broker import BrokerClient
 from broker_core.core import endpoint, errors
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, BranchHeader, Limit, Origin, Vector
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch
@@ -248,7 +248,7 @@ def test_apps_are_listed_and_their_queues_released(
     assert _run(capsys, *release, "--force") == "released queue orders from app alerts\n"
     (app,) = _json(capsys, "apps", "--url", url)
     assert (app["queues"], app["lag"]) == ([], 1)
-    with pytest.raises(LineageConflict, match="released from app 'alerts' by guest at 20"):
+    with pytest.raises(CheckpointMismatch, match="released from app 'alerts' by guest at 20"):
         broker.engine.ack("alerts", {"orders": 1})
     assert broker.queues()[0].owner == ""
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
 from connector.stream.unadmitted import WRAPPER, UnadmittedReader
@@ -103,7 +103,7 @@ def test_s2_a_new_checkpoint_is_refused_and_resumes_behind_what_is_decided(bench
     end = first.latestOffset()
     bench.run("q1", 0, START, end)
     bench.produce(b"b")
-    with pytest.raises(LineageConflict, match=f"set onNewCheckpoint=resume.*set {WRAPPER} to false"):
+    with pytest.raises(CheckpointMismatch, match=f"set onNewCheckpoint=resume.*set {WRAPPER} to false"):
         reader(bench).latestOffset()
     resumed = reader(bench, onNewCheckpoint="resume")
     assert resumed.latestOffset() == {"in": 2}

@@ -147,7 +147,7 @@ def _require_rows_once(outcome: Outcome, app: str) -> Pipeline:
 def test_row_20_on_kafka_an_app_whose_topic_was_deleted_goes_on_behind_its_ledger_each_message_once(
     on_kafka: Outcome, app: str
 ) -> None:
-    assert "TXMQ_LINEAGE" in str(on_kafka.first[app]), "the old checkpoint alone does not go on"
+    assert "TXMQ_CHECKPOINT_MISMATCH" in str(on_kafka.first[app]), "the old checkpoint alone does not go on"
     pipeline = _require_rows_once(on_kafka, app)
     published = dict(text.split(":") for text in pipeline.published())
     assert sorted(published) == [*MESSAGES, *LATER] and len(pipeline.published()) == len(published)
@@ -164,7 +164,7 @@ def test_row_20_on_kafka_an_app_whose_topic_was_deleted_goes_on_behind_its_ledge
 def test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once(
     embedded: Outcome, app: str
 ) -> None:
-    assert "TXMQ_LINEAGE" in str(embedded.first[app])
+    assert "TXMQ_CHECKPOINT_MISMATCH" in str(embedded.first[app])
     pipeline = _require_rows_once(embedded, app)
     assert pipeline.depth() == 0
 

@@ -520,7 +520,7 @@ def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_
 def test_row_13_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(
     outcome: Outcome,
 ) -> None:
-    assert "[TXMQ_LINEAGE]" in str(outcome.first["lost-decided"])
+    assert "[TXMQ_CHECKPOINT_MISMATCH]" in str(outcome.first["lost-decided"])
     require_once(outcome, "lost-decided")
 
 
@@ -610,7 +610,7 @@ def test_on_kafka_a_batch_whose_function_fails_leaves_nothing_and_its_replay_eve
 def test_on_kafka_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(
     on_kafka: Outcome,
 ) -> None:
-    assert "[TXMQ_LINEAGE]" in str(on_kafka.first["kafka-lost-decided"])
+    assert "[TXMQ_CHECKPOINT_MISMATCH]" in str(on_kafka.first["kafka-lost-decided"])
     require_once(on_kafka, "kafka-lost-decided")
 
 

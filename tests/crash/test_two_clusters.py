@@ -88,8 +88,12 @@ def test_of_two_clusters_with_one_app_one_goes_on_and_everything_is_there_once(
         pytest.skip("a real Kafka needs its jars from Maven")
     outcome = outcomes[engine, step]
     if SUSPENDED[step]:
-        assert "[TXMQ_LINEAGE]" in str(outcome.second) and "onNewCheckpoint=resume" in str(outcome.second)
+        assert "[TXMQ_CHECKPOINT_MISMATCH]" in str(outcome.second) and "onNewCheckpoint=resume" in str(
+            outcome.second
+        )
     assert outcome.last is None, outcome.last
-    assert "[TXMQ_LINEAGE]" in str(outcome.woken), "the first one is told that another one has gone on"
+    assert "[TXMQ_CHECKPOINT_MISMATCH]" in str(outcome.woken), (
+        "the first one is told that another one has gone on"
+    )
     assert outcome.pipeline.entries() == 2, "who is refused has decided nothing"
     outcome.pipeline.require_once(MESSAGES)

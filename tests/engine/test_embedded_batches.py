@@ -6,7 +6,7 @@ import pytest
 
 from broker_core.core.errors import (
     BatchDecided,
-    LineageConflict,
+    CheckpointMismatch,
     MissingBranch,
     PreconditionFailed,
     TransactionState,
@@ -46,7 +46,7 @@ def test_rollback_drops_what_was_staged_and_may_be_repeated(bench: Bench) -> Non
 def test_c4_a_token_of_another_batch_is_refused(bench: Bench) -> None:
     first = bench.engine.open_batch(APP, "q", 0, "fail")
     bench.engine.open_batch("other", "q2", 0, "fail")
-    with pytest.raises(LineageConflict, match="token"):
+    with pytest.raises(CheckpointMismatch, match="token"):
         bench.engine.commit_batch("other", "q2", 0, first.token, [])
 
 

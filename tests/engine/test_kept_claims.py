@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.records import ClaimRecord, ReadRecord
 from broker_core.engine import START, Vector
 from broker_core.micro_batch.claims import claim as claim_rules
@@ -48,10 +48,10 @@ def test_c4_a_range_behind_messages_that_nobody_acknowledged_is_refused(bench: B
     ledger.require_ranges(
         MicroBatch(APP, "q", 1), {"in": [3, 4]}, lambda log, start, end: (log, start, end) == ("in", 1, 3)
     )
-    with pytest.raises(LineageConflict, match="consumed up to 1"):
+    with pytest.raises(CheckpointMismatch, match="consumed up to 1"):
         ledger.require_ranges(MicroBatch(APP, "q", 1), {"in": [3, 4]}, lambda *_: False)
-    with pytest.raises(LineageConflict, match="claimed below it"):
+    with pytest.raises(CheckpointMismatch, match="claimed below it"):
         ledger.require_ranges(MicroBatch(APP, "q", 2), {"in2": [3, 4]}, lambda *_: False)
     ledger.require_ranges(MicroBatch(APP, "q", 1), {"in2": [3, 4]}, lambda *_: False)  # batch 0 passed it
-    with pytest.raises(LineageConflict, match="consumed up to 1"):
+    with pytest.raises(CheckpointMismatch, match="consumed up to 1"):
         ledger.require_ranges(MicroBatch(APP, "q", 1), {"in": [0, 4]}, lambda *_: True)

@@ -75,12 +75,12 @@ def test_s4_a_read_of_a_deleted_queue_consumes_nothing_of_its_namesake(bench: Be
         channel.queue_declare("in")
     bench.produce(b"new 1", b"new 2")
     assert bench.claim(on_new=RESUME) == end, "the new claim has the very numbers of the old one"
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         bench.engine.commit_batch(APP, "q", 0, opened.token, [branch])
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         bench.read("q", 0, {"in": (0, 2)})
     bench.crash()
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         bench.engine.commit_batch(APP, "q", 0, opened.token, [branch])
     assert bench.visible("in") == [b"new 1", b"new 2"] and bench.visible("out") == []
 

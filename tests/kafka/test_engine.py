@@ -150,7 +150,7 @@ def test_a_new_checkpoint_resumes_where_the_ledger_ends(bench: Bench) -> None:
     bench.send(0, b"a")
     micro_batch(driver, driver, 0, {FROM: START})
     bench.send(0, b"b")
-    with pytest.raises(errors.LineageConflict, match="a new checkpoint starts"):
+    with pytest.raises(errors.CheckpointMismatch, match="a new checkpoint starts"):
         bench.engine().claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
     engine = bench.engine()
     end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "resume")
@@ -182,7 +182,7 @@ def test_a_released_queue_is_claimed_anew_and_its_ledger_does_not_bind(bench: Be
     end = micro_batch(driver, driver, 0, {FROM: START})
     bench.engine().release(APP, FROM)
     bench.send(0, b"b")
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         driver.claim(APP, [FROM], end, Limit(), Origin(), "fail")
     with pytest.raises(errors.PreconditionFailed):
         bench.engine().release("other", FROM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.records import ReadRecord, canonical
 from broker_core.core.undo import Undo
 from broker_core.engine import START, Origin, Vector
@@ -62,7 +62,7 @@ def test_s2_resuming_reads_a_log_from_its_beginning_if_it_was_added_meanwhile(
     first = claim(claims, Partitions(orders=[3]), written, {"orders": START})
     logs = Partitions(orders=[6, 2], pay=[8])
     claim(claims, logs, written, first)
-    with pytest.raises(LineageConflict, match="already read orders"):
+    with pytest.raises(CheckpointMismatch, match="already read orders"):
         claim(claims, logs, written, {"orders": START})
     end = claim(
         claims,
@@ -94,7 +94,7 @@ def test_s2_a_new_checkpoint_is_known_also_if_the_app_has_read_added_logs_only(
     if not decided:
         claim(claims, logs, written, end)
     consumed = {"orders/0": 3, "orders/1": 5} if decided else {}
-    with pytest.raises(LineageConflict, match="already read orders"):
+    with pytest.raises(CheckpointMismatch, match="already read orders"):
         claim(claims, logs, written, {"orders": START}, consumed=consumed)
     logs.ends["orders"] = [4, 6]
     resumed = claim(claims, logs, written, {"orders": START}, consumed=consumed, resume=True)
@@ -132,10 +132,10 @@ def test_s4_two_drivers_that_recorded_different_ranges_are_both_refused(written:
     claim(claims, logs, written, first)
     for start, end in ((0, 3), (3, 5)):
         claims.apply(ReadRecord(APP, "query", 0, canonical(["orders/0"]), {"orders/0": [start, end]}))
-    with pytest.raises(LineageConflict, match="now asks for"):
+    with pytest.raises(CheckpointMismatch, match="now asks for"):
         claims.ranges_read("query", 0)
     for ranges in ({"orders/0": (0, 3)}, {"orders/0": (3, 5)}):
-        with pytest.raises(LineageConflict, match="now asks for"):
+        with pytest.raises(CheckpointMismatch, match="now asks for"):
             claims.record_read(written, APP, "query", 0, ranges)
 
 
@@ -146,7 +146,7 @@ def test_s4_a_batch_cannot_read_a_log_more_than_its_earlier_attempt(claims: Clai
     logs.ends["orders"] = [4, 2]
     later = claim(claims, logs, written, end)
     assert later == {"orders/0": 4, "orders/1": 2}
-    with pytest.raises(LineageConflict, match="now asks for"):
+    with pytest.raises(CheckpointMismatch, match="now asks for"):
         claims.record_read(written, APP, "query", 0, {"orders/0": (3, 4), "orders/1": (0, 2)})
 
 
@@ -221,5 +221,7 @@ def differs(ours: Claims, theirs: Claims) -> list[str]:
 def test_a_start_of_other_queues_is_refused(claims: Claims, written: Written, start: Vector) -> None:
     logs = Partitions(orders=[3], pay=[1])
     claim(claims, logs, written, {"orders": START, "pay": START}, "orders", "pay")
-    with pytest.raises(LineageConflict, match=r"which the queues orders do not have|not the end of a range"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"which the queues orders do not have|not the end of a range"
+    ):
         claim(claims, logs, written, start, "orders")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.core.undo import Undo
 from broker_core.micro_batch import ledger as ledger_rules
@@ -66,7 +66,7 @@ def test_the_records_of_another_driver_give_the_same_ledger(monkeypatch: pytest.
     assert not difference(snapshot(ledger), snapshot(replayed))
     for each in (ledger, replayed):
         assert each.consumed(["orders/0", "orders/1"]) == {"orders/0": 70}
-        with pytest.raises(LineageConflict, match="consumed up to 70"):
+        with pytest.raises(CheckpointMismatch, match="consumed up to 70"):
             each.require_ranges(MicroBatch(APP, "query", 7), {"orders/0": [60, 80]}, lambda *_: False)
 
 

@@ -19,7 +19,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.topology.topology import Topology
 from broker_core.core import failpoint
 from broker_core.core.change import Drop
-from broker_core.core.errors import BatchDecided, BatchGap, DataLoss, LineageConflict, ResourceLocked
+from broker_core.core.errors import BatchDecided, BatchGap, CheckpointMismatch, DataLoss, ResourceLocked
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claims import claim as claim_rules
 from broker_core.micro_batch.claims.claim import Claims
@@ -467,7 +467,7 @@ def the_engine_is_lost_behind_a_batch_that_only_a_table_has(w: World) -> None:
     driver = w.start_driver(on_new="resume")
     while not driver.done and driver.pending != "idle":
         w.step(driver)
-    require(isinstance(driver.error, LineageConflict), f"C7: the rows would come twice, and {driver!r}")
+    require(isinstance(driver.error, CheckpointMismatch), f"C7: the rows would come twice, and {driver!r}")
 
 
 def a_stream_waits_for_more_from_the_latest_message_on(w: World) -> None:

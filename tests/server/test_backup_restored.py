@@ -11,7 +11,7 @@ import pytest
 from broker_core.client.backup import backup
 from broker_core.client.broker import BrokerClient
 from broker_core.core.address import parse_address
-from broker_core.core.errors import BatchGap, LineageConflict, TxmqError
+from broker_core.core.errors import BatchGap, CheckpointMismatch, TxmqError
 from broker_core.engine import START, Limit, Origin
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch, bodies, fill
@@ -79,7 +79,7 @@ def test_row_21_a_backup_of_a_claimed_batch_is_restored_and_its_messages_are_not
             lambda: client.claim("app", ["in"], end, Limit(), Origin(), "fail", ran=True),
             lambda: client.ack("app", end),
         ):
-            with pytest.raises(LineageConflict, match=r"Nothing was done, .* onNewCheckpoint=resume"):
+            with pytest.raises(CheckpointMismatch, match=r"Nothing was done, .* onNewCheckpoint=resume"):
                 call()
         assert len(bodies(client, "in")) == 5 + arrive and len(bodies(client, "out")) == 5
         new = client.claim("app", ["in"], {"in": START}, Limit(), Origin(), "resume")

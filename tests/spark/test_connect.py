@@ -152,7 +152,7 @@ def test_on_connect_another_query_of_the_app_and_a_lost_or_older_checkpoint_lose
         ]
         errors = run(tmp_path, runs, session={"connect": "true"})[first.app]
         assert [error is None for error in errors] == [True, False, False, True, True, False, True], errors
-        assert all("TXMQ_LINEAGE" in str(errors[at]) for at in (1, 2, 5)), errors
+        assert all("TXMQ_CHECKPOINT_MISMATCH" in str(errors[at]) for at in (1, 2, 5)), errors
         first.require_once([*MESSAGES, "e", "f", "g"])
         assert replace(second, lake=first.lake).depth() == len(INNER)
     finally:

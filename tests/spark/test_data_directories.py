@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.core.errors import LineageConflict, cause
+from broker_core.core.errors import CheckpointMismatch, cause
 from broker_core.launcher import Broker
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.delta.before.append_rows import append
@@ -112,7 +112,7 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
         place.run("x", on_new_checkpoint="resume")
     error = cause(raised.value)
     assert isinstance(
-        error, LineageConflict
+        error, CheckpointMismatch
     ) and "holds batch 2 of app 'app', and the broker has decided only 1" in str(error)
     assert place.rig.bodies("in") == ["x"] and place.bodies() == ["a", "b"]  # nothing is consumed
     # somebody who decides in spite of it hears that the append was skipped, and so does who mirrors the
@@ -122,9 +122,11 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
     rows = place.spark.createDataFrame([("x",)], "body string")
     txn = txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
-    with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
+    with pytest.raises(CheckpointMismatch, match="Delta has skipped batch 2"):
         append(rows, resolve(place.spark, str(place.table)), CommitId.of(decided, txn))
-    with pytest.raises(LineageConflict, match=r"holds batch 2 .*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"holds batch 2 .*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"
+    ):
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
 
 
@@ -135,7 +137,7 @@ def test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restore
         with pytest.raises(Exception) as raised:
             place.run(*bodies, on_new_checkpoint="resume")
         error = cause(raised.value)
-        assert isinstance(error, LineageConflict), raised.value
+        assert isinstance(error, CheckpointMismatch), raised.value
         return str(error)
 
     def put_back(text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from connector.delta.before.append_rows import append
 from connector.delta.log import stored_versions
 from connector.delta.resolve import resolve, snapshot_at
@@ -55,5 +55,5 @@ def test_a_table_that_forgets_its_transactions_takes_a_repeated_append_once(
     snapshot_at(spark, str(table)).deltaLog().checkpoint()
     # its log is cleaned: nobody can tell, so nobody appends
     (table / "_delta_log" / f"{0:020d}.json").unlink()
-    with pytest.raises(LineageConflict, match="forgets the batches that it has"):
+    with pytest.raises(CheckpointMismatch, match="forgets the batches that it has"):
         appended(1)

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker_core.core.errors import (
+    CheckpointMismatch,
     ConnectionFailed,
-    LineageConflict,
     OptionError,
     QueueNotFound,
     ResourceLocked,
@@ -162,7 +162,7 @@ def test_a_new_checkpoint_under_a_used_app_id_is_refused(rig: Any) -> None:
     rig.publish("in", "b")
     refused(
         run(rig.sink(rig.stream("in").select("body"), checkpoint="new", queue="out")),
-        LineageConflict,
+        CheckpointMismatch,
         "app",
         "onNewCheckpoint",
     )

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.core import failpoint
-from broker_core.core.errors import LineageConflict, OptionError, Unroutable, cause
+from broker_core.core.errors import CheckpointMismatch, OptionError, Unroutable, cause
 from connector.batch import after_commit, foreach_batch
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.conf import recommended_conf
@@ -325,7 +325,7 @@ def test_a_new_checkpoint_under_a_used_app_id_stops_with_both_ways_out(rig: Any)
     run(rig, fn)
     with pytest.raises(Exception) as raised:
         run(rig, fn, checkpoint="another")
-    assert isinstance(cause(raised.value), LineageConflict)
+    assert isinstance(cause(raised.value), CheckpointMismatch)
     assert rig.bodies("out") == ["a"]
 
 

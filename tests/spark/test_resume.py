@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker_core.core import failpoint
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, LedgerEntry, Vector
 from broker_core.kafka import names
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_id
@@ -112,11 +112,11 @@ def test_c7_an_app_whose_engine_has_lost_its_ledger_goes_on_behind_the_table(los
     lost.send()
     where = r'up to \{"in(/0)?":10\}'
     with pytest.raises(
-        LineageConflict, match=rf"decided 5 batches on .*{where}, and this engine has no ledger"
+        CheckpointMismatch, match=rf"decided 5 batches on .*{where}, and this engine has no ledger"
     ):
         lost.ready("fail")
     if lost.make is Bench:  # the queue of another directory
-        with pytest.raises(LineageConflict, match=f"had other messages.*resume_from='{engine}'"):
+        with pytest.raises(CheckpointMismatch, match=f"had other messages.*resume_from='{engine}'"):
             lost.ready()
     assert lost.ready(resume_from=engine) == {engine: 5}
     assert lost.ready("fail") == {engine: 5}, "needed once"
@@ -182,7 +182,7 @@ def test_c7_a_ledger_that_others_have_changed_is_refused_and_nothing_has_changed
         on_kafka.ledger = f"{whole} {what}"
         shutil.copytree(whole, on_kafka.ledger)
         damage(on_kafka)
-        with pytest.raises(LineageConflict) as refused:
+        with pytest.raises(CheckpointMismatch) as refused:
             on_kafka.ready()
         told = str(refused.value)
         assert re.search(rf"cannot go on behind ledger .*{why}.*Nothing was consumed", told), (what, told)
@@ -253,11 +253,11 @@ def test_c7_of_two_engines_that_go_on_behind_one_ledger_one_does(spark: SparkSes
     lost.bench = first  # type: ignore[assignment]
     assert lost.ready(resume_from=engine) == lost.ready(resume_from=engine) == {engine: 2}
     lost.bench = second
-    with pytest.raises(LineageConflict, match="another engine has taken the app over since"):
+    with pytest.raises(CheckpointMismatch, match="another engine has taken the app over since"):
         lost.ready(resume_from=engine)
     assert second.engine.last_entry(APP) is None
     lost.bench = before
-    with pytest.raises(LineageConflict, match="was taken over by another engine behind batch 2"):
+    with pytest.raises(CheckpointMismatch, match="was taken over by another engine behind batch 2"):
         lost.ready()
 
 
@@ -269,7 +269,7 @@ def test_c7_an_engine_without_the_offsets_of_the_ledger_waits_for_its_messages(
     engine = lost.bench.engine.identity(APP)
     sent, lost.sent = lost.sent, lost.sent[:3]
     lost.lose()
-    with pytest.raises(LineageConflict, match="'in' ends here at 3"):
+    with pytest.raises(CheckpointMismatch, match="'in' ends here at 3"):
         lost.ready(resume_from=engine)
     lost.bench.produce(*sent[3:], b"next")
     assert lost.ready(resume_from=engine) == {engine: 2}
@@ -291,7 +291,7 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
     table = tables.resolve(spark, place)
     mine = txn_app_id(APP, on_kafka.bench.engine.identity(APP), table.location)
     with pytest.raises(
-        LineageConflict, match=f"has batch 3 of app '{APP}' from engine {engine}.*ends with batch 2"
+        CheckpointMismatch, match=f"has batch 3 of app '{APP}' from engine {engine}.*ends with batch 2"
     ):
         checks.guard(spark, table, mine)
 

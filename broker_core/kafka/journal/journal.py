@@ -189,7 +189,7 @@ class Journal:
 
     def note_read(self, query_id: str, batch_id: int, ranges: Ranges) -> None:
         """Records that (query, batch) reads ``ranges`` (S4). Every task of the batch writes the same. Raises
-        LineageConflict where it is known to have read others.
+        CheckpointMismatch where it is known to have read others.
         """
         self.look(lambda claims: claims.reads.already(self._app_id, query_id, batch_id, ranges))
         spans = {log: [first, last] for log, (first, last) in ranges.items()}
@@ -242,7 +242,7 @@ class AppProgress:
 
     # -- claims and reads ------------------------------------------------------------------------------------
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
-        """Returns by log what this (query, batch) has read. Raises LineageConflict where it is no claim of
+        """Returns by log what this (query, batch) has read. Raises CheckpointMismatch where it is no claim of
         the app, DataLoss where a topic was deleted and made again since the claim.
         """
         ranges = self._journal.look(lambda claims: claims.ranges_read(query_id, batch_id))
@@ -320,7 +320,7 @@ class AppProgress:
 
     def resume(self, entries: Sequence[LedgerEntry]) -> None:
         """Records that the app has consumed its logs up to the ends of entries of another ledger. Raises
-        QueueNotFound, LineageConflict.
+        QueueNotFound, CheckpointMismatch.
         """
         self._releases.resume(self._app_id, entries)
 

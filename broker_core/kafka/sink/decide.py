@@ -55,7 +55,7 @@ class Decider:
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(self, batch: MicroBatch, on_new: OnNewCheckpoint, token: str, offset_log: str = "") -> Opened:
-        """Opens a batch. Raises LineageConflict, BatchGap."""
+        """Opens a batch. Raises CheckpointMismatch, BatchGap."""
 
         def rule(changes: Changes) -> LedgerRecord | None:
             return self._ledger.open(changes, batch, on_new, offset_log)
@@ -91,8 +91,8 @@ class Decider:
         on_unroutable: OnUnroutable,
         offset_log: str = "",
     ) -> Committed:
-        """Decides a batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable, TransactionTooLarge,
-        QueueNotFound.
+        """Decides a batch. Raises CheckpointMismatch, BatchGap, MissingBranch, Unroutable,
+        TransactionTooLarge, QueueNotFound.
         """
         staged = parse(branches)
 
@@ -319,7 +319,7 @@ def end_quietly(transaction: ProducerTransaction) -> None:
 
 
 def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]], claim_position: int) -> None:
-    """Raises LineageConflict unless a decided batch has read again what it consumed (S4)."""
+    """Raises CheckpointMismatch unless a decided batch has read again what it consumed (S4)."""
     if unread(entry, ranges, claim_position):
         return
     if ranges and {log: list(span) for log, span in entry.ranges.items()} != ranges:

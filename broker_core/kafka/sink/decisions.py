@@ -217,7 +217,7 @@ class FencedApp:
             self.fence(lasting_ms)
         try:
             found = ask()
-        except (errors.LineageConflict, errors.BatchGap):
+        except (errors.CheckpointMismatch, errors.BatchGap):
             if fenced:
                 raise
         else:

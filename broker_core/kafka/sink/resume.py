@@ -19,7 +19,7 @@ from broker_core.micro_batch.resume import take_entries
 def resume(
     fenced: FencedApp, decisions: Decisions, progress: AppProgress, entries: Sequence[LedgerEntry]
 ) -> bool:
-    """Returns whether the app has decided just these. Raises QueueNotFound, LineageConflict."""
+    """Returns whether the app has decided just these. Raises QueueNotFound, CheckpointMismatch."""
 
     def attempt() -> bool:
         fenced.fence()

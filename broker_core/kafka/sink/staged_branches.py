@@ -30,7 +30,7 @@ import xxhash
 from broker_core.arrow.outside import read_stream
 from broker_core.arrow.parts import branch_checksum, signed
 from broker_core.core import errors
-from broker_core.core.errors import LineageConflict, MissingBranch, OptionError
+from broker_core.core.errors import CheckpointMismatch, MissingBranch, OptionError
 from broker_core.core.records import LedgerRecord
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.kafka.cluster.client import Client
@@ -154,13 +154,13 @@ def require(
 ) -> Sequence[NamedBranch]:
     """Returns ``staged``. ``identity`` None: of a batch write.
 
-    Raises MissingBranch for a branch that was staged under another token, LineageConflict for one of another
-    batch.
+    Raises MissingBranch for a branch that was staged under another token, CheckpointMismatch for one of
+    another batch.
     """
     for branch, receipt in staged:
         if identity is not None and receipt.token == token and receipt.identity != identity:
             app, query, batch = receipt.identity
-            raise LineageConflict(
+            raise CheckpointMismatch(
                 f"branch {branch.branch} was staged for batch {batch} of query {query} and app {app!r}, not "
                 f"for batch {identity[2]} of query {identity[1]} and app {identity[0]!r}"
             )

@@ -138,7 +138,7 @@ class KafkaSource:
             asked = PartitionLogs(self._partitions, app_id, journal.positions, ends)
             try:
                 end = claims.claim(asked, proposal, *question, committed)
-            except errors.LineageConflict:
+            except errors.CheckpointMismatch:
                 if START in start.values() or claims.position(app_id) or claims.release_text(app_id, start):
                     raise
                 raise unknown_start(app_id, start) from None
@@ -276,12 +276,12 @@ class KafkaSource:
         """Returns the answer from memory; from the journal's tail if memory has no such claim."""
         try:
             return journal.look(question)
-        except errors.LineageConflict:
+        except errors.CheckpointMismatch:
             journal.catch_up()
             return journal.look(question)
 
     def _claimed_ids(self, app_id: str, queues: Iterable[str]) -> dict[str, UUID]:
-        """Returns the ids that the topics had when the app claimed them first. Raises LineageConflict."""
+        """Returns the ids that the topics had when the app claimed them first. Raises CheckpointMismatch."""
         queues, journal = set(queues), self.journal(app_id)
         if not all(self._has_claimed(journal, queue) for queue in queues):
             journal.catch_up()
@@ -289,8 +289,8 @@ class KafkaSource:
             if queue not in journal.positions:
                 logs = {str(log) for log in self._partitions.of(queue)}
                 if release_text := journal.look(lambda claims: claims.release_text(app_id, logs)):  # noqa: B023
-                    raise errors.LineageConflict(release_text)
-                raise errors.LineageConflict(
+                    raise errors.CheckpointMismatch(release_text)
+                raise errors.CheckpointMismatch(
                     f"a batch reads queue {queue!r}, of which its app has claimed nothing",
                     "use the checkpoint that belongs to the app",
                 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker_core.core.address import VHOST
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.records import (
     ClaimRecord,
     LedgerRecord,
@@ -151,9 +151,9 @@ class Claims:
         return self.releases.release_text(app_id, logs, followed=bool(self.ends(app_id, logs)))
 
     def _refuse_released(self, app_id: str, logs: Collection[str]) -> None:
-        """Raises LineageConflict where one of them was released: no claim of before is known any more."""
+        """Raises CheckpointMismatch where one of them was released: no claim of before is known any more."""
         if release_text := self.release_text(app_id, logs):
-            raise LineageConflict(release_text)
+            raise CheckpointMismatch(release_text)
 
     # -- S2 --------------------------------------------------------------------------------------------------
     def claim(
@@ -275,7 +275,7 @@ class Claims:
         return None
 
     def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
-        """Returns the newest claim that ends at the offsets of ``start``. Raises LineageConflict.
+        """Returns the newest claim that ends at the offsets of ``start``. Raises CheckpointMismatch.
 
         None if that claim was pruned, and a claim that starts there proves that it existed.
         """
@@ -300,13 +300,13 @@ class Claims:
         raise _no_range(app_id, start, end)
 
     def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
-        """Returns the newest claim with these concrete ranges. Raises LineageConflict if there is none."""
+        """Returns the newest claim with these concrete ranges. Raises CheckpointMismatch if there is none."""
         wanted = {log: [first, last] for log, (first, last) in ranges.items()}
         for claim in reversed(self._by_app.get(app_id, ())):
             if claim.ranges == wanted:
                 return claim
         self._refuse_released(app_id, wanted)
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
         )
 
@@ -321,7 +321,7 @@ class Claims:
         """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id,
         if that ``counts``.
 
-        Raises LineageConflict for a range without a claim (its queue was released meanwhile), and for two
+        Raises CheckpointMismatch for a range without a claim (its queue was released meanwhile), and for two
         ranges of one log.
         """
         ranges: dict[str, list[int]] = {}
@@ -418,7 +418,7 @@ def _split(
     app_id: str, start: Vector, names: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, int], list[str]]:
     """Returns the offsets of a start vector, and the queues whose start is symbolic. ``names``: all queues of
-    the reader, and their logs. Raises OptionError: there is none. LineageConflict: the start names others.
+    the reader, and their logs. Raises OptionError: there is none. CheckpointMismatch: the start names others.
     """
     if not names:
         raise OptionError("the stream names no queue; give the option queue")
@@ -426,7 +426,7 @@ def _split(
     symbolic = [queue for queue in names if start.get(queue) == START]
     every = {log for found in names.values() for log in found}
     if strange := start.keys() - acked.keys() - set(symbolic) | acked.keys() - every:
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"the checkpoint of app {app_id!r} names {', '.join(sorted(strange))}, which the queues "
             f"{', '.join(names)} do not have. Read the same queues, or use a new checkpoint with "
             "onNewCheckpoint=resume"
@@ -434,8 +434,8 @@ def _split(
     return acked, symbolic
 
 
-def _no_end(app_id: str, vector: Mapping[str, int]) -> LineageConflict:
-    return LineageConflict(
+def _no_end(app_id: str, vector: Mapping[str, int]) -> CheckpointMismatch:
+    return CheckpointMismatch(
         f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is not the end of a "
         "range that this broker gave to the app; it is the checkpoint of another app, of another broker, "
         f"or older than the last {KEPT_CLAIMS} batches, or the data directory is older than it. Use the "
@@ -443,8 +443,8 @@ def _no_end(app_id: str, vector: Mapping[str, int]) -> LineageConflict:
     )
 
 
-def _no_range(app_id: str, start: Vector, end: Vector) -> LineageConflict:
-    return LineageConflict(
+def _no_range(app_id: str, start: Vector, end: Vector) -> CheckpointMismatch:
+    return CheckpointMismatch(
         f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
         "given; the checkpoint belongs to another app or broker, or is older than what the broker "
         "remembers, or the data directory is older than it. Use the checkpoint that belongs to the app, or a "

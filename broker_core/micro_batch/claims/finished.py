@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.records import ClaimRecord, LedgerRecord, canonical
 from broker_core.micro_batch.claims.reads import Reads
 
@@ -56,7 +56,7 @@ def is_consumed(
 ) -> bool:
     """Returns whether ``claim`` and those before it are consumed; False: that is not known yet, and the next
     batch will tell. ``source``: the claims of its source. ``made``: the claim was made since this process
-    opened the directory, so no decision of it is missing. Raises LineageConflict if it should be decided
+    opened the directory, so no decision of it is missing. Raises CheckpointMismatch if it should be decided
     here, and is not.
     """
     if not committed.by_spark:
@@ -83,7 +83,7 @@ def is_consumed(
     is_next = last is not None and last.claim_position < claim.position
     is_next = is_next and all(consumed.get(log, -1) == first for log, (first, _) in spans.items())
     if is_next or False in done:
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"the checkpoint of app {claim.app_id!r} has committed the batch that ends at "
             f"{canonical(claim.end)}, but the ledger has not decided it: an older data directory was "
             "restored, or a copy of one. Nothing was done, and the messages of this batch are still in the "

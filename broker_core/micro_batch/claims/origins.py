@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from broker_core.core.address import VHOST
-from broker_core.core.errors import LineageConflict, NotAllowed
+from broker_core.core.errors import CheckpointMismatch, NotAllowed
 from broker_core.core.records import ClaimRecord, OriginRecord, canonical
 from broker_core.core.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
@@ -110,7 +110,7 @@ class Origins:
         is not recorded yet. ``names``: all queues of the reader, and their logs; ``left``: where the app was
         in those that were released from it, which holds until it has claimed again.
 
-        Raises LineageConflict if it is a new checkpoint, which may not resume; OptionError.
+        Raises CheckpointMismatch if it is a new checkpoint, which may not resume; OptionError.
         """
         key = canonical(queues)
         found = self._of.get(app_id, {}).get(key)
@@ -204,9 +204,9 @@ def _read_added(claim: ClaimRecord, entry: OriginRecord, named: set[str]) -> boo
 
 def _new_checkpoint(
     app_id: str, queues: list[str], consumed: Mapping[str, int], last_query: str
-) -> LineageConflict:
+) -> CheckpointMismatch:
     where = canonical(consumed) if consumed else "what its source acknowledged"
-    return LineageConflict(
+    return CheckpointMismatch(
         f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(queues)} "
         f"(query {last_query or 'unknown'}, consumed up to {where}). Go on with the old checkpoint, or set "
         "onNewCheckpoint=resume to go on where the app's last committed batch ended; another pipeline needs "

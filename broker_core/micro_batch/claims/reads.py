@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from broker_core.core.address import VHOST
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.records import LedgerRecord, ReadRecord, canonical
 from broker_core.core.undo import Undo
 from broker_core.engine import Ranges
@@ -88,7 +88,7 @@ class Reads:
         return ""
 
     def already(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
-        """Returns whether exactly these ranges are recorded for (query, batch). Raises LineageConflict for
+        """Returns whether exactly these ranges are recorded for (query, batch). Raises CheckpointMismatch for
         other ranges of the same logs, OptionError for those of an earlier batch.
         """
         wanted = {log: [first, last] for log, (first, last) in ranges.items()}
@@ -157,10 +157,10 @@ class Reads:
 
 
 def require_not_released(read: ReadRecord, release_text: ReleaseText) -> None:
-    """Raises LineageConflict for a released read: a new queue of that name may reuse the numbers."""
+    """Raises CheckpointMismatch for a released read: a new queue of that name may reuse the numbers."""
     gone = [log for log, found in read.ranges.items() if found == RELEASED]
     if gone:
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was "
             "released, and cannot be read or decided any more: "
             + (
@@ -171,8 +171,8 @@ def require_not_released(read: ReadRecord, release_text: ReleaseText) -> None:
         )
 
 
-def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> LineageConflict:
-    return LineageConflict(
+def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> CheckpointMismatch:
+    return CheckpointMismatch(
         f"batch {read.batch_id} of query {read.query_id} has read {canonical(read.ranges)} and now asks for "
         f"{canonical(wanted)}: an older or changed checkpoint of app {read.app_id!r} was restored. Use the "
         "newest checkpoint, or a new one with onNewCheckpoint=resume"
@@ -180,9 +180,11 @@ def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> LineageConfl
 
 
 def require_same_offsets(entry: LedgerRecord, offset_log: str) -> None:
-    """Raises LineageConflict for a decided batch whose number Spark has given to other offsets (row 16)."""
+    """Raises CheckpointMismatch for a decided batch whose number Spark has given to other offsets (row
+    16).
+    """
     if entry.offset_log != offset_log:
-        raise LineageConflict(
+        raise CheckpointMismatch(
             f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}), and Spark "
             "has planned it anew: an older checkpoint was restored. Nothing was done",
             "go on with the newest checkpoint. If it is lost, use a new one with onNewCheckpoint=resume, and "

@@ -58,7 +58,7 @@ class Adding:
         """One Delta commit of ``staged``, or none if the table has that of ``once``. None, with nothing done,
         if the table has another shape now.
 
-        Raises LineageConflict as ``append`` does, NotApplied if a file is gone.
+        Raises CheckpointMismatch as ``append`` does, NotApplied if a file is gone.
         """
         places = {have: want for each in staged for have, want in each.places.items()}
         has_it = was_committed(spark, table, once) is not None

@@ -46,7 +46,7 @@ def change(
     is known.
 
     ``rows`` makes the given rows in a session; ``context``: of the text, as it was decided. Raises
-    LineageConflict as ``append`` does, OptionError if the table is replaced meanwhile.
+    CheckpointMismatch as ``append`` does, OptionError if the table is replaced meanwhile.
     """
 
     def write() -> None:

@@ -62,7 +62,7 @@ def append(
     """One Delta commit of ``rows``, or none if the table has that of ``once``. Creates the table. Returns its
     version, if that is known.
 
-    Raises LineageConflict if the table holds another batch with this number, or if too much of its log was
+    Raises CheckpointMismatch if the table holds another batch with this number, or if too much of its log was
     cleaned to know.
     """
 

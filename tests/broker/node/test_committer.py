@@ -179,9 +179,9 @@ def test_what_a_work_had_done_before_it_was_refused_is_undone() -> None:
 
     def work(state: BrokerState, change: Change, now: int) -> None:
         state.names.outcomes.remember(change, OutcomeRecord("acked below", "committed", now))
-        raise errors.LineageConflict("and then refused")
+        raise errors.CheckpointMismatch("and then refused")
 
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         broker.run(work)
     assert list(broker.state.names.outcomes) == []
     assert [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from connector.stream import offset
 
 QUEUES = {"a": ["a"], "b": ["b"]}
@@ -26,7 +26,7 @@ def test_a_new_query_starts_from_a_symbolic_offset_that_survives_sparks_log() ->
 @pytest.mark.parametrize("logged", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}])
 def test_a_checkpoint_of_other_queues_is_refused(logged: dict[str, int]) -> None:
     with pytest.raises(
-        LineageConflict,
+        CheckpointMismatch,
         match=r"the checkpoint holds offsets of .*, but the query reads a, "
         r"b",
     ):
@@ -37,7 +37,7 @@ def test_a_checkpoint_of_other_queues_is_refused(logged: dict[str, int]) -> None
     "logged", [None, 5, {"a": "latest"}, {"a": -1}, {"a": 1.5}, {"a": True}, {"a": None}]
 )
 def test_an_offset_that_txmq_did_not_write_is_refused(logged: Any) -> None:
-    with pytest.raises(LineageConflict, match="no txmq source wrote"):
+    with pytest.raises(CheckpointMismatch, match="no txmq source wrote"):
         offset.vector(logged, {"a": ["a"]})
 
 
@@ -64,5 +64,5 @@ def test_an_offset_names_a_queue_while_it_is_symbolic_and_then_its_logs(logged: 
     ],
 )
 def test_an_offset_of_other_logs_is_refused(logged: dict[str, Any]) -> None:
-    with pytest.raises(LineageConflict, match="the checkpoint holds offsets of"):
+    with pytest.raises(CheckpointMismatch, match="the checkpoint holds offsets of"):
         offset.vector(logged, PARTITIONED)

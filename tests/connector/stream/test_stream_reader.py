@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from broker_core.core.errors import LineageConflict, ResourceLocked
+from broker_core.core.errors import CheckpointMismatch, ResourceLocked
 from broker_core.engine import Limit, Origin
 from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
@@ -207,7 +207,7 @@ def test_a_reader_that_knows_fewer_partitions_than_the_checkpoint_looks_again() 
     assert [task.ranges for task in early.partitions(first, end)] == [  # type: ignore[attr-defined]
         {"in/0": (2, 2), "in/1": (0, 3)}
     ]
-    with pytest.raises(LineageConflict, match="the query reads in"):
+    with pytest.raises(CheckpointMismatch, match="the query reads in"):
         early.partitions(first, {"in/0": 2, "in/7": 3})
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.core.errors import LineageConflict
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, Vector
 from broker_core.micro_batch.claims import claim as claim_rules
 from tests.contract.engine.bench import APP
@@ -88,7 +88,7 @@ def test_s2_a_released_queue_takes_the_claims_of_its_source_only(bench: Bench, f
     idle = bench.claim(IDLE)
     busy = busy_batches(bench, 0, 2 * few_are_kept, BUSY)
     bench.engine.release(APP, "in")
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.claim(busy)
     assert bench.claim(IDLE) == idle
 

@@ -13,7 +13,7 @@ import pytest
 from broker_core.core.errors import (
     BatchDecided,
     BatchGap,
-    LineageConflict,
+    CheckpointMismatch,
     MissingBranch,
     UnknownTransaction,
     Unroutable,
@@ -81,7 +81,7 @@ def test_c1_a_first_batch_above_zero_needs_resume(bench: Bench) -> None:
 def test_c1_another_checkpoint_is_refused_by_default_and_both_queries_are_named(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q-old", 0, "fail")
     bench.engine.commit_batch(APP, "q-old", 0, opened.token, [])
-    with pytest.raises(LineageConflict, match=r"q-new.*q-old"):
+    with pytest.raises(CheckpointMismatch, match=r"q-new.*q-old"):
         bench.engine.open_batch(APP, "q-new", 0, "fail")
 
 
@@ -90,7 +90,7 @@ def test_c1_the_sequence_goes_on_over_a_resumed_checkpoint(bench: Bench) -> None
     bench.engine.commit_batch(APP, "q-old", 0, opened.token, [])
     resumed = bench.engine.open_batch(APP, "q-new", 0, "resume")
     assert resumed.sequence == 2
-    with pytest.raises(LineageConflict, match="followed by"):
+    with pytest.raises(CheckpointMismatch, match="followed by"):
         bench.engine.open_batch(APP, "q-old", 1, "resume")
 
 
@@ -98,7 +98,7 @@ def test_c1_a_checkpoint_that_decided_nothing_is_replaced_and_its_late_driver_sh
     old = bench.engine.open_batch(APP, "q-old", 0, "fail")
     new = bench.engine.open_batch(APP, "q-new", 0, "fail")
     bench.crash()
-    with pytest.raises(LineageConflict, match="taken over"):
+    with pytest.raises(CheckpointMismatch, match="taken over"):
         bench.engine.commit_batch(APP, "q-old", 0, old.token, [])
     assert bench.engine.commit_batch(APP, "q-new", 0, new.token, []).entry.sequence == 1
 
@@ -120,7 +120,7 @@ def test_c1_and_c4_what_open_refuses_the_one_call_refuses_and_decides_nothing(be
     opened = bench.engine.open_batch(APP, "q-old", 0, "fail")
     bench.engine.commit_batch(APP, "q-old", 0, opened.token, [])
     branch = bench.stage("t", b"x", query="q-new")
-    with pytest.raises(LineageConflict, match=r"q-new.*q-old"):
+    with pytest.raises(CheckpointMismatch, match=r"q-new.*q-old"):
         bench.engine.commit_batch(APP, "q-new", 0, "t", [branch], opens="fail")
     skipping = bench.stage("u", b"y", query="q-old", batch=2)
     with pytest.raises(BatchGap, match="expects batch 1"):
@@ -145,7 +145,7 @@ def test_row_16_a_decided_batch_that_comes_with_other_offsets_of_another_source_
             lambda: bench.engine.commit_batch(APP, "q", 0, "", [], offset_log=other),
             lambda: bench.engine.commit_batch(APP, "q", 0, "t", [branch], opens="resume", offset_log=other),
         ):
-            with pytest.raises(LineageConflict, match="an older checkpoint was restored"):
+            with pytest.raises(CheckpointMismatch, match="an older checkpoint was restored"):
                 refused()
         assert bench.engine.open_batch(APP, "q", 0, "fail", offset_log="first").entry == entry
         assert bench.engine.commit_batch(APP, "q", 0, "", [], offset_log="first").already
@@ -155,7 +155,7 @@ def test_row_16_a_decided_batch_that_comes_with_other_offsets_of_another_source_
 def test_c1_a_batch_from_before_the_ledgers_first_is_an_older_checkpoint(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q", 5, "resume")
     bench.engine.commit_batch(APP, "q", 5, opened.token, [])
-    with pytest.raises(LineageConflict, match="older checkpoint"):
+    with pytest.raises(CheckpointMismatch, match="older checkpoint"):
         bench.engine.open_batch(APP, "q", 4, "fail")
 
 
@@ -276,7 +276,7 @@ def test_c4_a_range_that_does_not_start_at_the_ledgers_end_is_refused(bench: Ben
     bench.run("q-old", 0, {"in": START}, first)
     opened = bench.engine.open_batch(APP, "q-new", 0, "resume")
     bench.read("q-new", 0, bench.ranges({"in": START}, first))  # what is consumed already
-    with pytest.raises(LineageConflict, match="consumed up to 1"):
+    with pytest.raises(CheckpointMismatch, match="consumed up to 1"):
         bench.engine.commit_batch(APP, "q-new", 0, opened.token, [])
     assert bench.ranges(first, second) == {"in": (1, 2)}
 
@@ -325,7 +325,7 @@ def test_c4_claims_are_pruned_and_the_newest_still_answer(
         at = bench.claim(at)
     bench.crash()
     assert bench.claim({"in": 5}) == {"in": 6}
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.ranges({"in": START}, {"in": 1})
 
 

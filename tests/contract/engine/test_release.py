@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.core.errors import LineageConflict, PreconditionFailed
+from broker_core.core.errors import CheckpointMismatch, PreconditionFailed
 from broker_core.engine import START, Vector
 from connector.stream.offset import vector
 from tests.contract.engine.bench import APP
@@ -85,7 +85,7 @@ def test_s6_every_error_after_a_release_names_it_and_the_way_on_works(bench: Ben
         lambda: bench.read("q", 1, {"in": (1, 2)}),
         lambda: bench.run("q", 1, end, later),
     ):
-        with pytest.raises(LineageConflict, match=told):
+        with pytest.raises(CheckpointMismatch, match=told):
             ask()
     assert bench.engine.apps()[0].lag == 2
     assert follow(bench, "new", 0, START_OF_ALL) == [b"b", b"c"], "each message once"
@@ -121,16 +121,18 @@ def test_s6_a_checkpoint_with_an_undecided_batch_does_not_resume_after_a_release
     """That batch may have been read, and others may have what it read."""
     released(bench)
     for start in ({"in": 2}, {"in": 0}):
-        with pytest.raises(LineageConflict, match="released"):
+        with pytest.raises(CheckpointMismatch, match="released"):
             bench.claim(start, on_new="resume")
-    with pytest.raises(LineageConflict, match="released"):
+    with pytest.raises(CheckpointMismatch, match="released"):
         bench.ranges({"in": 1}, {"in": 2})
 
 
 def test_s6_an_older_checkpoint_does_not_resume_where_a_newer_one_went_on(bench: Bench) -> None:
     end = released(bench)
     assert follow(bench, "new", 0, START_OF_ALL) == [b"b", b"c"]
-    with pytest.raises(LineageConflict, match=r"released from app 'alerts' by ann .* has gone on since then"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"released from app 'alerts' by ann .* has gone on since then"
+    ):
         bench.claim(end, on_new="resume")
 
 
@@ -138,7 +140,7 @@ def test_s6_a_queue_of_the_same_name_is_not_the_one_that_was_released(bench: Ben
     end = released(bench)
     bench.remake("in")
     bench.produce(b"x", b"y")
-    with pytest.raises(LineageConflict, match="released"):
+    with pytest.raises(CheckpointMismatch, match="released"):
         bench.claim(end, on_new="resume")
     assert bench.engine.apps()[0].lag == 0
     assert follow(bench, "new", 0, START_OF_ALL) == [b"x", b"y"]
@@ -149,7 +151,7 @@ def test_s2_a_stream_with_a_queue_more_or_less_goes_on_with_a_new_checkpoint_and
     bench: Bench, crash: bool
 ) -> None:
     """What a checkpoint of other queues is told; a batch is claimed and not decided both times."""
-    with pytest.raises(LineageConflict, match="new checkpoint, the same appId and onNewCheckpoint=resume"):
+    with pytest.raises(CheckpointMismatch, match="new checkpoint, the same appId and onNewCheckpoint=resume"):
         vector({"in": 1}, {"in": ["in"], "in2": ["in2"]})
     bench.produce(b"a")
     end = bench.claim()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker_core.core.errors import LineageConflict, OptionError
+from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.engine import START, LedgerEntry, Vector
 from tests.contract.engine.bench import APP
 from tests.contract.engine.bench import EngineBench as Bench
@@ -55,7 +55,7 @@ def test_c7_a_new_checkpoint_goes_on_behind_the_entries_with_the_next_sequence(
         True,
     )
     assert bench.engine.unmirrored(APP) == [] and bench.engine.unapplied(APP) == []
-    with pytest.raises(LineageConflict, match="onNewCheckpoint=resume"):
+    with pytest.raises(CheckpointMismatch, match="onNewCheckpoint=resume"):
         bench.claim()
     assert follow(bench, "new", 0, START_OF_ALL) == [b"d", b"e"]
     assert bench.engine.last_entry(APP).sequence == 8  # type: ignore[union-attr]
@@ -71,7 +71,7 @@ def test_c7_the_old_checkpoint_goes_on_where_all_that_it_has_planned_is_in_the_e
     if crash:
         bench.crash()
     for start in ({"in": 2}, {"in": 4}):
-        with pytest.raises(LineageConflict):
+        with pytest.raises(CheckpointMismatch):
             bench.claim(start, on_new="resume")
     assert bench.engine.open_batch(APP, "lost", 0, "fail").already, "its last batch is decided"
     assert follow(bench, "lost", 1, {"in": 3}) == [b"d", b"e"]
@@ -102,7 +102,7 @@ def test_c7_each_log_goes_on_behind_its_own_newest_entry(bench: Bench) -> None:
 
 def test_c7_an_end_that_a_log_has_not_reached_is_refused_and_nothing_has_changed(bench: Bench) -> None:
     bench.produce(b"a")
-    with pytest.raises(LineageConflict, match=r"has consumed .*: ?3.*does not have these offsets"):
+    with pytest.raises(CheckpointMismatch, match=r"has consumed .*: ?3.*does not have these offsets"):
         bench.engine.resume(APP, [entry(bench, 7, 3)])
     assert bench.engine.last_entry(APP) is None
     end = bench.claim()
@@ -133,6 +133,6 @@ def test_c7_a_driver_of_a_start_that_was_refused_decides_nothing_any_more(bench:
     opened = bench.engine.open_batch(APP, "hasty", 0, "fail")
     bench.read("hasty", 0, bench.ranges(START_OF_ALL, end))
     assert bench.engine.resume(APP, [entry(bench, 7, 3)])
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.engine.commit_batch(APP, "hasty", 0, opened.token, [])
     assert bench.engine.last_entry(APP).sequence == 7  # type: ignore[union-attr]

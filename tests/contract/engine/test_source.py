@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from broker_core.core.errors import (
+    CheckpointMismatch,
     DataLoss,
-    LineageConflict,
     OptionError,
     PreconditionFailed,
     QueueNotFound,
@@ -66,7 +66,7 @@ def test_s2_nothing_new_gives_the_start_back_and_records_nothing(bench: Bench) -
 def test_s2_a_start_that_is_no_end_of_a_claim_is_a_lineage_error(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
-    with pytest.raises(LineageConflict, match="not the end of a range"):
+    with pytest.raises(CheckpointMismatch, match="not the end of a range"):
         bench.claim({"in": 1})
 
 
@@ -93,7 +93,7 @@ def test_s2_a_committed_batch_that_should_be_decided_here_and_is_not_is_refused(
         bench.read("q", 1, bench.ranges(first, second))
     bench.crash()
     for asks in (lambda: bench.claim(second, ran=False), lambda: bench.ack(second, ran=False)):
-        with pytest.raises(LineageConflict, match="Nothing was done"):
+        with pytest.raises(CheckpointMismatch, match="Nothing was done"):
             asks()
     assert bench.visible("in") == [b"b"]
     again = bench.claim(on_new="resume")  # as the error says
@@ -128,14 +128,14 @@ def test_s2_a_start_after_a_later_one_is_a_new_checkpoint_and_refused(bench: Ben
     end = bench.claim()
     bench.run("q", 0, {"in": START}, end)
     bench.claim(end)
-    with pytest.raises(LineageConflict, match="onNewCheckpoint=resume"):
+    with pytest.raises(CheckpointMismatch, match="onNewCheckpoint=resume"):
         bench.claim()
 
 
 def test_s2_a_start_after_a_decided_batch_is_a_new_checkpoint_and_refused(bench: Bench) -> None:
     bench.produce(b"a")
     bench.run("q", 0, {"in": START}, bench.claim())
-    with pytest.raises(LineageConflict, match="new checkpoint"):
+    with pytest.raises(CheckpointMismatch, match="new checkpoint"):
         bench.claim()
 
 
@@ -252,7 +252,7 @@ def test_s3_a_range_resolves_after_it_was_settled_and_acked(bench: Bench) -> Non
 def test_s3_a_range_that_was_never_claimed_is_a_lineage_error(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
-    with pytest.raises(LineageConflict, match="never given"):
+    with pytest.raises(CheckpointMismatch, match="never given"):
         bench.ranges({"in": START}, {"in": 1})
 
 
@@ -338,7 +338,7 @@ def test_s4_a_batch_decided_without_a_range_does_not_read_what_was_claimed_later
     bench.engine.commit_batch(APP, "q", 0, opened.token, [])
     bench.produce(b"a")
     ranges = bench.ranges({"in": START}, bench.claim())
-    with pytest.raises(LineageConflict, match="restored"):
+    with pytest.raises(CheckpointMismatch, match="restored"):
         read_and_repeat(bench, 0, ranges)
 
 
@@ -362,7 +362,7 @@ def test_s4_a_batch_that_has_read_one_range_never_reads_another(bench: Bench) ->
     bench.produce(b"b")
     bench.claim(end)
     bench.crash()
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         read_and_commit(bench, 0, {"in": (1, 2)})
     assert bench.engine.last_entry(APP) is None
 
@@ -389,7 +389,7 @@ def test_s4_a_batch_that_reads_the_range_of_an_earlier_one_is_refused_and_goes_o
 def test_s4_a_range_that_is_no_claim_is_not_read(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
-    with pytest.raises(LineageConflict, match="not a range"):
+    with pytest.raises(CheckpointMismatch, match="not a range"):
         read_and_commit(bench, 0, {"in": (0, 1)})
     assert bench.engine.last_entry(APP) is None
 
@@ -411,7 +411,7 @@ def test_a_decided_batch_refuses_to_read_what_it_did_not_consume(bench: Bench) -
     # an older checkpoint, from before the empty batch, is restored and plans batch 0 anew
     end = bench.claim()
     assert bench.engine.open_batch(APP, "q", 0, "fail").already
-    with pytest.raises(LineageConflict, match="decided"):
+    with pytest.raises(CheckpointMismatch, match="decided"):
         read_and_commit(bench, 0, bench.ranges({"in": START}, end))
     assert bench.visible("in") == [b"a"]
 
@@ -449,7 +449,7 @@ def test_s5_an_ack_twice_or_of_an_older_end_changes_nothing(bench: Bench) -> Non
 def test_s5_an_ack_of_what_is_no_end_of_a_claim_is_a_lineage_error(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.ack({"in": 1})
 
 
@@ -466,7 +466,7 @@ def test_s6_a_batch_that_has_read_a_queue_cannot_commit_after_its_release(bench:
     bench.read("q", 0, bench.ranges({"in": START}, end))
     staged = bench.stage(opened.token, b"x")
     bench.engine.release(APP, "in", force=True)
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.engine.commit_batch(APP, "q", 0, opened.token, [staged])
     assert bench.visible("in") == [b"a"]
     assert bench.visible() == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.core.errors import LineageConflict, NotApplied, OptionError, cause
+from broker_core.core.errors import CheckpointMismatch, NotApplied, OptionError, cause
 from broker_core.engine import LedgerEntry, ToApply
 from connector.sql import nullable
 from connector.tables.checks import last_stored, require_numbers
@@ -174,11 +174,11 @@ def test_a_number_of_another_batch_stops_and_is_found_before_the_decision_too(be
     bench.append(table, bench.once(table, 2), ("a", 2))
     for sequence in (2, 1):
         theirs = bench.once(table, sequence, token="of restored data")
-        with pytest.raises(LineageConflict, match=f"batch {sequence} of app '{APP}'.*txmq unapplied APP"):
+        with pytest.raises(CheckpointMismatch, match=f"batch {sequence} of app '{APP}'.*txmq unapplied APP"):
             bench.append(table, theirs, ("x", 0))
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.change(table, UPSERT, theirs, ("x", 0))
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         bench.change(table, Overwrite.made("true", {}), theirs, ("x", 0))
     assert bench.rows(table) == [("a", 2)]
 
@@ -188,7 +188,7 @@ def test_a_number_of_another_batch_stops_and_is_found_before_the_decision_too(be
 
     guard(APP, 2)
     guard("another", 0)
-    with pytest.raises(LineageConflict, match=f"holds batch 2 of app '{APP}', .* has decided only 1"):
+    with pytest.raises(CheckpointMismatch, match=f"holds batch 2 of app '{APP}', .* has decided only 1"):
         guard(APP, 1)
 
 
@@ -278,7 +278,7 @@ def test_files_are_invisible_until_they_are_added_once(bench: TableBench) -> Non
     second.add()
     assert bench.rows(table) == [("a", 1), ("c", 3)], "a file of the table was deleted with its attempt"
     third = Append(bench, table, 2, "of restored data", ("x", 0))
-    with pytest.raises(LineageConflict):
+    with pytest.raises(CheckpointMismatch):
         third.add()
     assert bench.rows(table) == [("a", 1), ("c", 3)]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from broker_core.core.backoff import Time
-from broker_core.core.errors import LineageConflict, PreconditionFailed
+from broker_core.core.errors import CheckpointMismatch, PreconditionFailed
 from broker_core.engine import BranchHeader, BranchKind, Committed, LedgerEntry, Opened, StagedBranch
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
@@ -60,7 +60,7 @@ class View:
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
         ranges = self._seen.reads.get((query_id, batch_id), {})
         if any(span == [-1, -1] for span in ranges.values()):
-            raise LineageConflict("released")
+            raise CheckpointMismatch("released")
         return ranges
 
     def settled(self, log: str, start: int | None, end: int) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from broker_core.core.errors import KafkaError, LineageConflict
+from broker_core.core.errors import CheckpointMismatch, KafkaError
 from broker_core.core.records import ReadRecord, canonical
 from broker_core.engine import START, Limit, Origin
 from broker_core.kafka.journal import history
@@ -125,7 +125,7 @@ class Journals(RuleBasedStateMachine):
             reader.catch_up(self.log)
         try:
             _, proposal = reader.history.compute(work)
-        except LineageConflict:
+        except CheckpointMismatch:
             return
         self.changes += 1
         change = f"{self.changes:x}"

@@ -208,7 +208,7 @@ def test_an_app_topic_that_was_deleted_is_one_error_that_says_what_is_lost(
         with pytest.raises(errors.LedgerLost, match=lost):
             claim(source, end)
     known = "_txmq.app.app has no claim of the app.*and with it what the app has claimed and decided: use"
-    with pytest.raises(errors.LineageConflict, match=known):
+    with pytest.raises(errors.CheckpointMismatch, match=known):
         claim(bench.source(), end)
 
 
@@ -232,7 +232,7 @@ def test_s4_reads_are_facts_and_two_ranges_of_one_batch_are_refused(bench: Sourc
     ranges = source.resolve(APP, {QUEUE: START}, end)
     task.journal(APP).note_read("q", 0, ranges)
     task.journal(APP).catch_up()
-    with pytest.raises(errors.LineageConflict, match="batch 0 of query q has read"):
+    with pytest.raises(errors.CheckpointMismatch, match="batch 0 of query q has read"):
         task.journal(APP).note_read("q", 0, {**ranges, "orders/0": (1, 2)})
     source.journal(APP).catch_up()
     found = source.journal(APP).look(lambda claims: [*claims.reads.of_batch("q", 0)])

@@ -63,11 +63,11 @@ def test_c1_a_gap_and_another_lineage_are_refused(cluster: Cluster) -> None:
     for each in (driver, cluster.driver()):
         with pytest.raises(errors.BatchGap, match="expects batch 1"):
             each.open(2)
-        with pytest.raises(errors.LineageConflict, match="is a new checkpoint under appId 'app'"):
+        with pytest.raises(errors.CheckpointMismatch, match="is a new checkpoint under appId 'app'"):
             each.open(0, "q2")
     driver.open(0, "q2", on_new="resume")
     for each in (driver, cluster.driver()):
-        with pytest.raises(errors.LineageConflict, match="an older checkpoint was started again"):
+        with pytest.raises(errors.CheckpointMismatch, match="an older checkpoint was started again"):
             each.open(1)
 
 
@@ -79,7 +79,7 @@ def test_c1_a_driver_that_was_overtaken_sees_no_false_gap_and_no_stale_already(c
     assert not stale.open(3).already
     other.open(0, "q2", on_new="resume")
     for number in (0, 3):
-        with pytest.raises(errors.LineageConflict, match="an older checkpoint was started again"):
+        with pytest.raises(errors.CheckpointMismatch, match="an older checkpoint was started again"):
             stale.open(number)
 
 
@@ -134,7 +134,7 @@ def test_c4_batches_are_decided_in_their_order(cluster: Cluster) -> None:
     branch = driver.stage(token, [b"row"], batch=1)
     with pytest.raises(errors.BatchGap, match="expects batch 0"):
         driver.commit(1, token, [branch])
-    with pytest.raises(errors.LineageConflict, match="belongs to query q1"):
+    with pytest.raises(errors.CheckpointMismatch, match="belongs to query q1"):
         driver.commit(0, token, [], "q2")
     assert cluster.bodies() == [] and cluster.entries() == []
 
@@ -146,7 +146,7 @@ def test_c4_already_is_answered_for_the_same_ranges_only(cluster: Cluster) -> No
     assert driver.commit(0, "", []).already
     cluster.journal.reads[(QUERY, 0)] = {"input/0": [0, 8]}
     for each in (driver, cluster.driver()):
-        with pytest.raises(errors.LineageConflict, match="is decided"):
+        with pytest.raises(errors.CheckpointMismatch, match="is decided"):
             each.commit(0, "", [])
 
 
@@ -157,7 +157,7 @@ def test_c4_a_range_begins_where_the_last_one_ended_or_where_the_source_acknowle
     cluster.journal.reads[(QUERY, 0)] = {"input/0": [0, 7]}
     driver.run(0, [b"a", b"b"])
     cluster.journal.reads[(QUERY, 1)] = {"input/0": [9, 12]}
-    with pytest.raises(errors.LineageConflict, match="is consumed up to 7"):
+    with pytest.raises(errors.CheckpointMismatch, match="is consumed up to 7"):
         driver.run(1, [b"c", b"d"])
     cluster.journal.acked["input/0"] = 9
     assert driver.run(1, [b"c", b"d"]).entry.ranges == {"input/0": (9, 12)}
@@ -211,7 +211,7 @@ def test_c4_a_branch_that_is_not_what_was_staged_is_missing(cluster: Cluster) ->
         ([changed(good, receipt="{}")], errors.OptionError, "receipt of a branch is damaged"),
         ([changed(good, receipt=other.receipt)], errors.MissingBranch, "was staged under token"),
         ([elsewhere], errors.MissingBranch, "was staged under token another"),
-        ([later], errors.LineageConflict, "was staged for batch 1"),
+        ([later], errors.CheckpointMismatch, "was staged for batch 1"),
     ):
         with pytest.raises(error, match=text):
             driver.commit(0, token, branches)
@@ -649,7 +649,7 @@ def test_c6_old_entries_are_dropped_for_every_driver(
     assert cluster.journal.forgotten == {1, 2, 3, 4, 5}
     for each in (driver, cluster.driver()):
         assert [entry.sequence for entry in each.sink.unmirrored(APP)] == [6, 7, 8]
-        with pytest.raises(errors.LineageConflict, match="lies before what the ledger"):
+        with pytest.raises(errors.CheckpointMismatch, match="lies before what the ledger"):
             each.open(2)
         assert each.open(7).already
 

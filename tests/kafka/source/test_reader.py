@@ -125,7 +125,7 @@ def test_s4_without_a_query_nothing_is_recorded(bench: SourceBench) -> None:
 
 def test_s4_a_queue_that_the_app_never_claimed_is_refused(bench: SourceBench) -> None:
     bench.send(0, b"a")
-    with pytest.raises(errors.LineageConflict, match="of which its app has claimed nothing"):
+    with pytest.raises(errors.CheckpointMismatch, match="of which its app has claimed nothing"):
         read(bench.source(), {"orders/0": (0, 1)})
 
 

@@ -63,16 +63,16 @@ def test_s3_a_range_is_resolved_counted_and_read_again(bench: SourceBench) -> No
         assert {log: found.rows for log, found in counted.items()} == {"orders/0": 2, "orders/1": 1}
         assert all(found.size_bytes > 0 for found in counted.values())
     assert source.resolve(APP, end, end) == {} and source.count(APP, {}) == {}
-    with pytest.raises(errors.LineageConflict, match="which it was never given"):
+    with pytest.raises(errors.CheckpointMismatch, match="which it was never given"):
         source.resolve(APP, {QUEUE: START}, {"orders/0": 1, "orders/1": 1})
-    with pytest.raises(errors.LineageConflict, match="not a range that it claimed"):
+    with pytest.raises(errors.CheckpointMismatch, match="not a range that it claimed"):
         source.count(APP, {"orders/0": (0, 1)})
 
 
 def test_s2_a_start_that_no_claim_ended_at_is_refused(bench: SourceBench) -> None:
     bench.send(0, b"a", b"b")
     claim(bench.source())
-    with pytest.raises(errors.LineageConflict, match="not the end of a range"):
+    with pytest.raises(errors.CheckpointMismatch, match="not the end of a range"):
         claim(bench.source(), {"orders/0": 1, "orders/1": 0})
 
 
@@ -157,7 +157,7 @@ def test_s1_a_new_checkpoint_goes_on_where_the_app_is(bench: SourceBench) -> Non
     end = claim(source)
     bench.send(0, b"c")
     assert claim(source, end) == {"orders/0": 3, "orders/1": 0}
-    with pytest.raises(errors.LineageConflict, match="a new checkpoint starts"):
+    with pytest.raises(errors.CheckpointMismatch, match="a new checkpoint starts"):
         claim(bench.source())
     resumed = claim(bench.source(), new="resume")
     ranges = source.resolve(APP, {QUEUE: START}, resumed)
@@ -287,7 +287,7 @@ def test_s5_an_ack_is_durable_and_shown_as_the_offsets_of_a_group(bench: SourceB
         TopicPartition(QUEUE, 0): 1,
         TopicPartition(QUEUE, 1): 0,
     }
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         source.ack(APP, {"orders/0": 7, "orders/1": 0})
 
 
@@ -298,7 +298,7 @@ def test_s6_a_released_queue_starts_anew(bench: SourceBench) -> None:
     with pytest.raises(errors.PreconditionFailed, match="has claimed nothing of queue 'events'"):
         other.release(APP, "events")
     other.release(APP, QUEUE)
-    with pytest.raises(errors.LineageConflict):
+    with pytest.raises(errors.CheckpointMismatch):
         claim(source, end)
     bench.send(0, b"b")
     assert claim(source) == {"orders/0": 2, "orders/1": 0}

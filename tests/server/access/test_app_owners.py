@@ -154,7 +154,9 @@ def test_a_batch_consumes_what_apps_of_its_owner_have_read_and_nothing_else(
     opened = ann.open_batch("sink", QUERY, 0, "fail")
     assert read(ann, "source", {"in": START}, end) == 5
     stolen = mallory.open_batch("thief", QUERY, 0, "resume")
-    with pytest.raises(errors.LineageConflict, match="'hers' is consumed up to 1"):  # by her first decision
+    with pytest.raises(
+        errors.CheckpointMismatch, match="'hers' is consumed up to 1"
+    ):  # by her first decision
         mallory.commit_batch("thief", QUERY, 0, stolen.token, [])
     entry = ann.commit_batch("sink", QUERY, 0, opened.token, []).entry
     assert entry.ranges == {"in": (0, 5)} and entry.messages == 5
@@ -214,7 +216,9 @@ def test_who_knows_a_token_or_a_branch_of_another_can_do_nothing_with_it(
         ("of ann", ANN),
         ("of mallory", MALLORY),
     ]
-    with pytest.raises(errors.LineageConflict, match="token of mallory was opened for batch 0 of app 'hers'"):
+    with pytest.raises(
+        errors.CheckpointMismatch, match="token of mallory was opened for batch 0 of app 'hers'"
+    ):
         mallory.open_batch("others", "her query", 0, "fail", token=mine.token)
     # 2. a decided one, whose rows are yet to be applied
     entry = ann.commit_batch("app", QUERY, 0, "of ann", [first]).entry
@@ -223,7 +227,7 @@ def test_who_knows_a_token_or_a_branch_of_another_can_do_nothing_with_it(
     with pytest.raises(errors.MissingBranch, match="should have 2 rows under token of ann, but 0"):
         mallory.commit_batch("hers", "her query", 0, "of ann", [first])
     assert mallory.commit_batch("hers", "her query", 0, "of ann", []).entry.to_apply == ()
-    with pytest.raises(errors.LineageConflict, match="was opened for batch 0 of app 'app'"):
+    with pytest.raises(errors.CheckpointMismatch, match="was opened for batch 0 of app 'app'"):
         ann.open_batch("app", QUERY, 1, "fail", token="of ann")
     (rows,) = entry.to_apply
     refused(lambda: list(mallory.read_branches(rows.branches)))
