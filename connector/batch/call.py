@@ -9,22 +9,27 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import logging
 import os
 import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql import DataFrame
 
 from broker_core.core.errors import OptionError
 from connector.batch.batch_reads import rows_of
+from connector.errors import error_summary
 from connector.tables.table import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+
+
+log = logging.getLogger("txmq")
 
 
 def require_ended(returned: object, function: str) -> None:
@@ -56,7 +61,23 @@ def running_query(batch: DataFrame) -> tuple[str, str]:
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise _no_query()
-    return query_id, context.getLocalProperty("spark.jobGroup.id") or ""
+    known = execution(spark, query_id)  # a function may have a job group of its own, or none
+    run = context.getLocalProperty("spark.jobGroup.id") if known is None else str(known.runId())
+    if not run:
+        raise OptionError(
+            f"the run of query {query_id} is not known", "call transactional before you clear the job group"
+        )
+    return query_id, run
+
+
+def execution(spark: Any, query_id: str) -> Any:
+    """A running query in the JVM; None if Spark does not report it."""
+    try:
+        queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+        return queries.get(spark._jvm.java.util.UUID.fromString(query_id))
+    except Exception as error:  # Spark's internals
+        log.debug("query %s is not known: %s", query_id, error_summary(error))
+        return None
 
 
 _queries: dict[tuple[int, str], tuple[str, str]] = {}
@@ -103,7 +124,7 @@ def not_within_itself(broker: str, app_id: str, run: str) -> Iterator[None]:
     """A call. Raises OptionError if it is made by the function of another one, which would wait for it, or
     whose batch it would decide.
     """
-    callers = {(broker, app_id, caller) for caller in (run, threading.get_ident()) if caller}
+    callers = {(broker, app_id, caller) for caller in (run, threading.get_ident())}
     with _calls:
         if callers & _under_way:
             raise OptionError(
@@ -124,13 +145,13 @@ class Call:
 
     broker: str
     app_id: str
-    batch: tuple[str, str, int]  # the run, the query and the number; "": a function has cleared its job group
+    batch: tuple[str, str, int]  # the run, the query and the number
 
     _done: ClassVar[dict[tuple[str, str], tuple[str, str, int]]] = {}
 
     def require_first(self) -> None:
         """Raises OptionError if this batch has had its call, and is decided."""
-        if self.batch[0] and self._done.get((self.broker, self.app_id)) == self.batch:
+        if self._done.get((self.broker, self.app_id)) == self.batch:
             raise OptionError(
                 f"transactional of app {self.app_id!r} was called twice for batch {self.batch[2]}, "
                 "and the first call has decided it: the second one would do nothing",

@@ -33,8 +33,8 @@ from connector.batch.after_commit import AfterCommit, check_functions
 from connector.batch.apply import Apply
 from connector.batch.batch_reads import link_messages
 from connector.batch.batch_transaction import BatchTransaction
-from connector.batch.call import Call, not_within_itself, require_ended, running_query
-from connector.errors import error_summary, holds_java_trace, shortened
+from connector.batch.call import Call, execution, not_within_itself, require_ended, running_query
+from connector.errors import holds_java_trace, shortened
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
 from connector.options import AddressOptions, WriteOptions, write_options
@@ -127,14 +127,8 @@ def _check(persist: object, needed_ledger: str | None, conflict_timeout_s: objec
 
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
     """Where the checkpoint of a running query is; None if Spark does not report it."""
-    try:
-        java: Any = spark
-        queries = java._jsparkSession.sharedState().activeStreamingQueries()
-        known = queries.get(java._jvm.java.util.UUID.fromString(query_id))
-        return None if known is None else str(known.resolvedCheckpointRoot())
-    except Exception as error:  # Spark's internals
-        log.debug("the checkpoint of query %s is not known: %s", query_id, error_summary(error))
-        return None
+    known = execution(spark, query_id)
+    return None if known is None else str(known.resolvedCheckpointRoot())
 
 
 def active_session() -> SparkSession | None:

@@ -160,6 +160,7 @@ class Driver:
     def _execute(self, found: list[tuple[Any, Any]], batch_id: int, sink: Any) -> None:
         properties = {
             "sql.streaming.queryId": self.checkpoint.query_id,
+            "spark.jobGroup.id": self.run_id,
             "streaming.sql.batchId": str(batch_id),
         }
         session = Session(self.world, properties)

@@ -98,6 +98,7 @@ REFUSED = {
     "caught_in_a_thread": ({"fn": "caught_in_a_thread"}, "body"),
 }
 WORKS = {
+    "in_a_thread": {"call": "in_a_thread"},  # a classic session does not know its batch there
     "by_a_function": {"call": "by_a_function"},
     "thread_pool": {"fn": "thread_pool"},
     "persisted": {"fn": "persisted"},

@@ -348,6 +348,35 @@ def test_an_error_after_the_decision_refuses_the_roll_back_and_the_replay_answer
     assert calls == [1] and rig.bodies("out") == ["a"] and rig.broker.engine.last_entry("app").sequence == 1
 
 
+@pytest.mark.parametrize("group", [None, "mine"], ids=["none", "its own"])
+def test_a_second_call_for_a_batch_is_refused_and_a_replay_is_not_whatever_job_group_the_function_has(
+    rig: Any, group: str | None
+) -> None:
+    """What a function does after the call fails once, and Spark replays the batch in the same process."""
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    each = transactional(
+        lambda batch, tx: tx.publish(batch.select("body"), queue="out"), url=rig.broker.url, app_id="app"
+    )
+    parts = ["CAST(body AS STRING) = 'a'", "CAST(body AS STRING) = 'b'"]
+
+    def go(batch: DataFrame, number: int) -> None:
+        batch.sparkSession.sparkContext.setLocalProperty("spark.jobGroup.id", group)  # type: ignore[arg-type]
+        for part in parts:
+            each(batch.where(part), number)
+
+    for told in ("was called twice for batch 0", ""):
+        writer = rig.stream("in").writeStream.foreachBatch(go)
+        writer = writer.option("checkpointLocation", rig.checkpoint())
+        if told:
+            with pytest.raises(Exception, match=told):
+                to_the_end(writer)
+            parts.pop()
+        else:
+            to_the_end(writer)
+    assert rig.bodies("out") == ["a"], "the error has told that the first call decided the batch"
+
+
 def test_tx_is_of_no_use_after_its_function(rig: Any) -> None:
     rig.declare("in", "out")
     rig.publish("in", "a")
