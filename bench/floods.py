@@ -1,8 +1,9 @@
 """flood_p99_ms: how long a client waits for a confirm while peers send frames as fast as they can; the notes
 have each flood, and the time of a new login beside it.
 
-``FLOODS`` has every type of frame that costs something, with and without a login, and on many channels; each
-comes from one connection and from ``PEERS``. One process sends them all, so that the broker has a core.
+``FLOODS`` has every type of frame of AMQP that costs something, with and without a login, and on many
+channels; ``OTHERS`` what HTTP and Flight (HTTP/2) may be sent in bulk. Each comes from one connection and
+from ``PEERS``. One process sends them all, so that the broker has a core.
 Not here: counted turns (``tests/server/amqp/test_floods.py``), which takes the frames from here.
 """
 
@@ -15,7 +16,9 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import pika
@@ -28,6 +31,7 @@ from broker_core.amqp.v0_9_1 import methods as m
 PEERS = 50
 CHANNELS = 500
 SECONDS = 3.0
+UNDER_WAY = 1 << 20  # bytes that have been sent when the others are looked at
 EVERY_S = 0.02  # between two publishes of the other client
 QUEUE = "flooded"
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -40,12 +44,20 @@ class Flood:
     """``begin``: sent once; ``again``: as often as it goes. ``login`` False: both follow the protocol header.
 
     ``refused``: the words of the error that ends its connection; "": nothing is wrong with it but its number.
+    ``server``: whose listener it floods; those of HTTP and Flight say all that they send.
     """
 
     again: bytes
     begin: bytes = b""
     login: bool = True
     refused: str = ""
+    server: Literal["amqp", "http", "flight"] = "amqp"
+
+    @property
+    def hello(self) -> bytes:
+        if self.server != "amqp":
+            return self.begin
+        return PROTOCOL_HEADER + (LOGIN + OPEN if self.login else b"") + self.begin
 
 
 def _frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
@@ -105,6 +117,28 @@ FLOODS: dict[str, Flood] = {
 }
 
 
+# nothing here has a login: what comes before one is what everybody may send
+_HTTP = b"POST /api/queues HTTP/1.1\r\nHost: broker\r\n"
+_HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04\0" + bytes(4)  # and its first settings
+OTHERS: dict[str, Flood] = {
+    "HTTP, requests": Flood(b"GET /api/overview HTTP/1.1\r\nHost: broker\r\n\r\n", server="http"),
+    "HTTP, headers": Flood(b"A: b\r\n", _HTTP, server="http"),
+    "HTTP, a header without an end": Flood(b"a", _HTTP + b"A: ", server="http"),
+    "HTTP, pieces of one byte": Flood(
+        b"1\r\nx\r\n", _HTTP + b"Transfer-Encoding: chunked\r\n\r\n", server="http"
+    ),
+    "HTTP, no protocol": Flood(b"\0\r\n", server="http"),
+    "HTTP/2, pings": Flood(b"\0\0\x08\x06\0" + bytes(12), _HTTP_2, server="flight"),
+    "HTTP/2, settings": Flood(b"\0\0\0\x04\0" + bytes(4), _HTTP_2, server="flight"),
+    "HTTP/2, windows": Flood(b"\0\0\x04\x08\0" + bytes(7) + b"\x01", _HTTP_2, server="flight"),
+    "HTTP/2, unknown frames": Flood(b"\0\0\0\xff\0" + bytes(4), _HTTP_2, server="flight"),
+    "HTTP/2, priorities": Flood(b"\0\0\x05\x02\0\0\0\0\x01" + bytes(5), _HTTP_2, server="flight"),
+    "HTTP/2, a header without an end": Flood(
+        b"\0\0\x01\x09\0\0\0\0\x01\x40", _HTTP_2 + b"\0\0\x01\x01\0\0\0\0\x01\x40", server="flight"
+    ),
+}
+
+
 class _Peer:
     """One flooding connection; it connects again when it is ended."""
 
@@ -112,6 +146,7 @@ class _Peer:
         self._address, self._flood, self._selector = address, flood, selector
         self._chunk = flood.again * max(65_536 // len(flood.again), 1)
         self._socket: socket.socket | None = None
+        self.bytes = 0  # sent
 
     def go(self) -> None:
         try:
@@ -126,8 +161,7 @@ class _Peer:
 
     def _connect(self) -> None:
         made = socket.create_connection(self._address, 10)
-        flood = self._flood
-        made.sendall(PROTOCOL_HEADER + (LOGIN + OPEN if flood.login else b"") + flood.begin)
+        made.sendall(self._flood.hello)
         made.setblocking(False)
         self._socket, self._left = made, memoryview(self._chunk)
         self._selector.register(made, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
@@ -138,7 +172,9 @@ class _Peer:
             while True:
                 if not self._socket.recv(1 << 16):
                     raise ConnectionResetError
-        self._left = self._left[self._socket.send(self._left) :] or memoryview(self._chunk)
+        sent = self._socket.send(self._left)
+        self.bytes += sent
+        self._left = self._left[sent:] or memoryview(self._chunk)
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -148,7 +184,7 @@ class _Peer:
             self._socket = None
 
 
-def _send(address: tuple[str, int], flood: Flood, peers: int) -> None:
+def _send(address: tuple[str, int], flood: Flood, peers: int, under_way: Event) -> None:
     selector = selectors.DefaultSelector()
     every = [_Peer(address, flood, selector) for _ in range(peers)]
     while True:
@@ -157,34 +193,36 @@ def _send(address: tuple[str, int], flood: Flood, peers: int) -> None:
                 each.go()
         for key, _ in selector.select(0.01):
             key.data.go()
+        if sum(each.bytes for each in every) > UNDER_WAY:
+            under_way.set()
 
 
 @contextlib.contextmanager
 def flooding(uri: str, flood: Flood, peers: int) -> Iterator[None]:
+    """``uri``: of the server that is flooded."""
     parts = urlsplit(uri)
     address = (parts.hostname or "127.0.0.1", parts.port or 5672)
-    sender = multiprocessing.get_context("spawn").Process(
-        target=_send, args=(address, flood, peers), daemon=True
-    )
+    context = multiprocessing.get_context("spawn")
+    under_way = context.Event()
+    sender = context.Process(target=_send, args=(address, flood, peers, under_way), daemon=True)
     sender.start()
     try:
+        under_way.wait()
         yield
     finally:
         sender.kill()
         sender.join()
 
 
-def _waits(uri: str, flood: Flood | None, peers: int) -> tuple[list[float], float]:
-    """How long each confirm took, sorted, and the longest login, in ms."""
+def _waits(uri: str, flooded: str, flood: Flood, peers: int) -> tuple[list[float], float]:
+    """How long each confirm took at ``uri``, sorted, and the longest login, in ms."""
     parameters = pika.URLParameters(f"{uri}?heartbeat=0")
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         for name in (QUEUE, "empty", "victim"):
             channel.queue_declare(name, durable=True)
         channel.confirm_delivery()
-        beside = flooding(uri, flood, peers) if flood else contextlib.nullcontext()
-        with beside:
-            time.sleep(1)
+        with flooding(flooded, flood, peers):
             took, logins, end = [], [], time.monotonic() + SECONDS
             while time.monotonic() < end:
                 began = time.monotonic()
@@ -202,11 +240,12 @@ def _waits(uri: str, flood: Flood | None, peers: int) -> tuple[list[float], floa
 
 def flood_p99_ms(folder: Path) -> list[Figure]:
     worst = []
-    with serving(folder / "txmq", amqp=True) as served:
-        assert served.amqp is not None
-        for name, flood in FLOODS.items():
+    with serving(folder / "txmq", "--http", "127.0.0.1:0", amqp=True) as served:
+        assert served.amqp is not None and served.http is not None
+        servers = {"amqp": served.amqp, "http": served.http, "flight": served.url}
+        for name, flood in (FLOODS | OTHERS).items():
             for peers in (1, PEERS):
-                took, login = _waits(served.amqp, flood, peers)
+                took, login = _waits(served.amqp, servers[flood.server], flood, peers)
                 p99 = took[len(took) * 99 // 100]
                 note(
                     f"{name}, {peers} connections: p50 {took[len(took) // 2]:.0f} ms, p99 {p99:.0f} ms of "

@@ -25,7 +25,12 @@ from broker_core.server.http.options import HttpOptions
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.quotas import Quota
 
+PIPELINED = 16  # requests that wait behind the one in hand; no client known sends more than one
 PROVED = 16  # logins of one connection that are remembered: a proxy has many
+
+
+class Refused(Exception):
+    """Ends the parsing of what a connection has read."""
 
 
 class Door(Protocol):
@@ -51,7 +56,8 @@ class HttpConnection(HttpToolsProtocol):
         self.door, self.user = door, ""
         self.proved: dict[bytes, tuple[str, str]] = {}
         super().__init__(door.uvicorn, door.clients, {"connection": self}, asyncio.get_running_loop())
-        self._head_bytes = 0
+        self._head_bytes = 0  # read, of a request that is not complete
+        self._parsed_bytes = 0  # of its first line and headers
         self._waits_for: asyncio.TimerHandle | None = None  # the client has to send or to read something
 
     @property
@@ -87,12 +93,24 @@ class HttpConnection(HttpToolsProtocol):
             if self._head_bytes > self.door.options.head_bytes:
                 self._too_large()
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._parsed_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._parse(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._parse(len(name) + len(value))
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._unlimit()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > self.door.options.head_bytes:
-            self._too_large()
-            return
+        # one read holds thousands of requests, and each would be an object until it is answered
+        if len(self.pipeline) == PIPELINED:
+            self.transport.abort()
+            raise Refused
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -121,6 +139,13 @@ class HttpConnection(HttpToolsProtocol):
             self._waits_for.cancel()
             self._waits_for = None
 
+    def _parse(self, size: int) -> None:
+        """Counts a part of the head of a request. Raises Refused, which ends the parsing of what was read."""
+        self._parsed_bytes += size
+        if self._parsed_bytes > self.door.options.head_bytes:
+            self._too_large()
+            raise Refused
+
     def _too_large(self) -> None:
         self._refuse(
             431,
@@ -129,7 +154,8 @@ class HttpConnection(HttpToolsProtocol):
         )
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "bad_request", msg)
+        if not self.transport.is_closing():  # else it is refused already
+            self._refuse(400, "bad_request", msg)
 
     def _refuse(self, status: int, error: str, reason: str) -> None:
         """Before there is a request: answer, and close."""
