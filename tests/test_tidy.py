@@ -373,7 +373,7 @@ BUDGETS = {
     "broker_core/message": 1100,
     "broker_core/micro_batch": 3720,
     "broker_core/node": 3800,
-    "broker_core/server": 14200,
+    "broker_core/server": 14300,
     "broker_core/store": 4200,
     "connector": 1700,
     "connector/batch": 2000,

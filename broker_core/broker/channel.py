@@ -224,9 +224,9 @@ class Channel:
         self.unacked[tag] = _new(Unacked, (queue, offset, None))
         if queue.ready.deliveries is not None:
             row = with_delivery_count(row, queue.ready.deliveries.count(offset))
-        _, _, _, committed_at, exchange, routing_key, properties, body, _ = row
-        message = _new(Message, (body, routing_key, exchange, properties))
-        return Delivery(tag, queue.name, offset, queue.ready.was_sent(offset), committed_at, message)
+        message = _new(Message, (row.body, row.routing_key, row.exchange, row.properties))
+        again = queue.marks.got_one(queue.ready.was_sent(offset))
+        return Delivery(tag, queue.name, offset, again, row.committed_at, message)
 
     def settle(self, tag: int, outcome: Outcome, multiple: bool, now_us: int) -> None:
         """Acks, rejects or requeues one tag, or all up to it (0: all).

@@ -34,6 +34,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -99,11 +100,10 @@ class Waiting:
 class CommitCounts:
     """What is durable: groups, their changes, and how long that took. The leader counts, any thread reads."""
 
-    __slots__ = ("changes", "durable_s", "groups")
-
     def __init__(self) -> None:
         self.groups = self.changes = 0
         self.durable_s = 0.0
+        self.confirmed, self.returned = Counter[str](), Counter[str]()  # of AMQP, by virtual host
 
     def add(self, changes: int, durable_s: float) -> None:
         self.groups += 1

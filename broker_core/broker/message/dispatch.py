@@ -182,7 +182,8 @@ class Dispatch:
         """Sends to one consumer while it is writable and returns how many. This is the hot path."""
         channel = consumer.channel
         first_tag = channel.last_tag + 1
-        if isinstance(entries, range) and queue.ready.none_sent(entries.start, entries.stop):
+        fresh = isinstance(entries, range) and queue.ready.none_sent(entries.start, entries.stop)
+        if fresh:
             redelivered = [False] * len(rows)
         else:
             redelivered = [queue.ready.was_sent(offset) for offset in entries[: len(rows)]]
@@ -194,8 +195,13 @@ class Dispatch:
             held = [_new(Unacked, (queue, offset, consumer)) for offset in entries[:given]]
             channel.unacked.update(zip(range(first_tag, first_tag + given), held))
         if given:
+            if not fresh:
+                queue.marks.redelivered += sum(redelivered[:given])
             queue.ready.hold_all(entries[:given])
-            if not consumer.no_ack:
+            if consumer.no_ack:
+                queue.marks.delivered_no_ack += given
+            else:
+                queue.marks.delivered += given
                 consumer.unacked += given
                 channel.consuming += given
             if channel.prefetch:
@@ -227,14 +233,17 @@ class Dispatch:
                     consumer = turns[0]
                     turns.rotate(-1)
                     channel = consumer.channel
-                    tag = channel.last_tag + 1
-                    sent = consumer.send(consumer, tag, (queue.ready.was_sent(offset),), (row,))
+                    tag, again = channel.last_tag + 1, queue.ready.was_sent(offset)
+                    sent = consumer.send(consumer, tag, (again,), (row,))
                 if not sent:
                     break
                 channel.last_tag, last = tag, consumer
+                queue.marks.redelivered += again
                 if consumer.no_ack:
+                    queue.marks.delivered_no_ack += 1
                     settles.append(_new(Settle, (queue, offset, "ack")))
                 else:
+                    queue.marks.delivered += 1
                     channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
                     consumer.unacked += 1
                     channel.consuming += 1

@@ -30,9 +30,12 @@ REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
 
 class Marks:
-    """Flags that only cause an additional check, and are not undone."""
+    """Flags that only cause an additional check, and counts that are only shown. They are not undone."""
 
-    __slots__ = ("deadline", "hasty", "offered", "timed", "used_at_us")
+    __slots__ = (
+        "deadline", "delivered", "delivered_no_ack", "got", "got_no_ack", "hasty", "offered", "redelivered",
+        "timed", "used_at_us",
+    )  # fmt: skip
 
     def __init__(self, ttl_ms: int | None) -> None:
         self.timed = ttl_ms is not None  # some message received since the start may expire
@@ -41,6 +44,15 @@ class Marks:
         # of the entry that was last at the head: its offset, and when it expires (None: never)
         self.deadline: tuple[int, int | None] | None = None
         self.used_at_us = 0  # last declared, consumed or got from (x-expires)
+        self.delivered = self.delivered_no_ack = self.got = self.got_no_ack = self.redelivered = 0
+
+    def got_one(self, again: bool) -> bool:
+        self.got += 1
+        self.redelivered += again
+        return again
+
+    def deliveries(self) -> tuple[int, int, int, int, int]:
+        return self.delivered, self.delivered_no_ack, self.got, self.got_no_ack, self.redelivered
 
 
 class Queue:

@@ -166,9 +166,12 @@ class TickCommit:
         session = self._session
         if session.ended:
             return
+        counts, vhost = session.broker.committer.counts, session.channel.state.topology.vhost
         for message in committed.returned:
             session.give_back(message)
+            counts.returned[vhost] += 1
         if piece.publishes and not session.ended:
+            counts.confirmed[vhost] += piece.publishes - len(committed.rejected)
             self._confirm(piece.before, piece.publishes, committed.rejected)
 
     def _end(self) -> None:

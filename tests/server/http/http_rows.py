@@ -20,6 +20,7 @@ PARAMS = {
     "{name}": "gone",
     "{node}": "gone",
     "{user}": "gone",
+    "{component}": "shovel",
     "{source}": "gone",
     "{kind}": "q",
     "{destination}": "gone",
@@ -61,6 +62,10 @@ management
     GET /api/policies/{vhost}
     GET /api/operator-policies
     GET /api/parameters
+    GET /api/parameters/{component}
+    GET /api/deprecated-features
+    GET /api/deprecated-features/used
+    GET /api/shovels
     GET /api/global-parameters
     GET /api/feature-flags
     GET /api/federation-links
@@ -88,6 +93,10 @@ own
     GET /api/connections/{name}/channels
     GET /api/channels/{name}
 vhost
+    GET /api/operator-policies/{vhost}
+    GET /api/parameters/{component}/{vhost}
+    GET /api/federation-links/{vhost}
+    GET /api/shovels/{vhost}
     GET /api/queues/{vhost}
     GET /api/queues/{vhost}/{name}
     DELETE /api/queues/{vhost}/{name}
@@ -153,6 +162,8 @@ administrator
     GET /api/users/{user}/permissions
     GET /api/users/{user}/topic-permissions
     GET /api/user-limits
+    GET /api/user-limits/{user}
+    GET /api/users/without-permissions
     GET /api/permissions
     GET /api/permissions/{vhost}/{user}
     PUT /api/permissions/{vhost}/{user}

@@ -155,6 +155,8 @@ def _give(session: Session, method: m.BasicGet, delivery: Delivery, ready: int) 
     require_header_fits(delivery.message.properties, session.connection.protocol.tuned.frame_max)
     if method.no_ack:
         unacked = session.channel.unacked.pop(delivery.tag)
+        unacked.queue.marks.got -= 1
+        unacked.queue.marks.got_no_ack += 1
         session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
     message = delivery.message
     found = m.BasicGetOk(delivery.tag, delivery.redelivered, message.exchange, message.routing_key, ready)

@@ -104,6 +104,7 @@ def _committed(
     if committed is not None:
         for message in committed.returned:
             session.give_back(message)
+            session.broker.committer.counts.returned[session.state.topology.vhost] += 1
     session.send(m.TxCommitOk())
     if session.channel.consumers:
         session.commits.wake()

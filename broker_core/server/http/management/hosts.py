@@ -191,6 +191,11 @@ def permission_rows(call: HttpCall, *, topic: bool = False) -> list[Row]:
     ]
 
 
+def _without_permissions(call: HttpCall) -> list[Row]:
+    permitted = {each.user for each in call.served.accounts.permissions() if not each.exchange}
+    return [row for row in user_rows(call) if row["name"] not in permitted]
+
+
 def _topic_permissions(call: HttpCall) -> list[Row]:
     return permission_rows(call, topic=True)
 
@@ -275,6 +280,8 @@ ROUTES = (
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit"),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Take a limit"),
     read("/api/user-limits", ADMIN, lambda _call: [], "There are no limits of users: an empty list"),
+    read("/api/user-limits/{user}", ADMIN, lambda _call: [], "There are none of one either"),
+    read_all("/api/users/without-permissions", ADMIN, _without_permissions, "Users who may enter nowhere"),
     read_all(
         "/api/users", ADMIN, lambda call: listed(call, user_rows(call)), "Users, without their passwords"
     ),

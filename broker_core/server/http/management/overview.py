@@ -182,9 +182,22 @@ ROUTES = (
             ("policies/{vhost}", "policies"),
             ("operator-policies", "operator policies"),
             ("parameters", "runtime parameters"),
+            ("parameters/{component}", "runtime parameters"),
             ("global-parameters", "global parameters"),
             ("feature-flags", "feature flags"),
+            ("deprecated-features", "deprecated features"),
+            ("deprecated-features/used", "deprecated features"),
             ("federation-links", "links to other brokers"),
+            ("shovels", "shovels"),
+        )
+    ),
+    *(
+        read(f"/api/{name}", "vhost", lambda _call: [], f"There are no {text}: an empty list")
+        for name, text in (
+            ("operator-policies/{vhost}", "operator policies"),
+            ("parameters/{component}/{vhost}", "runtime parameters"),
+            ("federation-links/{vhost}", "links to other brokers"),
+            ("shovels/{vhost}", "shovels"),
         )
     ),
 )

@@ -5,7 +5,8 @@ Not here: who may see them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
@@ -23,16 +24,50 @@ from broker_core.server.http.served import NODE
 Row = dict[str, Any]
 
 
-def stats(counts: Counts, rate: Rate, held: int = 0) -> Row:
+# RabbitMQ's names of Counts, in their order. A queue has not the last two, and as in RabbitMQ those of
+# deliveries only after one.
+_STATS = [
+    (name, f"{name}_details")
+    for name in (
+        *("publish", "ack", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver"),
+        *("confirm", "return_unroutable"),
+    )
+]
+_OF_QUEUE = _STATS[:-2]
+
+
+def stats(counts: Counts, rate: Rate, held: int = 0, names: Sequence[tuple[str, str]] = _STATS) -> Row:
     """``held``: delivered and not acked."""
-    numbers = {
-        "publish": (counts.published, rate.published),
-        "ack": (counts.settled, rate.settled),
-        "deliver_get": (counts.settled + held, rate.settled),
+    found: Row = {"deliver_get": counts.settled + held, "deliver_get_details": {"rate": rate.settled}}
+    for (name, details), count, per_s in zip(names, counts, rate):
+        found[name] = count
+        found[details] = {"rate": per_s}
+    return found
+
+
+def _bytes(queue: Queue, held: int) -> Row:
+    """Of bodies, by the share that the queue has of each block: exact where those of a block are alike."""
+    there = memory = entries = 0
+    for run in queue.log.runs:
+        there, entries = there + run.size_bytes, entries + run.count
+        memory += run.size_bytes if run.block.inbox is not None else 0
+    messages = queue.messages
+    each = there / entries if entries else 0.0
+    return {
+        "memory": memory,
+        "message_bytes": round(each * messages),
+        "message_bytes_ready": round(each * (messages - held)),
+        "message_bytes_unacknowledged": round(each * held),
+        "message_bytes_ram": round(memory * messages / entries) if entries else 0,
     }
-    found: Row = {}
-    for name, (count, per_s) in numbers.items():
-        found[name], found[f"{name}_details"] = count, {"rate": per_s}
+
+
+def _use(queue: Queue, rates: Rates, counts: Counts, consumers: int) -> Row:
+    idle = rates.idle_since(queue, counts)
+    part = round(rates.utilisation(queue), 2) if consumers else 0
+    found: Row = {"consumer_utilisation": part, "consumer_capacity": part}
+    if idle is not None:
+        found["idle_since"] = datetime.fromtimestamp(idle, timezone.utc).isoformat(timespec="milliseconds")
     return found
 
 
@@ -50,7 +85,7 @@ def totals(messages: int, unacknowledged: int, rate: Rate) -> Row:
 
 def queue_row(queue: Queue, rates: Rates) -> Row:
     """Called under the lock."""
-    rate = rates.of_queue(queue)
+    rate, counts, consumers = rates.of_queue(queue), counts_of(queue), len(queue.consumers)
     exclusive = next((each.tag for each in queue.consumers if each.exclusive), None)
     single = queue.consumers.single_active
     held = queue.unacknowledged
@@ -70,9 +105,11 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
         "effective_policy_definition": {},
         "exclusive_consumer_tag": exclusive,
         "single_active_consumer_tag": single.tag if single is not None else None,
-        "consumers": len(queue.consumers),
+        "consumers": consumers,
         **totals(queue.messages, held, rate),
-        "message_stats": stats(counts_of(queue), rate, held),
+        "message_stats": stats(counts, rate, held, _OF_QUEUE if any(counts[2:]) else _OF_QUEUE[:2]),
+        **_bytes(queue, held),
+        **_use(queue, rates, counts, consumers),
         "app": queue.owner,
         "next_offset": queue.log.visible_end,
     }

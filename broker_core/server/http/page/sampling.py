@@ -44,7 +44,7 @@ class Sampler:
     async def sample(self) -> None:
         served, history = self._served, self._served.history
         topologies = list(served.broker.state.virtual_hosts.by_name.values())
-        await served.rates.sample(topologies)
+        await served.rates.sample(topologies, served.broker.committer.counts)
         apps = await asyncio.get_running_loop().run_in_executor(self._beside, self._apps)
         history.begin(time.time())
         history.add([self._commits()])
