@@ -53,8 +53,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "foreachBatch with tables": ("tests/spark/test_foreach_batch.py", "tests/spark/test_merge.py"),
     "crash table": ("tests/crash/test_spark_crash.py",),
     "notebook": (
-        "tests/test_notebooks.py::test_notebook_runs_as_a_plain_script[upserts]",
-        "tests/test_notebooks.py::test_notebook_runs_as_a_plain_script[exactly_once]",
+        "tests/test_notebooks.py::test_notebook_runs_cell_by_cell[upserts]",
+        "tests/test_notebooks.py::test_notebook_runs_cell_by_cell[exactly_once]",
     ),
 }
 CRASH_TABLE = "crash table"

@@ -1,5 +1,5 @@
-"""The notebooks are real: each is in Databricks' source format and runs from its first to its last cell as a
-plain script.
+"""The notebooks are real: each is in Databricks' source format and runs from its first to its last cell with what the
+platform sets, as ``examples/run_notebook.py`` stands in for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ import pytest
 from pyspark.java_gateway import launch_gateway
 
 from connector.stream.spark_version import has_admission_control
+from examples.run_notebook import Notebook, Refused
 from tests.forked import spark_forks
 from tests.jvm import with_settings
 from tests.progress import GUARD_S, run_to_end
-from tests.spark.displaying_notebook import DISPLAYED
 from tests.spark.jobs import QUICK
+from tests.spark.notebook_run import DISPLAYED
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.py"))
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("[a-z]*.py"))
+OF_THE_RUNTIME = {"pyspark", "matplotlib", "pandas"}  # Databricks has them
+OF_THE_WHEEL = {"txmq", "pyarrow"}
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -40,15 +44,46 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_says_which_packages_it_needs(notebook: Path) -> None:
+def test_a_notebook_installs_what_it_imports_and_begins_anew_with_the_set_up(notebook: Path) -> None:
     text = notebook.read_text()
-    (said,) = re.findall(r"^# MAGIC .*Packages: (.*(?:\n# MAGIC \S.*)*)", text, re.MULTILINE)
+    cells = [cell.strip() for cell in text.split("# COMMAND ----------")]
+    assert "**Compute:**" in cells[0] and 'dbutils.widgets.text("wheel"' in cells[1]
+    (packages,) = re.findall(r"^# MAGIC %pip install \$wheel(.*)$", cells[2], re.MULTILINE)
+    assert cells[3:5] == ["dbutils.library.restartPython()", "# MAGIC %run ./_setup"]
+    assert cells[-1].splitlines()[-1].startswith("clean_up(")
     found = list(ast.walk(ast.parse(text)))
     names = {alias.name for each in found if isinstance(each, ast.Import) for alias in each.names}
     names |= {str(each.module) for each in found if isinstance(each, ast.ImportFrom)}
     imported = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
-    brought = {"txmq", "pyarrow"} | ({"pyspark", "delta"} if "'.[spark" in said else set())
-    assert {name for name in imported - brought if name not in said} == set()
+    extras = set(re.findall(r"\[(\w+)\]", cells[1]))
+    assert imported - OF_THE_RUNTIME - OF_THE_WHEEL - set(packages.split()) - extras == set()
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("# MAGIC %pip install txmq", "install the wheel from a volume"),
+        ('kept = 1\n# COMMAND ----------\ndbutils.library.restartPython()\n# COMMAND ----------\nkept', "'kept' is not defined"),
+        ('dbutils.fs.rm("/tmp/checkpoint", True)', "cannot reach it"),
+        ('dbutils.widgets.get("folder")', "no widget has the name 'folder'"),
+        ("# MAGIC %sh ls", "no magic command"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_could_not_do_is_refused(cell: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "notebook.py").write_text(f"# Databricks notebook source\n{cell}\n")
+    with pytest.raises((Refused, NameError), match=why):
+        Notebook(None, tmp_path / "volume", {}).run(tmp_path / "notebook.py")
+
+
+def test_a_path_outside_of_the_volume_and_a_broker_in_it_are_refused(tmp_path: Path) -> None:
+    notebook = Notebook(None, tmp_path, {})
+    notebook.require_reachable("main.shop.orders")
+    notebook.require_reachable(f"{tmp_path}/checkpoint")
+    notebook.require_a_disk(tmp_path.parent / "broker")
+    with pytest.raises(Refused):
+        notebook.require_reachable("/tmp/lake/orders")
+    with pytest.raises(Refused):
+        notebook.require_a_disk(tmp_path / "data")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +121,7 @@ class Ran:
 
     def plotted(self, picture: str) -> dict[str, Any]:
         """What each axes of a figure shows, by its label."""
-        (told,) = self.folder.glob(f"txmq-notebook-*/{picture}.json")
+        (told,) = self.folder.glob(f"run/volume/{picture}.json")
         assert told.with_suffix("").read_bytes().startswith(b"\x89PNG")
         return {axes["label"]: axes for axes in json.loads(told.read_text())}
 
@@ -102,20 +137,25 @@ def ran(
         folder = tmp_path_factory.mktemp(name)
         own = {"TMPDIR": str(folder), "MPLBACKEND": "module://tests.figures", "MPLCONFIGDIR": str(folder)}
         environment = {**os.environ, **own}
-        command = [sys.executable]
         if name == "exactly_once":  # as a user runs it, by the path of a Python that is not activated
             venv.create(folder / "bare", symlinks=True)
             environment["PATH"] = f"{folder / 'bare' / 'bin'}{os.pathsep}{os.environ['PATH']}"
             for named in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
                 environment.pop(named, None)
-        elif name != "crash":  # which starts drivers, and kills them
+        else:
             environment |= request.getfixturevalue("jvm")
-        if name == "on_kafka":
-            url: str = request.getfixturevalue("kafka_url")
-            environment["KAFKA"] = url.removeprefix("kafka://")
-            command += ["-m", "tests.spark.displaying_notebook"]
+        widgets = [f"broker_url={request.getfixturevalue('kafka_url')}"] if name == "on_kafka" else []
         (notebook,) = [path for path in NOTEBOOKS if path.stem == name]
-        return Ran(run_to_end([*command, str(notebook)], folder, cwd=folder, env=environment), folder)
+        environment["PYTHONPATH"] = str(ROOT)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.spark.notebook_run",
+            str(notebook),
+            str(folder / "run"),
+            *widgets,
+        ]
+        return Ran(run_to_end(command, folder, cwd=folder, env=environment), folder)
 
     return run
 
@@ -123,21 +163,29 @@ def ran(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_as_a_plain_script(notebook: Path, ran: Callable[[str], Ran]) -> None:
+def test_notebook_runs_cell_by_cell(notebook: Path, ran: Callable[[str], Ran]) -> None:
     done = ran(notebook.stem).done
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
 
 
-def test_the_notebooks_that_plot_and_display_are_those_that_are_looked_at() -> None:
-    for name in ("pyplot", "display(", "find_spec"):
-        assert {path.stem for path in NOTEBOOKS if name in path.read_text()} == {"exactly_once", "on_kafka"}
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_example_of_a_crash_runs_as_a_script(quick: None, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "examples" / "crash.py")]
+    done = run_to_end(command, tmp_path, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+
+
+def test_the_notebooks_that_plot_are_those_that_are_looked_at() -> None:
+    assert {path.stem for path in NOTEBOOKS if "pyplot" in path.read_text()} == {"exactly_once", "on_kafka"}
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_notebook_plots_the_lag_and_the_time_of_each_batch(ran: Callable[[str], Ran]) -> None:
     pytest.importorskip("matplotlib")
-    plotted = ran("exactly_once").plotted("batches.png")
+    plotted = ran("exactly_once").plotted("figure-1.png")
     assert set(plotted) == {"lag in messages", "seconds"}
     (lag,), (seconds,) = plotted["lag in messages"]["bars"], plotted["seconds"]["bars"]
     # Spark 4.1 says where a batch ended in place of where the queue ended
@@ -152,9 +200,9 @@ def test_a_notebook_displays_its_batches_where_there_is_a_display_and_plots_what
 ) -> None:
     pytest.importorskip("matplotlib")
     on_kafka = ran("on_kafka")
-    (rows,) = on_kafka.displayed()
+    rows = on_kafka.displayed()[0]
     assert [row["sequence"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
     left = list(itertools.accumulate((-row["messages"] for row in rows), initial=1_000))[1:]
     assert left[-1] == 0
-    (line,) = on_kafka.plotted("lag.png")["lag in messages"]["lines"]
+    (line,) = on_kafka.plotted("figure-1.png")["lag in messages"]["lines"]
     assert line == [[row["sequence"], lag] for row, lag in zip(rows, left, strict=True)]

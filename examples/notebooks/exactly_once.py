@@ -5,63 +5,49 @@
 # MAGIC Orders go into a queue. A streaming query writes them to a Delta table and publishes the large ones to an exchange.
 # MAGIC Each micro-batch is one transaction: what it consumes, what it publishes and what it appends happen together or not at all.
 # MAGIC
-# MAGIC This notebook also runs as a plain script. The broker lives in this process.
-# MAGIC
-# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script; matplotlib for the plot.
+# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
+# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/exactly_once.py`.
+
+# COMMAND ----------
+
+dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+wheel = dbutils.widgets.get("wheel")
+
+# COMMAND ----------
+
+# MAGIC %pip install $wheel
+
+# COMMAND ----------
+
+dbutils.library.restartPython()
+
+# COMMAND ----------
+
+# MAGIC %run ./_setup
 
 # COMMAND ----------
 
 import json
-import tempfile
-from importlib import util
-from pathlib import Path
 
+from matplotlib import pyplot
 from pyspark.sql import functions as F
 
 import txmq
-from txmq import Broker, recommended_conf, transactional
+from txmq import transactional
 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
+# MAGIC ## An exchange and two queues
 
 # COMMAND ----------
 
-given = "spark" in globals()
-if not given:
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("exactly once").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    for key, value in recommended_conf().items():
-        builder = builder.config(key, value)
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-
-folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
-if "dbutils" in globals():
-    dbutils.widgets.text("folder", "")
-    folder = dbutils.widgets.get("folder")
-folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
-
-# COMMAND ----------
-
-# MAGIC %md
-# MAGIC ## A broker, an exchange, two queues
-# MAGIC `Broker.open` opens a data directory. Other processes (here: Spark's workers) find it by the same directory.
-
-# COMMAND ----------
-
-broker = Broker.open(folder / "data")
+orders_queue, large_queue, alerts, app = unique("orders"), unique("large-orders"), unique("alerts"), unique("shop")
 channel = broker.channel()
-channel.exchange_declare("alerts", "topic")
-channel.queue_declare("orders")
-channel.queue_declare("large-orders")
-channel.queue_bind("large-orders", "alerts", "large.#")
+channel.exchange_declare(alerts, "topic")
+channel.queue_declare(orders_queue)
+channel.queue_declare(large_queue)
+channel.queue_bind(large_queue, alerts, "large.#")
 
 # COMMAND ----------
 
@@ -74,11 +60,11 @@ channel.queue_bind("large-orders", "alerts", "large.#")
 channel.tx_select()
 for number in range(1_000):
     order = {"id": number, "amount": (number * 37) % 2_000, "country": ("AT", "DE", "PT")[number % 3]}
-    channel.publish(json.dumps(order).encode(), routing_key="orders")
+    channel.publish(json.dumps(order).encode(), routing_key=orders_queue)
 
-print("before the commit:", {queue.name: queue.messages for queue in broker.queues()})
+print("before the commit:", waiting(orders_queue))
 channel.tx_commit()
-print("after the commit: ", {queue.name: queue.messages for queue in broker.queues()})
+print("after the commit: ", waiting(orders_queue))
 
 # COMMAND ----------
 
@@ -93,28 +79,28 @@ ORDER = "id bigint, amount bigint, country string"
 
 def orders_and_alerts(batch, tx):
     orders = batch.select(F.from_json(F.col("body").cast("string"), ORDER).alias("order")).select("order.*")
-    tx.append(orders, str(folder / "lake" / "orders"), partitionBy="country")
+    tx.append(orders, table("orders"), partitionBy="country")
     large = orders.where("amount > 1500")
-    tx.publish(large.select(F.to_json(F.struct("*")).alias("body"), F.concat(F.lit("large."), "country").alias("routing_key")), exchange="alerts")
+    tx.publish(large.select(F.to_json(F.struct("*")).alias("body"), F.concat(F.lit("large."), "country").alias("routing_key")), exchange=alerts)
 
 
-def start():
-    stream = spark.readStream.format("txmq").option("data", str(folder / "data")).option("queue", "orders").option("appId", "shop")
-    each = transactional(orders_and_alerts, data=str(folder / "data"), app_id="shop", ledger=str(folder / "lake" / "ledger"), ledger_sync=True)
+def start(function=orders_and_alerts):
+    stream = spark.readStream.format("txmq").options(**address).option("queue", orders_queue).option("appId", app)
+    each = transactional(function, **at, app_id=app, ledger=table("ledger"), ledger_sync=True)
     return (
         stream.option("maxOffsetsPerTrigger", 400)
         .load()
         .writeStream.foreachBatch(each)
-        .option("checkpointLocation", str(folder / "checkpoint"))
+        .option("checkpointLocation", checkpoint("orders"))
         .trigger(availableNow=True)
         .start()
     )
 
 
 queries = []
-while next(queue.messages for queue in broker.queues() if queue.name == "orders"):  # once; on Spark 4.1 for each batch
+while waiting(orders_queue):  # once; on Spark 4.1 for each batch
     queries.append(start())
-    txmq.observe(queries[-1], data=folder / "data", app_id="shop").wait()
+    txmq.observe(queries[-1]).wait()
     queries[-1].awaitTermination()
 
 # COMMAND ----------
@@ -136,23 +122,16 @@ for each in [said for query in queries for said in query.recentProgress]:
     lag = sum(offsets(source["latestOffset"]).values()) - sum(offsets(source["endOffset"]).values())
     progress.append((each["batchId"], source["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
 
-table = spark.createDataFrame(progress, "batch BIGINT, rows BIGINT, lag BIGINT, seconds DOUBLE")
-if "display" in globals():
-    display(table)
-else:
-    table.show()
+display(spark.createDataFrame(progress, "batch BIGINT, rows BIGINT, lag BIGINT, seconds DOUBLE"))
 
-if util.find_spec("matplotlib"):
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, sharex=True)
-    numbers = [str(batch) for batch, _, _, _ in progress]
-    above.bar(numbers, [lag for _, _, lag, _ in progress])
-    above.set_ylabel("lag in messages")
-    below.bar(numbers, [seconds for _, _, _, seconds in progress])
-    below.set_ylabel("seconds")
-    below.set_xlabel("batch")
-    figure.savefig(folder / "batches.png")
+figure, (above, below) = pyplot.subplots(2, sharex=True)
+numbers = [str(batch) for batch, _, _, _ in progress]
+above.bar(numbers, [lag for _, _, lag, _ in progress])
+above.set_ylabel("lag in messages")
+below.bar(numbers, [seconds for _, _, _, seconds in progress])
+below.set_ylabel("seconds")
+below.set_xlabel("batch")
+display(figure)
 
 # COMMAND ----------
 
@@ -163,12 +142,12 @@ if util.find_spec("matplotlib"):
 
 
 def state():
-    table = spark.read.format("delta").load(str(folder / "lake" / "orders"))
+    stored = spark.table(table("orders"))
     return {
-        "in Delta": table.count(),
-        "distinct": table.select("id").distinct().count(),
-        "alerts": next(queue.messages for queue in broker.queues() if queue.name == "large-orders"),
-        "left in the queue": next(queue.messages for queue in broker.queues() if queue.name == "orders"),
+        "in Delta": stored.count(),
+        "distinct": stored.select("id").distinct().count(),
+        "alerts": waiting(large_queue),
+        "left in the queue": waiting(orders_queue),
     }
 
 
@@ -180,19 +159,35 @@ assert first == {"in Delta": 1_000, "distinct": 1_000, "alerts": expected, "left
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Spark runs the last batch again
-# MAGIC A driver that dies before Spark notes the end of a batch runs that batch again. We take Spark's note away, which looks the same.
+# MAGIC ## A batch that fails half-way
+# MAGIC The function raises after all its operations. Nothing of the batch has happened: its messages are in the queue, and no row is in the table.
+# MAGIC The next start of the query runs it again.
 
 # COMMAND ----------
 
-notes = sorted((folder / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-print("Spark forgets batch", notes[-1].name)
-notes[-1].unlink()
-(notes[-1].parent / f".{notes[-1].name}.crc").unlink(missing_ok=True)
 
-start().awaitTermination()
+
+def fails(batch, tx):
+    orders_and_alerts(batch, tx)
+    raise RuntimeError("the driver is out of memory")
+
+
+channel.publish(json.dumps({"id": 1_000, "amount": 1_999, "country": "AT"}).encode(), routing_key=orders_queue)
+channel.tx_commit()
+try:
+    start(fails).awaitTermination()
+except Exception as error:
+    print(type(error).__name__)
+else:
+    raise AssertionError("the function did not fail")
 print(state())
-assert state() == first, "nothing may be there twice"
+assert state() == {**first, "left in the queue": 1}
+
+while waiting(orders_queue):
+    start().awaitTermination()
+again = state()
+print(again)
+assert again == {"in Delta": 1_001, "distinct": 1_001, "alerts": expected + 1, "left in the queue": 0}
 
 # COMMAND ----------
 
@@ -202,23 +197,20 @@ assert state() == first, "nothing may be there twice"
 
 # COMMAND ----------
 
-ledger = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
-ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "messages", "published").orderBy("batch_id").show()
-assert ledger.agg(F.sum("published")).head()[0] == expected
+ledger = spark.table(table("ledger"))
+display(ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "messages", "published").orderBy("batch_id"))
+assert ledger.agg(F.sum("published")).head()[0] == expected + 1
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## What the broker says
-# MAGIC Pipelines and queues as frames of pandas; and the ledger of the broker as a DataFrame, with the commit of each batch and the versions of
-# MAGIC the tables that have its rows.
+# MAGIC The ledger of the broker as a DataFrame, with the commit of each batch and the versions of the tables that have its rows.
 
 # COMMAND ----------
 
-print(txmq.apps(data=folder / "data")[["app_id", "batch_id", "lag", "lag_s"]])
-print(txmq.queues(data=folder / "data")[["name", "messages", "owner", "oldest_s"]])
-batches = spark.read.format("txmq").option("data", str(folder / "data")).option("table", "ledger").load()
-batches.select("batch_id", "transaction", "messages", "published", F.explode("tables").alias("to")).select("*", "to.version").drop("to").show()
+batches = spark.read.format("txmq").options(**address).option("table", "ledger").load().where(F.col("app_id") == app)
+display(batches.select("batch_id", "transaction", "messages", "published", F.explode("tables").alias("to")).select("*", "to.version").drop("to"))
 
 # COMMAND ----------
 
@@ -228,14 +220,12 @@ batches.select("batch_id", "transaction", "messages", "published", F.explode("ta
 
 # COMMAND ----------
 
-alerts = spark.read.format("txmq").option("data", str(folder / "data")).option("queue", "large-orders").load()
-alerts.selectExpr("offset", "routing_key", "CAST(body AS STRING) AS body").show(5, truncate=False)
-assert alerts.count() == expected
-assert state() == first
+published = spark.read.format("txmq").options(**address).option("queue", large_queue).load()
+display(published.selectExpr("offset", "routing_key", "CAST(body AS STRING) AS body").limit(5))
+assert published.count() == expected + 1
+assert state() == again
 
 # COMMAND ----------
 
-if not given:
-    spark.stop()
 channel.close()
-broker.close()
+clean_up(table("orders"), table("ledger"))

@@ -5,56 +5,40 @@
 # MAGIC The pipeline of the notebook `exactly_once`, with topics instead of queues. What changes is the url: `kafka://host:9092`.
 # MAGIC Each micro-batch still is one transaction: what it consumes, what it publishes to Kafka and what it appends to Delta happen together or not at all.
 # MAGIC
-# MAGIC It needs a Kafka. Packages: the wheel of txmq with the extra `kafka` where the platform has Spark, `pip install '.[spark,kafka]'` in a checkout for a plain script;
-# MAGIC matplotlib for the plot. The environment variable `KAFKA` has its address; a plain script takes it too: `KAFKA=localhost:9092 python on_kafka.py`.
+# MAGIC **Compute:** a cluster with Spark 4.1 or later that reaches all nodes of Kafka; its address is the widget `broker_url`. The volume and the catalog
+# MAGIC must exist. On your machine: `python examples/run_notebook.py examples/notebooks/on_kafka.py broker_url=kafka://localhost:9092`.
+
+# COMMAND ----------
+
+dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+wheel = dbutils.widgets.get("wheel") + "[kafka]"
+
+# COMMAND ----------
+
+# MAGIC %pip install $wheel
+
+# COMMAND ----------
+
+dbutils.library.restartPython()
+
+# COMMAND ----------
+
+# MAGIC %run ./_setup
 
 # COMMAND ----------
 
 import json
-import os
-import tempfile
-import uuid
-from importlib import util
-from pathlib import Path
 
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
+from matplotlib import pyplot
 from pyspark.sql import functions as F
 
 import txmq
-from txmq import recommended_conf, transactional
+from txmq import transactional
 
-hosts = os.environ.get("KAFKA", "localhost:9092")
-url = f"kafka://{hosts}"
-run = uuid.uuid4().hex[:8]  # so that the notebook can run twice on one cluster
-orders_topic, large_topic, app = f"orders-{run}", f"large-orders-{run}", f"shop-{run}"
-
-# COMMAND ----------
-
-# MAGIC %md
-# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
-
-# COMMAND ----------
-
-given = "spark" in globals()
-if not given:
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("on Kafka").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    for key, value in recommended_conf().items():
-        builder = builder.config(key, value)
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-
-folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
-if "dbutils" in globals():
-    dbutils.widgets.text("folder", "")
-    folder = dbutils.widgets.get("folder")
-folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
+hosts = broker_url.removeprefix("kafka://")
+orders_topic, large_topic, app = unique("orders"), unique("large-orders"), unique("shop")
 
 # COMMAND ----------
 
@@ -87,25 +71,29 @@ ORDER = "id bigint, amount bigint, country string"
 
 def orders_and_alerts(batch, tx):
     orders = batch.select(F.from_json(F.col("body").cast("string"), ORDER).alias("order")).select("order.*")
-    tx.append(orders, str(folder / "lake" / "orders"), partitionBy="country")
+    tx.append(orders, table("orders"), partitionBy="country")
     tx.publish(orders.where("amount > 1500").select(F.to_json(F.struct("*")).alias("body")), queue=large_topic)
 
 
-def start():
-    stream = spark.readStream.format("txmq").option("url", url).option("queue", orders_topic).option("appId", app)
-    each = transactional(orders_and_alerts, url=url, app_id=app, ledger=str(folder / "lake" / "ledger"), ledger_sync=True)
+def start(function=orders_and_alerts):
+    stream = spark.readStream.format("txmq").options(**address).option("queue", orders_topic).option("appId", app)
+    each = transactional(function, **at, app_id=app, ledger=table("ledger"), ledger_sync=True)
     return (
         stream.option("maxOffsetsPerTrigger", 400)
         .load()
         .writeStream.foreachBatch(each)
-        .option("checkpointLocation", str(folder / "checkpoint"))
+        .option("checkpointLocation", checkpoint("orders"))
         .trigger(availableNow=True)
         .start()
     )
 
 
+def lag():
+    return txmq.apps(url=broker_url).set_index("app_id").at[app, "lag"]
+
+
 start().awaitTermination()
-while txmq.apps(url=url).set_index("app_id").at[app, "lag"]:  # on Spark 4.1, where a run is one batch
+while lag():  # on Spark 4.1, where a run is one batch
     start().awaitTermination()
 
 # COMMAND ----------
@@ -116,26 +104,20 @@ while txmq.apps(url=url).set_index("app_id").at[app, "lag"]:  # on Spark 4.1, wh
 
 # COMMAND ----------
 
-written = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
+written = spark.table(table("ledger"))
 batches = written.groupBy("sequence").agg(F.sum(F.expr("end_offset - start_offset")).alias("messages")).orderBy("sequence")
-if "display" in globals():
-    display(batches)
-else:
-    batches.show()
+display(batches)
 
-if util.find_spec("matplotlib"):
-    from matplotlib import pyplot
-
-    left, lag = 1_000, []
-    rows = batches.where("messages IS NOT NULL").collect()
-    for row in rows:
-        left -= row["messages"]
-        lag.append(left)
-    figure, axes = pyplot.subplots()
-    axes.plot([row["sequence"] for row in rows], lag, marker="o")
-    axes.set_xlabel("batch")
-    axes.set_ylabel("lag in messages")
-    figure.savefig(folder / "lag.png")
+left, curve = 1_000, []
+rows = batches.where("messages IS NOT NULL").collect()
+for row in rows:
+    left -= row["messages"]
+    curve.append(left)
+figure, axes = pyplot.subplots()
+axes.plot([row["sequence"] for row in rows], curve, marker="o")
+axes.set_xlabel("batch")
+axes.set_ylabel("lag in messages")
+display(figure)
 
 # COMMAND ----------
 
@@ -147,9 +129,9 @@ if util.find_spec("matplotlib"):
 
 
 def state():
-    table = spark.read.format("delta").load(str(folder / "lake" / "orders"))
-    alerts = spark.read.format("txmq").option("url", url).option("queue", large_topic).load()
-    return {"in Delta": table.count(), "distinct": table.select("id").distinct().count(), "alerts": alerts.count()}
+    stored = spark.table(table("orders"))
+    alerts = spark.read.format("txmq").options(**address).option("queue", large_topic).load()
+    return {"in Delta": stored.count(), "distinct": stored.select("id").distinct().count(), "alerts": alerts.count()}
 
 
 first = state()
@@ -160,19 +142,36 @@ assert first == {"in Delta": 1_000, "distinct": 1_000, "alerts": expected}
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Spark runs the last batch again
-# MAGIC A driver that dies before Spark notes the end of a batch runs that batch again. We take Spark's note away, which looks the same.
+# MAGIC ## A batch that fails half-way
+# MAGIC The function raises after all its operations. Nothing of the batch has happened: its messages are in the topic and not consumed, and no row is in the table.
+# MAGIC The next start of the query runs it again.
 
 # COMMAND ----------
 
-notes = sorted((folder / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-print("Spark forgets batch", notes[-1].name)
-notes[-1].unlink()
-(notes[-1].parent / f".{notes[-1].name}.crc").unlink(missing_ok=True)
+
+
+def fails(batch, tx):
+    orders_and_alerts(batch, tx)
+    raise RuntimeError("the driver is out of memory")
+
+
+producer = KafkaProducer(bootstrap_servers=hosts, acks="all")
+producer.send(orders_topic, json.dumps({"id": 1_000, "amount": 1_999, "country": "AT"}).encode())
+producer.close()
+try:
+    start(fails).awaitTermination()
+except Exception as error:
+    print(type(error).__name__)
+else:
+    raise AssertionError("the function did not fail")
+print(state())
+assert state() == first
 
 start().awaitTermination()
+while lag():
+    start().awaitTermination()
 print(state())
-assert state() == first, "nothing may be there twice"
+assert state() == {"in Delta": 1_001, "distinct": 1_001, "alerts": expected + 1}
 
 # COMMAND ----------
 
@@ -182,11 +181,10 @@ assert state() == first, "nothing may be there twice"
 
 # COMMAND ----------
 
-ledger = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
-ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "published").orderBy("batch_id", "log").show()
-assert ledger.agg(F.sum(F.expr("end_offset - start_offset"))).head()[0] == 1_000
+ledger = spark.table(table("ledger"))
+display(ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "published").orderBy("batch_id", "log"))
+assert ledger.agg(F.sum(F.expr("end_offset - start_offset"))).head()[0] == 1_001
 
 # COMMAND ----------
 
-if not given:
-    spark.stop()
+clean_up(table("orders"), table("ledger"))

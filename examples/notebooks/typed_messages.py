@@ -7,60 +7,49 @@
 # MAGIC
 # MAGIC Then somebody mends what can be mended, and it takes the same way again.
 # MAGIC
-# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script.
+# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
+# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/typed_messages.py`.
+
+# COMMAND ----------
+
+dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+wheel = dbutils.widgets.get("wheel")
+
+# COMMAND ----------
+
+# MAGIC %pip install $wheel
+
+# COMMAND ----------
+
+dbutils.library.restartPython()
+
+# COMMAND ----------
+
+# MAGIC %run ./_setup
 
 # COMMAND ----------
 
 import json
-import tempfile
-from pathlib import Path
 
 from pyspark.sql import functions as F
 
 import txmq
-from txmq import Broker, Properties, recommended_conf, transactional
-
-# COMMAND ----------
-
-# MAGIC %md
-# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
-
-# COMMAND ----------
-
-given = "spark" in globals()
-if not given:
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("typed messages").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    for key, value in recommended_conf().items():
-        builder = builder.config(key, value)
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-
-folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
-if "dbutils" in globals():
-    dbutils.widgets.text("folder", "")
-    folder = dbutils.widgets.get("folder")
-folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
+from txmq import Properties, transactional
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## A queue with a dead-letter exchange
-# MAGIC These are the arguments that RabbitMQ has. What is rejected in `orders` goes to the exchange `rejected`, and from there to the queue `broken-orders`.
+# MAGIC These are the arguments that RabbitMQ has. What is rejected in the queue of orders goes to the exchange, and from there to the queue of broken ones.
 
 # COMMAND ----------
 
-broker = Broker.open(folder / "data")
+orders_queue, broken_queue, rejected, app = unique("orders"), unique("broken-orders"), unique("rejected"), unique("shop")
 channel = broker.channel()
-channel.exchange_declare("rejected", "fanout")
-channel.queue_declare("broken-orders")
-channel.queue_bind("broken-orders", "rejected", "")
-channel.queue_declare("orders", arguments={"x-dead-letter-exchange": "rejected"})
+channel.exchange_declare(rejected, "fanout")
+channel.queue_declare(broken_queue)
+channel.queue_bind(broken_queue, rejected, "")
+channel.queue_declare(orders_queue, arguments={"x-dead-letter-exchange": rejected})
 
 # COMMAND ----------
 
@@ -75,7 +64,7 @@ broken = ['{"id": 500, "amount": "a lot"}', '{"amount": 12}', '{"id": 501}, {"id
 
 channel.tx_select()
 for body in good + broken:
-    channel.publish(body.encode(), routing_key="orders", properties=from_shop)
+    channel.publish(body.encode(), routing_key=orders_queue, properties=from_shop)
 channel.tx_commit()
 
 # COMMAND ----------
@@ -93,25 +82,25 @@ ORDER = "id bigint not null, amount double, country string"
 
 def orders(batch, tx):
     decoded = txmq.decode(batch, ORDER, keep=["offset"])
-    tx.append(decoded.good, str(folder / "lake" / "orders"))
+    tx.append(decoded.good, table("orders"))
     tx.reject(decoded.rejected)
 
 
 def start():
-    stream = spark.readStream.format("txmq").option("data", str(folder / "data")).option("queue", "orders").option("appId", "shop").load()
-    each = transactional(orders, data=str(folder / "data"), app_id="shop")
-    return stream.writeStream.foreachBatch(each).option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    stream = spark.readStream.format("txmq").options(**address).option("queue", orders_queue).option("appId", app).load()
+    each = transactional(orders, **at, app_id=app)
+    return stream.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint("orders")).trigger(availableNow=True).start()
 
 
 def run():
     """Runs the stream until nothing is left: once on Spark 4.2, once for each batch on 4.1."""
     start().awaitTermination()
-    while next(queue.messages for queue in broker.queues() if queue.name == "orders"):
+    while waiting(orders_queue):
         start().awaitTermination()
 
 
 def stored():
-    return spark.read.format("delta").load(str(folder / "lake" / "orders"))
+    return spark.table(table("orders"))
 
 
 run()
@@ -125,13 +114,13 @@ assert stored().count() == 500
 
 # COMMAND ----------
 
-dead = spark.read.format("txmq").option("data", str(folder / "data")).option("queue", "broken-orders").option("includeProperties", "true").load()
+dead = spark.read.format("txmq").options(**address).option("queue", broken_queue).option("includeProperties", "true").load()
 dead = dead.select("offset", F.col("body").cast("string").alias("body"), F.col("properties.headers").alias("headers"))
-dead.select("offset", "body", F.col("headers")["x-reject-reason"].alias("reason")).show(truncate=False)
+display(dead.select("offset", "body", F.col("headers")["x-reject-reason"].alias("reason")))
 (death,) = json.loads(dead.first()["headers"]["x-death"])
 print(death)
 assert dead.count() == len(broken)
-assert (death["queue"], death["reason"], death["count"]) == ("orders", "rejected", 1)
+assert (death["queue"], death["reason"], death["count"]) == (orders_queue, "rejected", 1)
 assert {row["headers"]["shop"] for row in dead.collect()} == {"7"}, "the producer's headers are still there"
 
 # COMMAND ----------
@@ -143,7 +132,7 @@ assert {row["headers"]["shop"] for row in dead.collect()} == {"7"}, "the produce
 # COMMAND ----------
 
 mended = spark.createDataFrame([(500, 1_000_000.0, "PT")], ORDER.replace(" not null", ""))
-txmq.encode(mended).write.format("txmq").mode("append").options(data=str(folder / "data"), queue="orders").save()
+txmq.encode(mended).write.format("txmq").mode("append").options(**address, queue=orders_queue).save()
 
 run()
 assert stored().count() == 501
@@ -157,7 +146,7 @@ assert stored().where("id = 500").head()["amount"] == 1_000_000.0
 
 # COMMAND ----------
 
-looked = spark.read.format("txmq").option("data", str(folder / "data")).option("queue", "broken-orders").load()
+looked = spark.read.format("txmq").options(**address).option("queue", broken_queue).load()
 try:
     txmq.decode(looked, ORDER, mode="fail").collect()
 except Exception as error:
@@ -167,12 +156,10 @@ else:
     raise AssertionError("a broken message did not fail")
 
 nulls = txmq.decode(looked, ORDER, mode="null", keep=["offset"])
-nulls.show()
+display(nulls)
 assert nulls.where("id is null").count() == len(broken)
 
 # COMMAND ----------
 
-if not given:
-    spark.stop()
 channel.close()
-broker.close()
+clean_up(table("orders"))

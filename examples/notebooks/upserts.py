@@ -7,45 +7,34 @@
 # MAGIC
 # MAGIC The query is stopped in the middle: after the decision, before the MERGE. It goes on where it was.
 # MAGIC
-# MAGIC Packages: the wheel of txmq where the platform has Spark, `pip install '.[spark]'` in a checkout for a plain script.
+# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
+# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/upserts.py`.
+
+# COMMAND ----------
+
+dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+wheel = dbutils.widgets.get("wheel")
+
+# COMMAND ----------
+
+# MAGIC %pip install $wheel
+
+# COMMAND ----------
+
+dbutils.library.restartPython()
+
+# COMMAND ----------
+
+# MAGIC %run ./_setup
 
 # COMMAND ----------
 
 import json
-import tempfile
-from pathlib import Path
 
 from pyspark.sql import functions as F
 
 import txmq
-from txmq import Broker, recommended_conf, transactional
-
-# COMMAND ----------
-
-# MAGIC %md
-# MAGIC A platform gives a notebook its session and its parameters. A plain script makes its own session.
-
-# COMMAND ----------
-
-given = "spark" in globals()
-if not given:
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("upserts").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    for key, value in recommended_conf().items():
-        builder = builder.config(key, value)
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-
-folder = ""  # for tables, checkpoints and the broker: where driver and executors reach it
-if "dbutils" in globals():
-    dbutils.widgets.text("folder", "")
-    folder = dbutils.widgets.get("folder")
-folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
+from txmq import transactional
 
 # COMMAND ----------
 
@@ -55,24 +44,24 @@ folder = Path(folder or tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 # COMMAND ----------
 
-broker = Broker.open(folder / "data")
+queue, app = unique("changes"), unique("customers")
 channel = broker.channel()
-channel.queue_declare("changes")
+channel.queue_declare(queue)
 channel.tx_select()
 
-lake = str(folder / "lake" / "customers")
-spark.sql(f"CREATE TABLE delta.`{lake}` (id INT, balance BIGINT, changes INT) USING delta")
-spark.sql(f"ALTER TABLE delta.`{lake}` ADD CONSTRAINT solvent CHECK (balance >= 0)")
+stored = table("customers")
+spark.sql(f"CREATE TABLE {stored} (id INT, balance BIGINT, changes INT) USING delta")
+spark.sql(f"ALTER TABLE {stored} ADD CONSTRAINT solvent CHECK (balance >= 0)")
 
 
 def publish(*changes):
     for change in changes:
-        channel.publish(json.dumps(change).encode(), routing_key="changes")
+        channel.publish(json.dumps(change).encode(), routing_key=queue)
     channel.tx_commit()
 
 
 def customers():
-    rows = spark.read.format("delta").load(lake).collect()
+    rows = spark.table(stored).collect()
     return {row["id"]: (row["balance"], row["changes"]) for row in rows}
 
 
@@ -95,7 +84,7 @@ def merge(batch, tx):
     rows = changes.groupBy("id").agg(F.sum("amount").alias("amount"), F.max("closed").alias("closed"), F.count("id").alias("changes"))
     tx.merge(
         rows,
-        lake,
+        stored,
         on="t.id = s.id",
         update={"balance": "t.balance + s.amount", "changes": "t.changes + s.changes"},
         insert={"id": "s.id", "balance": "s.amount", "changes": "s.changes"},
@@ -105,15 +94,15 @@ def merge(batch, tx):
 
 
 def start(function=merge):
-    stream = spark.readStream.format("txmq").option("data", str(folder / "data")).option("queue", "changes").option("appId", "customers").load()
-    each = transactional(function, data=str(folder / "data"), app_id="customers")
-    return stream.writeStream.foreachBatch(each).option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    stream = spark.readStream.format("txmq").options(**address).option("queue", queue).option("appId", app).load()
+    each = transactional(function, **at, app_id=app)
+    return stream.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint("customers")).trigger(availableNow=True).start()
 
 
 def run():
     """Runs the stream until nothing is left: once on Spark 4.2, once for each batch on 4.1."""
     start().awaitTermination()
-    while next(queue.messages for queue in broker.queues() if queue.name == "changes"):
+    while waiting(queue):
         start().awaitTermination()
 
 
@@ -134,7 +123,7 @@ assert customers() == {1: (15, 2), 2: (20, 1)}
 
 def meanwhile(batch, tx):
     merge(batch, tx)
-    batch.sparkSession.sql(f"ALTER TABLE delta.`{lake}` ADD CONSTRAINT never CHECK (balance <> 19)")
+    batch.sparkSession.sql(f"ALTER TABLE {stored} ADD CONSTRAINT never CHECK (balance <> 19)")
 
 
 publish({"id": 1, "amount": 4}, {"id": 3, "amount": 7})
@@ -156,7 +145,7 @@ assert customers() == {1: (15, 2), 2: (20, 1)}
 
 # COMMAND ----------
 
-spark.sql(f"ALTER TABLE delta.`{lake}` DROP CONSTRAINT never")
+spark.sql(f"ALTER TABLE {stored} DROP CONSTRAINT never")
 publish({"id": 2, "amount": 0, "closed": True})
 run()
 print(customers())
@@ -170,15 +159,13 @@ assert customers() == {1: (19, 3), 3: (7, 1)}
 
 # COMMAND ----------
 
-history = spark.sql(f"DESCRIBE HISTORY delta.`{lake}`").where("operation = 'MERGE'").orderBy("version")
+history = spark.sql(f"DESCRIBE HISTORY {stored}").where("operation = 'MERGE'").orderBy("version")
 told = [json.loads(row["userMetadata"]) for row in history.collect()]
 print([(each["sequence"], each["offsets"]) for each in told])
 assert [each["sequence"] for each in told] == [1, 2, 3]
-assert [each["offsets"]["changes"] for each in told] == [[0, 3], [3, 5], [5, 6]]
+assert [each["offsets"][queue] for each in told] == [[0, 3], [3, 5], [5, 6]]
 
 # COMMAND ----------
 
-if not given:
-    spark.stop()
 channel.close()
-broker.close()
+clean_up(stored)

@@ -20,8 +20,8 @@ from broker_core.launcher import Broker
 from tests.conftest import SESSION_CONF
 from tests.progress import run_to_end, wait_for_end, wait_until
 from tests.spark.demo_client import flights
-from tests.spark.displaying_notebook import DISPLAYED
 from tests.spark.jobs import PLANNED_ONCE
+from tests.spark.notebook_run import DISPLAYED
 from tests.spark.pipelines import delta_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -94,22 +94,11 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_notebook_runs_with_the_session_and_the_parameters_of_a_platform(
     name: str, remote: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """On Spark Connect; as a plain script: ``tests/test_notebooks.py``. Not ``crash``, which starts drivers."""
-    surroundings = {}
-    if name == "on_kafka":
-        url: str = request.getfixturevalue("kafka_url")
-        surroundings = {"KAFKA": url.removeprefix("kafka://")}
+    """On Spark Connect; in a classic session: ``tests/test_notebooks.py``."""
+    widgets = [f"broker_url={request.getfixturevalue('kafka_url')}"] if name == "on_kafka" else []
     notebook = ROOT / "examples" / "notebooks" / f"{name}.py"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.spark.given_notebook",
-        remote,
-        str(notebook),
-        str(tmp_path / "given"),
-    ]
-    (tmp_path / "given").mkdir()
-    done = run_to_end(command, tmp_path, cwd=ROOT, env=surroundings)
+    given = [str(notebook), str(tmp_path / "given"), f"remote={remote}", *widgets]
+    done = run_to_end([sys.executable, "-m", "tests.spark.notebook_run", *given], tmp_path, cwd=ROOT, env={})
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
     displays = "display(" in notebook.read_text()
     assert [line for line in done.stdout.splitlines() if line.startswith(DISPLAYED)] != [] or not displays

@@ -1,17 +1,18 @@
-# Databricks notebook source
-# MAGIC %md
-# MAGIC # What a crash looks like
-# MAGIC
-# MAGIC A driver is killed with SIGKILL at the worst moments of a micro-batch, and the broker too. Then they are started again.
-# MAGIC Every message is in the Delta table and in the target queue exactly once.
-# MAGIC
-# MAGIC The moments are chosen with failpoints: names of places in the code. `TXMQ_FAILPOINTS=foreach.decided=kill` kills the
-# MAGIC process right after the broker has decided a micro-batch, before Delta has its rows.
-# MAGIC
-# MAGIC Packages: `pip install '.[spark]'` in a checkout. It starts drivers of its own, so it runs on your machine, not on a platform.
+"""What a crash looks like: ``python examples/crash.py``.
 
-# COMMAND ----------
+A driver is killed with SIGKILL at the worst moments of a micro-batch, and the broker too. Then they are
+started again. Every message is in the Delta table and in the target queue exactly once.
 
+The moments are chosen with failpoints: names of places in the code. `TXMQ_FAILPOINTS=foreach.decided=kill`
+kills the process right after the broker has decided a micro-batch, before Delta has its rows.
+
+It needs `pip install '.[spark]'`. It starts drivers of its own, so it runs on one machine and not on a
+platform.
+"""
+
+from __future__ import annotations
+
+import json
 import os
 import signal
 import subprocess
@@ -20,21 +21,28 @@ import tempfile
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from txmq import BrokerClient
 
-folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
-
-# COMMAND ----------
-
-# MAGIC %md
-# MAGIC ## The broker, a process of its own
-
-# COMMAND ----------
+folder = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
 
 
-def start_broker(listen="127.0.0.1:0"):
+# -- the broker, a process of its own ------------------------------------------------------------------------
+def start_broker(listen: str = "127.0.0.1:0") -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "txmq", "serve", "--data", str(folder / "data"), "--listen", listen, "--amqp", "none"],
+        [
+            sys.executable,
+            "-m",
+            "txmq",
+            "serve",
+            "--data",
+            str(folder / "data"),
+            "--listen",
+            listen,
+            "--amqp",
+            "none",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -54,14 +62,9 @@ with BrokerClient(url) as client, client.channel() as channel:
         if number % 500 == 499:
             channel.tx_commit()
 
-# COMMAND ----------
 
-# MAGIC %md
-# MAGIC ## The pipeline, a driver that we can kill
-
-# COMMAND ----------
-
-PIPELINE = '''
+# -- the pipeline, a driver that we can kill -----------------------------------------------------------------
+PIPELINE = """
 import sys
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
@@ -81,15 +84,16 @@ def squares(batch, tx):
     tx.append(numbers, folder + "/lake/numbers")
     tx.publish(numbers.selectExpr("CAST(number * number AS STRING) AS body"), queue="squares")
 
-stream = spark.readStream.format("txmq").options(url=url, queue="numbers", appId="squares", maxOffsetsPerTrigger=1000).load()
+options = {"url": url, "queue": "numbers", "appId": "squares", "maxOffsetsPerTrigger": "1000"}
+stream = spark.readStream.format("txmq").options(**options).load()
 query = stream.writeStream.foreachBatch(transactional(squares, url=url, app_id="squares"))
 query = query.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
 query.awaitTermination()
 spark.stop()
-'''
+"""
 
 
-def run_driver(failpoints=""):
+def run_driver(failpoints: str = "") -> bool:
     """Run the pipeline until it ends or is killed; True if it was killed."""
     driver = subprocess.Popen(
         [sys.executable, "-c", PIPELINE, url, str(folder)],
@@ -105,7 +109,7 @@ def run_driver(failpoints=""):
     return status == -signal.SIGKILL
 
 
-def state():
+def state() -> dict[str, int]:
     with BrokerClient(url) as client:
         queues = {queue.name: queue for queue in client.queues()}
         apps = {app.app_id: app for app in client.apps()}
@@ -120,14 +124,9 @@ def state():
 
 print(state())
 
-# COMMAND ----------
 
-# MAGIC %md
-# MAGIC ## Killed before the decision
-# MAGIC The rows are staged at the broker, durable and invisible. Nobody names them, so nothing happened.
-
-# COMMAND ----------
-
+# -- killed before the decision ------------------------------------------------------------------------------
+# The rows are staged at the broker, durable and invisible. Nobody names them, so nothing happened.
 assert run_driver("foreach.staged=kill")
 before = state()
 print(before)
@@ -135,14 +134,10 @@ assert before["numbers left"] == 3_000
 assert before["squares"] == 0
 assert before["batches decided"] == 0
 
-# COMMAND ----------
 
-# MAGIC %md
-# MAGIC ## Killed after the decision
-# MAGIC One commit has consumed 1,000 numbers and published 1,000 squares. The rows for Delta are kept at the broker until they are there.
-
-# COMMAND ----------
-
+# -- killed after the decision -------------------------------------------------------------------------------
+# One commit has consumed 1,000 numbers and published 1,000 squares. The rows for Delta are kept at the
+# broker until they are there.
 assert run_driver("foreach.decided=kill")
 after = state()
 print(after)
@@ -151,15 +146,11 @@ assert after["squares"] == 1_000
 assert after["batches decided"] == 1
 assert after["decided, not in Delta yet"] == 1
 
-# COMMAND ----------
 
-# MAGIC %md
-# MAGIC ## The broker is killed while a producer commits
-# MAGIC Each transaction has 100 messages. What was confirmed is there. What was not is there as a whole, or not at all: a commit is one
-# MAGIC transaction of SQLite.
-
-# COMMAND ----------
-
+# -- the broker is killed while a producer commits -----------------------------------------------------------
+# Each transaction has 100 messages. What was confirmed is there. What was not is there as a whole, or not
+# at all: a commit is one
+# transaction of SQLite.
 confirmed = 0
 with BrokerClient(url, reconnect_s=1) as client, client.channel() as channel:
     channel.queue_declare("orders")
@@ -183,14 +174,10 @@ print(orders, "orders of", confirmed, "confirmed transactions")
 assert orders in (confirmed * 100, (confirmed + 1) * 100)
 assert state()["numbers left"] == 2_000
 
-# COMMAND ----------
 
-# MAGIC %md
-# MAGIC ## Started again
-# MAGIC The driver first finishes what was decided, then goes on. Spark asks for batch 0 again: it is decided, so it runs without effect.
-
-# COMMAND ----------
-
+# -- started again -------------------------------------------------------------------------------------------
+# The driver first finishes what was decided, then goes on. Spark asks for batch 0 again: it is decided,
+# so it runs without effect.
 assert not run_driver()
 while state()["numbers left"]:  # on Spark 4.1, where a run is one batch
     assert not run_driver()
@@ -198,18 +185,9 @@ end = state()
 print(end)
 assert end == {"numbers left": 0, "squares": 3_000, "batches decided": 3, "decided, not in Delta yet": 0}
 
-# COMMAND ----------
 
-# MAGIC %md
-# MAGIC ## The count
-# MAGIC The Delta table, read by its own log with pyarrow: no Spark, no txmq.
-
-# COMMAND ----------
-
-import json
-
-import pyarrow.parquet as pq
-
+# -- the count -----------------------------------------------------------------------------------------------
+# The Delta table, read by its own log with pyarrow: no Spark, no txmq.
 table = folder / "lake" / "numbers"
 files = [
     json.loads(line)["add"]["path"]
@@ -217,7 +195,11 @@ files = [
     for line in version.read_text().splitlines()
     if '"add"' in line
 ]
-numbers = sorted(number for path in files for number in pq.read_table(table / path, partitioning=None).column("number").to_pylist())
+numbers = sorted(
+    number
+    for path in files
+    for number in pq.read_table(table / path, partitioning=None).column("number").to_pylist()
+)
 assert numbers == list(range(3_000))
 
 with BrokerClient(url) as client, client.channel() as channel:
@@ -226,9 +208,6 @@ with BrokerClient(url) as client, client.channel() as channel:
         squares.append(int(delivery.body))
     assert sorted(squares) == [number * number for number in range(3_000)]
 print("3,000 numbers in Delta, 3,000 squares in the queue, each once")
-
-# COMMAND ----------
-
 broker.terminate()
 broker.wait()
 broker.stdout.close()

@@ -1,0 +1,79 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Set-up of the notebooks
+# MAGIC
+# MAGIC The other notebooks begin with `%run ./_setup`. It asks for a schema, a volume and a broker, and gives them these names:
+# MAGIC
+# MAGIC | name | what it is |
+# MAGIC |---|---|
+# MAGIC | `address` | options of a stream: where the broker is, and the login |
+# MAGIC | `at` | the same for `transactional` |
+# MAGIC | `broker` | for queues and channels: a broker in this process, or a client of yours |
+# MAGIC | `table(name)`, `checkpoint(name)`, `unique(name)` | names of this run, so that a notebook may run twice |
+
+# COMMAND ----------
+
+import tempfile
+import uuid
+
+import txmq
+
+for widget, default in (("catalog", "main"), ("schema", "txmq"), ("volume", "/Volumes/main/txmq/files"), ("broker_url", ""), ("amqp_url", ""), ("user", ""), ("secret", ""), ("tls_ca", "")):
+    dbutils.widgets.text(widget, default)
+
+catalog, schema, volume, broker_url, amqp_url, user, secret, tls_ca = (
+    dbutils.widgets.get(widget) for widget in ("catalog", "schema", "volume", "broker_url", "amqp_url", "user", "secret", "tls_ca")
+)
+run = uuid.uuid4().hex[:8]
+spark.sql(f"CREATE SCHEMA IF NOT EXISTS {catalog}.{schema}")
+
+
+def table(name):
+    return f"{catalog}.{schema}.{name}_{run}"
+
+
+def checkpoint(name):
+    return f"{volume}/txmq-{run}/{name}"
+
+
+def unique(name):
+    return f"{name}-{run}"
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The broker
+# MAGIC Without `broker_url`, a broker runs in this process. Its directory is on the disk of the driver, never in a volume, and it is gone with the
+# MAGIC driver: this is for a look on a dedicated, single-node cluster. `txmqs://host:5673` names a broker of yours, with `user` and `secret`
+# MAGIC (`SCOPE/KEY` of a secret scope) and
+# MAGIC `tls_ca`; `kafka://host:9092` a cluster of Kafka.
+
+# COMMAND ----------
+
+broker = None
+if broker_url.startswith("kafka://"):
+    address = at = {"url": broker_url}
+elif broker_url:
+    scope, _, key = secret.partition("/")
+    login = {"user": user, "password": dbutils.secrets.get(scope, key)} if user else {}
+    settings = {**login, **({"tlsCa": tls_ca} if tls_ca else {})}
+    address, at = {"url": broker_url, **settings}, {"url": broker_url, "settings": settings}
+    broker = txmq.connect(url=broker_url, credentials=txmq.Credentials(**login, tls_ca=tls_ca))
+else:
+    folder = tempfile.mkdtemp(prefix="txmq-broker-")
+    address = at = {"data": folder}
+    broker = txmq.Broker.open(folder, amqp=["127.0.0.1:0"])
+    amqp_url = amqp_url or broker.amqp_urls[0].replace("://", "://guest:guest@") + "/%2F"
+
+
+def waiting(queue):
+    """Messages that are left in a queue."""
+    return next(each.messages for each in broker.queues() if each.name == queue)
+
+
+def clean_up(*tables):
+    for each in tables:
+        spark.sql(f"DROP TABLE IF EXISTS {each}")
+    dbutils.fs.rm(f"{volume}/txmq-{run}", True)
+    if broker is not None:
+        broker.close()
