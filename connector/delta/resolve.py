@@ -99,14 +99,26 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
         return False
 
 
+def managed(table: str) -> OptionError:
+    return OptionError(
+        f"table {table!r} is managed by its catalog (the feature catalogManaged): Delta refuses a "
+        "transaction by its path, which txmq needs",
+        "append to a table without this feature, and let another query copy its rows",
+    )
+
+
 def log_at(spark: SparkSession, location: str) -> JavaObject:
-    """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta."""
+    """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta, and for a table
+    that its catalog manages.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
         return jvm.call(spark, f"{jvm.DELTA}.DeltaLog", "forTable", spark._jsparkSession, location)
     except Py4JError as error:
         if isinstance(error, Py4JJavaError):
+            if "CATALOG_MANAGED_TABLE" in str(error):
+                raise managed(location) from None
             raise
         raise OptionError(
             f"table {location!r}: the Spark session has no Delta Lake",

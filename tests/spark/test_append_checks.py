@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from broker_core.core import failpoint
 from broker_core.core.errors import NotApplied, OptionError, cause
-from connector.batch.foreach_batch import BatchTransaction
+from connector.batch.batch_transaction import BatchTransaction
 from connector.delta.before import rehearsal
 from connector.delta.before.append_rows import check_append
 from connector.delta.resolve import resolve
@@ -272,3 +272,35 @@ def test_what_others_did_to_a_table_between_two_batches_holds_before_the_next_de
         failpoint.disarm()
     assert values(lake) == ["c", "d", "other"] and hidden_files(lake) == []
     assert rig.broker.engine.unapplied("app") == [] and rig.bodies("in") == ["e", "longer-than-9"]
+
+
+def test_a_table_that_its_catalog_manages_is_refused_before_anything_is_consumed(
+    rig: Any, tmp_path: Path
+) -> None:
+    """Such a table is made by a catalog alone, so its protocol is written by hand."""
+    table = tmp_path / "managed"
+    log = table / "_delta_log" / f"{0:020d}.json"
+    properties = (
+        "'delta.enableInCommitTimestamps' = 'true', 'delta.feature.vacuumProtocolCheck' = 'supported'"
+    )
+    rig.spark.sql(
+        f"CREATE TABLE delta.`{tmp_path / 'plain'}` (v STRING) USING delta TBLPROPERTIES ({properties})"
+    )
+    plain = (tmp_path / "plain" / "_delta_log" / log.name).read_text()
+    actions = [json.loads(line) for line in plain.splitlines()]
+    for action in actions:
+        for features in ("readerFeatures", "writerFeatures"):
+            if "protocol" in action:
+                action["protocol"][features].append("catalogManaged")
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    rig.declare("in")
+    rig.publish("in", "a")
+    with pytest.raises(Exception) as raised:
+        run(rig, append_to(table))
+    error = cause(raised.value)
+    assert isinstance(error, OptionError) and "is managed by its catalog" in str(error), raised.value
+    assert rig.bodies("in") == ["a"] and rig.broker.engine.last_entry("app") is None
+    assert [path.name for path in table.rglob("*.parquet")] == []
+    run(rig, append_to(tmp_path / "plain"))  # as the error says
+    assert values(tmp_path / "plain") == ["a"] and rig.bodies("in") == []

@@ -27,7 +27,7 @@ from broker_core.core.errors import OptionError
 from connector.delta import jvm, transient
 from connector.delta.before.hidden import ROOT
 from connector.delta.log import checksum
-from connector.delta.resolve import snapshot_at
+from connector.delta.resolve import managed, snapshot_at
 from connector.delta.table_files import DISK, TableFiles
 from connector.errors import message
 from connector.sql import nullable
@@ -38,8 +38,7 @@ from connector.tables.table_format import Writing
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
-# Tables whose commits go through a catalog: a copy of their log is not a table.
-_COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
+_COORDINATED = ("catalogOwned", "coordinatedCommits")  # of a Delta that opens such a table by its path
 _OF_ONE_TABLE = ("id", "name", "description", "createdTime")
 # What a session notes about its commits.
 _NOTES = (".lastCommitVersionInSession", ".commitInfo.userMetadata")
@@ -75,7 +74,7 @@ def rehearse(
         versions.append(_jar(snapshot))
         log = _log_of(snapshot)
         if any(word in log[0] for word in _COORDINATED):
-            return
+            raise managed(table.name)
     names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
     asked = _key(spark, log, schema, writing, [where, *names, *versions])
     if asked in _accepted:
@@ -97,8 +96,6 @@ def evolved(spark: SparkSession, table: Table, schema: StructType, writing: Writ
     if jvm.only_sql(spark):
         return None
     log = _log_of(snapshot_at(spark, table.location))
-    if any(word in log[0] for word in _COORDINATED):
-        return None
     asked = _key(spark, log, schema, writing, [spark.version])
     if asked not in _evolved:
         with contextlib.suppress(OptionError):  # told where the rows are fitted to the table as it is
