@@ -59,6 +59,26 @@ def test_a_notebook_installs_what_it_imports_and_begins_anew_with_the_set_up(not
     assert imported - OF_THE_RUNTIME - OF_THE_WHEEL - set(packages.split()) - extras == set()
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_redefines_no_name_of_the_set_up(notebook: Path) -> None:
+    """A function of the set-up would find the notebook's."""
+    assert _names(notebook) & _names(notebook.parent / "_setup.py") == set()
+
+
+def _names(notebook: Path) -> set[str]:
+    found: set[str] = set()
+    for each in ast.parse(notebook.read_text()).body:  # of the notebook itself, not within a function
+        if isinstance(each, ast.FunctionDef):
+            found.add(each.name)
+        elif isinstance(each, ast.Assign):
+            found |= {
+                name.id
+                for name in ast.walk(each)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            }
+    return found - {"each", "_"}
+
+
 @pytest.mark.parametrize(
     ("cell", "why"),
     [

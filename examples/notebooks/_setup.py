@@ -24,20 +24,20 @@ for widget, default in (("catalog", "main"), ("schema", "txmq"), ("volume", "/Vo
 catalog, schema, volume, broker_url, amqp_url, user, secret, tls_ca = (
     dbutils.widgets.get(widget) for widget in ("catalog", "schema", "volume", "broker_url", "amqp_url", "user", "secret", "tls_ca")
 )
-run = uuid.uuid4().hex[:8]
+run_id = uuid.uuid4().hex[:8]
 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {catalog}.{schema}")
 
 
 def table(name):
-    return f"{catalog}.{schema}.{name}_{run}"
+    return f"{catalog}.{schema}.{name}_{run_id}"
 
 
 def checkpoint(name):
-    return f"{volume}/txmq-{run}/{name}"
+    return f"{volume}/txmq-{run_id}/{name}"
 
 
 def unique(name):
-    return f"{name}-{run}"
+    return f"{name}-{run_id}"
 
 # COMMAND ----------
 
@@ -74,6 +74,6 @@ def waiting(queue):
 def clean_up(*tables):
     for each in tables:
         spark.sql(f"DROP TABLE IF EXISTS {each}")
-    dbutils.fs.rm(f"{volume}/txmq-{run}", True)
+    dbutils.fs.rm(f"{volume}/txmq-{run_id}", True)
     if broker is not None:
         broker.close()

@@ -43,10 +43,12 @@ def main(notebook: str, folder: str, *words: str) -> None:
     running = Notebook(spark, volume, widgets, display)
     if not remote:
         guard(running)
-    running.run(Path(notebook))
-    assert spark.range(3).count() == 3, "a platform's session is not the notebook's to stop"
-    if not remote:
-        spark.stop()
+    try:
+        running.run(Path(notebook))
+        assert spark.range(3).count() == 3, "a platform's session is not the notebook's to stop"
+    finally:
+        if not remote:
+            spark.stop()  # the JVM is for the next notebook too
 
 
 if __name__ == "__main__":
