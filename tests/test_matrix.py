@@ -115,11 +115,10 @@ def test_make_test_leaves_none_of_the_files_of_the_matrix_out() -> None:
 
 
 @pytest.mark.slow
-def test_make_test_runs_every_test_that_the_matrix_runs() -> None:
-    """Both leave out what is only in ``make soak``."""
+def test_each_name_of_the_matrix_has_tests_that_make_test_runs() -> None:
+    """``make test`` leaves nothing out but what is only in ``make soak``."""
     named = [name for names in matrix.JOBS.values() for name in names]
     run = _collected("-m", "not soak", *named)
-    assert run <= _collected("-m", "not soak")
     assert [name for name in named if not any(test.startswith(name) for test in run)] == []
 
 
