@@ -102,27 +102,27 @@ class Broker:
             )
             undo.callback(self._logins.close)
             self.accounts = Accounts(self._local, audit)
-            of_flight = Accounts(self._local, changed=self.accounts.changed)
+            flight_accounts = Accounts(self._local, changed=self.accounts.changed)
             files = TlsFiles(doors.tls) if doors.tls is not None else None
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
             vhosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
             # 3. Flight
-            parts = (self.engines, self._local, hello, self._logins, of_flight, vhosts, self.quotas)
+            parts = (self.engines, self._local, hello, self._logins, flight_accounts, vhosts, self.quotas)
             entrance = _connection_limit(self._logins, options, self.quotas.shares)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
             self.host, self.port = options.host, self._server.listen(options.host, options.port, files)
             # what a certificate is for is a name of this host, and seldom loopback
-            near = (_reachable(self.host), self.port)
+            local_endpoint = (_reachable(self.host), self.port)
             if directory and files is not None:
-                near = (LOOPBACK, self._server.listen(LOOPBACK, 0))
+                local_endpoint = (LOOPBACK, self._server.listen(LOOPBACK, 0))
             # 4. to 6.
-            self._open_doors(options, files, of_flight, vhosts, undo)
+            self._open_doors(options, files, flight_accounts, vhosts, undo)
             failpoint.here("launcher.open.listening")
             # 7. clients find the broker
             if directory:
-                endpoint.write_endpoint(directory, Endpoint(*near, os.getpid(), id_, token))
+                endpoint.write_endpoint(directory, Endpoint(*local_endpoint, os.getpid(), id_, token))
                 undo.callback(_forget_endpoint, directory)
             self._open = undo.pop_all()
 

@@ -27,7 +27,7 @@ from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import Settle, State, Transaction, TransactionNames
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
-from broker_core.core.change import BROKER, CONSUMED, Change, Numbers, Who
+from broker_core.core.change import BROKER, CONSUMED, Author, Change, Numbers
 from broker_core.core.errors import TransactionState
 from broker_core.core.ids import NO_SEQUENCE, CommitSequence, QueueId
 from broker_core.core.records import OutcomeRecord, PreparedRecord
@@ -118,7 +118,7 @@ class Commits:
         if xid:
             change.effects.xid, change.effects.is_plain = name_of(xid), False
             if change.effects.who is BROKER:  # an operator commits it for its user
-                change.effects.who = Who(user=user_of(xid) or "")
+                change.effects.who = Author(user=user_of(xid) or "")
             self._names.give(change.effects.xid, now)
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)

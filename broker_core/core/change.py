@@ -111,7 +111,7 @@ class Named(Protocol):
         """Whether it is of direct replies, and not shown."""
 
 
-class Who(NamedTuple):
+class Author(NamedTuple):
     """Who commits. ``door``: amqp, flight, process, spark, or "" for the broker itself. ``client``: what the
     client calls itself. ``address``: of its connection.
     """
@@ -123,7 +123,7 @@ class Who(NamedTuple):
     address: str = ""
 
 
-BROKER = Who()
+BROKER = Author()
 Key = tuple[int, Named, Named | None]  # kind, queue, and the queue where a dead letter comes from
 
 

@@ -28,7 +28,7 @@ from broker_core.broker.command_permissions import entering_rows
 from broker_core.broker.routing.routing import Routed
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.core.address import VHOST
-from broker_core.core.change import Change, Who
+from broker_core.core.change import Author, Change
 from broker_core.core.checks import checked_calls
 from broker_core.core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
 from broker_core.core.failpoint import here
@@ -109,7 +109,7 @@ class EmbeddedEngine:
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._branches.room.limits = staged or StagedLimits()
         self._reader = Reader(local, state)
-        self._actor, self._who = OWNER, Who("spark", vhost)
+        self._actor, self._who = OWNER, Author("spark", vhost)
         local.upkeep.chores.append(self.drop_abandoned)
 
     @property

@@ -22,7 +22,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.core.change import Who
+from broker_core.core.change import Author
 from broker_core.core.errors import ResourceLocked, printable
 
 NAMED = 3  # holders in an error
@@ -44,9 +44,9 @@ class ChannelHolder(NamedTuple):
     since_us: int
 
     @property
-    def who(self) -> Who:
+    def who(self) -> Author:
         """Returns the same for the history of commits."""
-        return Who(self.door, self.vhost, self.user, self.client, self.address)
+        return Author(self.door, self.vhost, self.user, self.client, self.address)
 
 
 class HeldChannels:

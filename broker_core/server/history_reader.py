@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from broker_core.admin import PAGE, HistoryPage, LedgerInfo, MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
+from broker_core.broker.history.lookup import Looked, Place, Visibility, find, latest, steps
 from broker_core.broker.queue import Queue
 from broker_core.core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
 from broker_core.core.records import HistoryRecord, LedgerRecord
@@ -37,7 +37,7 @@ class HistoryReader:
         self._engines = engines
         self._waits = waits
 
-    def transaction(self, sequence: int, sees: Sees) -> TransactionInfo:
+    def transaction(self, sequence: int, sees: Visibility) -> TransactionInfo:
         """Returns what a commit did. Raises UnknownTransaction."""
         found = find(self._rows(), sequence, sees)
         if found is None:
@@ -48,7 +48,7 @@ class HistoryReader:
             )
         return self._with_tables([found])[0]
 
-    def ledger(self, sees: Sees, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
+    def ledger(self, sees: Visibility, app_id: str, sequence: int, limit: int) -> list[LedgerInfo]:
         """Returns decided batches that are kept and that come after this one, by app and sequence. Raises
         NotAllowed: there is no such virtual host.
         """
@@ -66,12 +66,12 @@ class HistoryReader:
 
         return [ledger_info(entry, entry.commit_sequence) for entry in self._taken(page)]
 
-    def page(self, sees: Sees, limit: int = PAGE, before: int = 0) -> HistoryPage:
+    def page(self, sees: Visibility, limit: int = PAGE, before: int = 0) -> HistoryPage:
         """Returns the last transactions below a number, the newest first; 0: of all."""
         found, more = latest(self._rows(), sees, min(limit, PAGE), before, Looked())
         return HistoryPage(tuple(self._with_tables(found)), more)
 
-    def message(self, queue: str, offset: int, sees: Sees, at: str = "") -> MessageLife:
+    def message(self, queue: str, offset: int, sees: Visibility, at: str = "") -> MessageLife:
         """Returns the life of a message, as far as one call looks. ``at``: where the call before has ended.
         Raises QueueNotFound: also if the caller may not see the queue.
         """
@@ -166,7 +166,7 @@ def _state(queue: Queue, offset: int) -> str:
     return "claimed" if queue.owner and queue.progress.claimed.contains(offset) else "ready"
 
 
-def _unknown(queue: str, sees: Sees) -> QueueNotFound:
+def _unknown(queue: str, sees: Visibility) -> QueueNotFound:
     return QueueNotFound(
         f"no queue '{queue}' in vhost '{sees.vhost}', and the history shows none of this name"
     )

@@ -100,7 +100,7 @@ def transactional(
     functions = dict(after_commit or {})
     check_functions(functions)
     _check(persist, ledger if ledger_sync else AUTO, conflict_timeout_s)
-    made = Transactional(
+    function = Transactional(
         fn,
         options,
         functions,
@@ -111,8 +111,8 @@ def transactional(
         tables=table_format(conflict_timeout_s),
     )
     if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
-        made.resume(spark)  # before the source asks where it begins
-    return made
+        function.resume(spark)  # before the source asks where it begins
+    return function
 
 
 def _check(persist: object, needed_ledger: str | None, conflict_timeout_s: object) -> None:

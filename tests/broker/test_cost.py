@@ -192,7 +192,7 @@ def test_cached_routes_of_all_exchanges_together_are_bounded(node: Node) -> None
             assert room._used <= room._limit
     exchanges = node.broker.state.topology.exchanges
     assert sum(len(exchange.cache) for exchange in exchanges.values()) < 300
-    assert room._used == sum(room._by_user.values()) > 0
+    assert room._used == sum(room._by_exchange.values()) > 0
     with node.channel() as channel:
         for name in ("x", "y", "z"):
             channel.publish(b"", name, "k")

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from broker_core.admin import TransactionInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.history.lookup import Looked, Place, Sees, find, latest, steps
+from broker_core.broker.history.lookup import Looked, Place, Visibility, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
 from broker_core.broker.message.purge import Purge
 from broker_core.core import failpoint
-from broker_core.core.change import PUBLISHED, QUEUES, RANGES, REJECTED, Change, Effects, Who
+from broker_core.core.change import PUBLISHED, QUEUES, RANGES, REJECTED, Author, Change, Effects
 from broker_core.core.errors import OptionError
 from broker_core.core.ids import CommitSequence, QueueId
 from broker_core.core.records import HistoryRecord
 from broker_core.node.upkeep import compact_history
 from tests.broker.conftest import Node
 
-ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})
+ALL = Visibility("/", True, "", lambda _queue: True, lambda _app: True, {})
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 
@@ -37,7 +37,7 @@ class Queued:
     replies: bool = False
 
 
-def told(node: Node, sees: Sees = ALL) -> list[TransactionInfo]:
+def told(node: Node, sees: Visibility = ALL) -> list[TransactionInfo]:
     """The history, oldest first."""
     rows = node.broker.run(lambda state, _c, _n: state.transactions.history.rows())
     found, more = latest(rows, sees, 10_000, 0, Looked())
@@ -354,7 +354,7 @@ def test_the_commits_of_a_group_keep_their_order_whatever_they_did(
     group, expected = [], []
     for number, (user, count, rejects) in enumerate(given_works):
         effects = Effects()
-        effects.who = Who("amqp", "/", f"user {user}")
+        effects.who = Author("amqp", "/", f"user {user}")
         effects.note(PUBLISHED, queues[user % 2], number, number + count)
         ranges = [("published", number, number + count)]
         if rejects:
@@ -455,7 +455,7 @@ def test_a_user_sees_its_queues_alone_and_others_only_as_its_own_commits(node: N
         channel.tx_commit("the name")
         channel.publish(b"", routing_key="secret")
         channel.tx_commit()
-    ann = Sees("/", False, "ann", lambda queue: queue == "mine", lambda _app: False, {})
+    ann = Visibility("/", False, "ann", lambda queue: queue == "mine", lambda _app: False, {})
     (found,) = told(node, ann)
     assert effects(found) == [("published", "mine", 1, ((0, 1),))]
     assert "secret" not in repr(found) and (found.door, found.user, found.xid, found.left_out) == (
@@ -466,7 +466,7 @@ def test_a_user_sees_its_queues_alone_and_others_only_as_its_own_commits(node: N
     )
     hidden = told(node)[1]
     assert find(node.broker.state.transactions.history.rows(), hidden.sequence, ann) is None
-    other = Sees("other", True, "", lambda _queue: True, lambda _app: True, {})
+    other = Visibility("other", True, "", lambda _queue: True, lambda _app: True, {})
     assert told(node, other) == []
 
 

@@ -12,7 +12,15 @@ import pytest
 
 from broker_core.admin import MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.history import rows as history_rows
-from broker_core.broker.history.lookup import LOOKED_BYTES, ROW_BYTES, Looked, Place, Sees, latest, steps
+from broker_core.broker.history.lookup import (
+    LOOKED_BYTES,
+    ROW_BYTES,
+    Looked,
+    Place,
+    Visibility,
+    latest,
+    steps,
+)
 from broker_core.broker.history.rows import LINES, compressed
 from broker_core.core.change import ACKNOWLEDGED, PUBLISHED
 from broker_core.core.errors import OptionError, QueueNotFound
@@ -24,8 +32,8 @@ from tests.broker.conftest import Node
 pytestmark = [pytest.mark.slow, pytest.mark.product]  # a history of 120,000 commits
 
 T = TypeVar("T")
-ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})
-NOTHING = Sees("/", False, "mallory", lambda queue: queue == "mine", lambda _app: False, {})
+ALL = Visibility("/", True, "", lambda _queue: True, lambda _app: True, {})
+NOTHING = Visibility("/", False, "mallory", lambda queue: queue == "mine", lambda _app: False, {})
 EACH = 2_000  # commits of a row
 ROWS = 60
 WHOLE = 1 << 60

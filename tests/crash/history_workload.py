@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from broker_core.broker.history.history import TOGETHER
-from broker_core.broker.history.lookup import Looked, Sees, latest
+from broker_core.broker.history.lookup import Looked, Visibility, latest
 from broker_core.core import failpoint
 from broker_core.node.local import LocalBroker
 from broker_core.node.upkeep import compact_history
 from broker_core.store.durable import DurableStore
 
-ALL = Sees("/", True, "", lambda _queue: True, lambda _app: True, {})
+ALL = Visibility("/", True, "", lambda _queue: True, lambda _app: True, {})
 COMMITS = TOGETHER + 44
 DAY_US = 25 * 3600 * 1_000_000  # longer than commits are kept
 

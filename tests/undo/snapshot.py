@@ -26,7 +26,7 @@ LEFT_OUT = frozenset(
         # how to undo
         "undo", "_undo", "saved", "_saved",
         # caches
-        "cache", "_looked", "_relying", "_relied", "room", "routes", "_decoded", "expiring", "body_sizes",
+        "cache", "_looked", "_relying", "_relied", "route_budget", "routes", "_decoded", "expiring", "body_sizes",
         "deadline", "_read", "_new_block_id", "_ordinary",
         # indexes whose choices have no effect but on the time
         "_candidates", "_wild",

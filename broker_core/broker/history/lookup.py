@@ -2,10 +2,10 @@
 
 Pure: it reads rows, which do not change, so nothing is locked meanwhile.
 Not here: the rows (``rows.py``), tables of a micro-batch (its ledger has them).
-Invariant: a caller learns of a queue only what ``Sees.queue`` permits, and about others' connections, apps
-and names of transactions only if it looks at all. What it may not see is left out, and a transaction of which
-nothing is left is not there. A call reads LOOKED_BYTES and one row more, whatever it finds, and says where
-the next one goes on.
+Invariant: a caller learns of a queue only what ``Visibility.queue`` permits, and about others' connections,
+apps and names of transactions only if it looks at all. What it may not see is left out, and a transaction
+of which nothing is left is not there. A call reads LOOKED_BYTES and one row more, whatever it finds, and
+says where the next one goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Sees:
+class Visibility:
     """What a caller sees of a virtual host. ``looks``: all of it. ``hidden``: up to these times, by virtual
     host, it was another one of this name.
     """
@@ -106,7 +106,7 @@ def _readable(
         yield from commits(row, mark, spend)
 
 
-def find(rows: Sequence[HistoryRecord], sequence: int, sees: Sees) -> TransactionInfo | None:
+def find(rows: Sequence[HistoryRecord], sequence: int, sees: Visibility) -> TransactionInfo | None:
     """Returns the transaction with this number."""
     at = bisect_left(rows, sequence, key=attrgetter("last"))
     if at == len(rows):
@@ -118,7 +118,7 @@ def find(rows: Sequence[HistoryRecord], sequence: int, sees: Sees) -> Transactio
 
 
 def latest(
-    rows: Sequence[HistoryRecord], sees: Sees, limit: int, before: int, looked: Looked
+    rows: Sequence[HistoryRecord], sees: Visibility, limit: int, before: int, looked: Looked
 ) -> tuple[list[TransactionInfo], int]:
     """Returns the last transactions, the newest first, and the number below which there may be more; 0: there
     are none. ``before``: only those below this number; 0: all.
@@ -151,7 +151,7 @@ class Place:
 
 
 def steps(
-    rows: Sequence[HistoryRecord], queue: str, offset: int, sees: Sees, place: Place, looked: Looked
+    rows: Sequence[HistoryRecord], queue: str, offset: int, sees: Visibility, place: Place, looked: Looked
 ) -> tuple[list[MessageStep], Place | None]:
     """Returns what happened to a message, oldest first, up to what settled it, and where the search goes on;
     None: it has ended. Without a queue id, it is one of the last queue of this name that the history has.
@@ -178,7 +178,9 @@ def steps(
     return found, None
 
 
-def _steps_of(commit: PastCommit, queue_id: int, offset: int, sees: Sees) -> tuple[list[MessageStep], bool]:
+def _steps_of(
+    commit: PastCommit, queue_id: int, offset: int, sees: Visibility
+) -> tuple[list[MessageStep], bool]:
     """Returns the steps of one commit, and whether it settled the message."""
     found, settles = [], False
     for effect in commit.effects:
@@ -192,7 +194,7 @@ def _steps_of(commit: PastCommit, queue_id: int, offset: int, sees: Sees) -> tup
 
 
 def _last_of(
-    rows: Sequence[HistoryRecord], queue: str, sees: Sees, place: Place, looked: Looked
+    rows: Sequence[HistoryRecord], queue: str, sees: Visibility, place: Place, looked: Looked
 ) -> Place | None:
     """Returns the place at the beginning of the history of the last queue of this name, or where the search
     for it goes on; None: there is none.
@@ -215,7 +217,7 @@ def _last_of(
     return None
 
 
-def _step(shown: TransactionInfo, commit: PastCommit, effect: Effect, sees: Sees) -> MessageStep:
+def _step(shown: TransactionInfo, commit: PastCommit, effect: Effect, sees: Visibility) -> MessageStep:
     gone_to = tuple(
         info
         for other in commit.effects

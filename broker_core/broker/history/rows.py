@@ -34,7 +34,7 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from broker_core.core.change import KINDS, PUBLISHED, Effects, InboxRow, Key, Named, Who, routes_of
+from broker_core.core.change import KINDS, PUBLISHED, Author, Effects, InboxRow, Key, Named, routes_of
 from broker_core.core.ids import CommitSequence
 from broker_core.core.records import HistoryRecord
 
@@ -74,7 +74,7 @@ class PastCommit(NamedTuple):
 
     sequence: int
     committed_at: int
-    who: Who
+    who: Author
     effects: tuple[Effect, ...]
     queues: dict[int, tuple[str, str]]
     xid: str
@@ -104,12 +104,12 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.who: dict[Who, int] = {}
+        self.who: dict[Author, int] = {}
         self.queues: dict[int, str] = {}
         self.size_bytes = 0
         self._written = 0, 0  # how many of each a row has said
 
-    def place(self, who: Who) -> int:
+    def place(self, who: Author) -> int:
         place = self.who.get(who)
         if place is None:
             place = self.who[who] = len(self.who)
@@ -172,7 +172,7 @@ class Names:
             if "own" in row:
                 row = {**row, "plain": b2a_base64(_published(row["own"], messages))}
             for each in row.get("who", ()):
-                self.place(Who(*each))
+                self.place(Author(*each))
             for queue_id, name in row.get("queues", {}).items():
                 self._name(int(queue_id), name)
             found = _listed(row)
@@ -322,7 +322,7 @@ def _listed(row: dict[str, Any]) -> list[list[Any]]:
 
 
 def _commits(row: dict[str, Any]) -> Iterator[PastCommit]:
-    who = [Who(*each) for each in row["who"]]
+    who = [Author(*each) for each in row["who"]]
     queues = {int(queue): (vhost, name) for queue, (vhost, name) in row["queues"].items()}
     for sequence, committed_at, place, effects, *more in _listed(row):
         extra = more[0] if more else {}

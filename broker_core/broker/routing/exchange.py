@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 from broker_core.broker.arguments import type_name
 from broker_core.broker.routing.carbon_copy import MAX_COPIES, carbon_copies
 from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
-from broker_core.broker.routing.route_room import RouteCache, RouteRoom
+from broker_core.broker.routing.route_cache import RouteCache, RouteCacheBudget
 from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.routing.topic_patterns import TopicPatterns
 from broker_core.core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
@@ -93,8 +93,8 @@ class Exchange(Generic[Q]):
         self.arguments = arguments or {}
         self.deleted = False
         self.cache: RouteCache[Q] = RouteCache()
-        self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
-        self.stale_bindings = StaleBindings(self._undo)  # the same
+        self.route_budget = RouteCacheBudget()  # one for all exchanges of a virtual host
+        self.stale_bindings = StaleBindings(self._undo)  # one for all exchanges of a virtual host
         self.alternate: Exchange[Q] | None = None  # receives messages that no binding here matches
         # those with a binding or an alternate to this one, in that order
         self.upstream: dict[Exchange[Q], None] = {}
@@ -244,7 +244,7 @@ class Exchange(Generic[Q]):
         """Drops what is cached here."""
         self._looked = None
         if self.cache:
-            self.room.leave(self)
+            self.route_budget.release(self)
             self.cache = RouteCache()
         for exchange in self._relied:
             exchange._relying.discard(self)
@@ -263,7 +263,7 @@ class Exchange(Generic[Q]):
         if found is None:
             found, seen = self._reached((routing_key,), properties)
             if not (self.matches_headers or _by_headers(seen)):
-                self.room.enter(self, len(routing_key), len(found))
+                self.route_budget.charge(self, len(routing_key), len(found))
                 found = self.cache.keep(routing_key, found)
                 self._rely_on(seen)
         return found

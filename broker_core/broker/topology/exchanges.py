@@ -31,7 +31,7 @@ from broker_core.broker.routing.exchange import (
     Q,
     check_type,
 )
-from broker_core.broker.routing.route_room import RouteRoom
+from broker_core.broker.routing.route_cache import RouteCacheBudget
 from broker_core.broker.routing.routing import FREE, Held, Routed, find_exchange, route_column
 from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.broker.topology import refusals
@@ -64,12 +64,12 @@ class Exchanges(Generic[Q]):
         self,
         undo: Undo,
         vhost: str = VHOST,
-        routes: RouteRoom | None = None,
+        routes: RouteCacheBudget | None = None,
         stale_bindings: StaleBindings | None = None,
         queues_by_id: dict[QueueId, Q] | None = None,
     ) -> None:
         self._undo = undo
-        self.routes = RouteRoom() if routes is None else routes
+        self.routes = RouteCacheBudget() if routes is None else routes
         self._stale_bindings = StaleBindings(undo) if stale_bindings is None else stale_bindings
         self.vhost = vhost
         self.deleted = self.strict = False
@@ -181,7 +181,7 @@ class Exchanges(Generic[Q]):
     def add_exchange(self, exchange: Exchange[Q]) -> None:
         self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
-        exchange.room, exchange.stale_bindings = self.routes, self._stale_bindings
+        exchange.route_budget, exchange.stale_bindings = self.routes, self._stale_bindings
         alternate = exchange.arguments.get("alternate-exchange")
         if isinstance(alternate, str):
             self._undo.enter(self._alternates, alternate, exchange)

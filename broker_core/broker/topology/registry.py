@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.routing.route_room import RouteRoom
+from broker_core.broker.routing.route_cache import RouteCacheBudget
 from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.core.ids import QueueId
 from broker_core.core.undo import Undo
@@ -21,7 +21,7 @@ class Registry:
     def __init__(self, undo: Undo) -> None:
         self.by_id: dict[QueueId, Queue] = {}
         self.last_id = 0
-        self.routes = RouteRoom()
+        self.routes = RouteCacheBudget()
         self.stale_bindings = StaleBindings(undo)
         self.ending: list[Queue] = []
         # consumers of deleted queues; the shell notifies them and empties the list

@@ -13,7 +13,7 @@ from broker_core.broker.access.permission import Permission
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.history.lookup import Sees
+from broker_core.broker.history.lookup import Visibility
 from broker_core.core.errors import AccessRefused
 from broker_core.server.access.identity import Identity
 
@@ -57,10 +57,10 @@ class Caller:
         return not self.tags.isdisjoint(LOOKING)
 
     @property
-    def sees(self) -> Sees:
+    def sees(self) -> Visibility:
         """What it sees of the history of its virtual host."""
         users, user, vhost = self.state.users, self.identity.user, self.state.vhost
-        return Sees(
+        return Visibility(
             vhost,
             self.identity.owner or self._looks,
             user,

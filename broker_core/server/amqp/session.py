@@ -29,7 +29,7 @@ from broker_core.amqp.v0_9_1.events import ChannelFailed, Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue.consumer import Consumer, Send
-from broker_core.core.change import Change, InboxRow, Who
+from broker_core.core.change import Author, Change, InboxRow
 from broker_core.core.errors import (
     InternalFault,
     OptionError,
@@ -485,7 +485,7 @@ def _close(session: Session, why: str, then: Callable[[], None] | None) -> None:
     session.commits.insist(work, ended, session)
 
 
-def _there(seen: BrokerState, who: Who, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:
+def _there(seen: BrokerState, who: Author, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:
     seen.topology.require_there()
     change.effects.who = who
     return work(seen, change, now)

@@ -22,7 +22,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.commit import CommitResult
 from broker_core.broker.message.settlement import rejects_of
 from broker_core.broker.transaction.transaction import Transaction
-from broker_core.core.change import Change, Who
+from broker_core.core.change import Author, Change
 from broker_core.message.message import Message
 from broker_core.node.channel_commit import cut_piece
 from broker_core.node.loaded_blocks import Look
@@ -194,6 +194,8 @@ class TickCommit:
             write(encode_ack(number, before + last, multiple=last > 1))
 
 
-def commit(transaction: Transaction, who: Who, state: BrokerState, change: Change, now: int) -> CommitResult:
+def commit(
+    transaction: Transaction, who: Author, state: BrokerState, change: Change, now: int
+) -> CommitResult:
     change.effects.who = who
     return state.transactions.commit(change, transaction, now)

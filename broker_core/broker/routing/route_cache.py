@@ -29,24 +29,24 @@ class RouteCache(dict[str, tuple[Q, ...]]):
 
 class Routes(Protocol):
     def forget_routes(self) -> None:
-        """Calls ``leave``."""
+        """Clears the route cache, and calls ``release``."""
 
 
-class RouteRoom:
+class RouteCacheBudget:
     def __init__(self, limit: int = ROUTE_BYTES) -> None:
         self._limit = limit
         self._used = 0
-        self._by_user: dict[Routes, int] = {}
+        self._by_exchange: dict[Routes, int] = {}
 
-    def enter(self, user: Routes, key_size: int, queues: int) -> None:
-        """Before ``user`` caches a route. If there is no room, everybody's routes are forgotten."""
+    def charge(self, exchange: Routes, key_size: int, queues: int) -> None:
+        """Before ``exchange`` caches a route. If the budget is used up, all route caches are cleared."""
         size = _ENTRY_BYTES + key_size + 8 * queues
         if self._used + size > self._limit:
-            for each in list(self._by_user):
+            for each in list(self._by_exchange):
                 each.forget_routes()
         self._used += size
-        self._by_user[user] = self._by_user.get(user, 0) + size
+        self._by_exchange[exchange] = self._by_exchange.get(exchange, 0) + size
 
-    def leave(self, user: Routes) -> None:
-        """``user`` has forgotten its routes."""
-        self._used -= self._by_user.pop(user, 0)
+    def release(self, exchange: Routes) -> None:
+        """The route cache of ``exchange`` has been cleared."""
+        self._used -= self._by_exchange.pop(exchange, 0)
