@@ -369,7 +369,7 @@ BUDGETS = {
     "broker_core/client": 2100,
     "broker_core/core": 3100,
     "broker_core/flight": 600,
-    "broker_core/kafka": 9700,
+    "broker_core/kafka": 9740,
     "broker_core/message": 1100,
     "broker_core/micro_batch": 3720,
     "broker_core/node": 3800,

@@ -8,6 +8,7 @@ for each other.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -45,6 +46,8 @@ from broker_core.micro_batch.claims.releases import require_idle
 from broker_core.micro_batch.ledger import Ledger, MicroBatch, public
 from broker_core.micro_batch.resume import newest_of_each_log
 from broker_core.micro_batch.unapplied import note, skip
+
+logger = logging.getLogger(__name__)
 
 
 class _App:
@@ -337,7 +340,7 @@ class KafkaSink:
             )
 
     def apps(self) -> list[AppInfo]:
-        return [info for app_id in self.app_ids() if (info := self.app(app_id)) is not None]
+        return [info for app_id in self.app_ids() if (info := _whole(self.app, app_id)) is not None]
 
     def attempts(self) -> list[AttemptInfo]:
         found: list[AttemptInfo] = []
@@ -374,3 +377,12 @@ class KafkaSink:
         """Returns the apps of the cluster, as far as the user may see their topics."""
         found = (names.app_of(topic) for topic in self._client.topics())
         return sorted(app_id for app_id in found if app_id is not None)
+
+
+def _whole(app: Callable[[str], AppInfo | None], app_id: str) -> AppInfo | None:
+    """What is told of an app; None, and a warning, if its topic has lost records: it hides no other."""
+    try:
+        return app(app_id)
+    except errors.DataLoss as lost:
+        logger.warning("%s", lost)
+        return None

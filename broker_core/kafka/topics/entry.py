@@ -22,6 +22,7 @@ from broker_core.core import errors
 from broker_core.core.address import VHOST
 from broker_core.core.records import RECORDS, Record, canonical
 from broker_core.core.records import parse as canonical_parse
+from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition
 from broker_core.kafka.record.decode import NO_HEADERS, Records, decode, header_pairs
@@ -184,7 +185,17 @@ def replay(
     """
     patience = client.patience()
     while position < end:
-        fetched = client.fetch({log: position}, ids=ids, isolation=isolation)[log]
+        try:
+            fetched = client.fetch({log: position}, ids=ids, isolation=isolation)[log]
+        except errors.DataLoss:
+            if (app_id := names.app_of(log.topic)) is None:
+                raise
+            raise errors.DataLoss(
+                f"records of {log}, which say where app {app_id!r} is, were deleted by retention",
+                f"stop the app, delete topic {log.topic} and let nothing set a retention for it; then go on "
+                "as an app whose topic was deleted: behind its Delta ledger with onNewCheckpoint=resume, or "
+                "with a new checkpoint and startingOffsets where it was",
+            ) from None
         decoded = decode(fetched.records, position, end, fetched.aborted, log=str(log))
         yield from _rows(decoded.records)
         if decoded.position == position:  # a leader that is new has not caught up yet

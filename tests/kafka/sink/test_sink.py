@@ -13,7 +13,7 @@ from broker_core.core import errors, failpoint
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka import names
 from broker_core.kafka.protocol import port
-from broker_core.kafka.protocol.port import EARLIEST, Isolation, Request, TopicPartition
+from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, Request, TopicPartition
 from broker_core.kafka.sink import decide, decisions
 from broker_core.kafka.sink.staged_branches import Receipt
 from broker_core.kafka.topics import topics
@@ -53,6 +53,30 @@ def test_c1_a_batch_is_new_then_already_and_its_sequence_counts_all_lineages(clu
     assert again.already and again.token == "" and again.entry is not None and again.entry.sequence == 1
     assert cluster.driver().open(0).entry == again.entry, "a new driver replays it"
     assert driver.open(0, "q2", on_new="resume").sequence == 2
+
+
+def test_an_app_whose_topic_was_emptied_hides_no_other_app(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = cluster.driver()
+    driver.run(0, [b"a"])
+    token = driver.sink.open_batch("other", QUERY, 0, "fail").token
+    driver.sink.commit_batch("other", QUERY, 0, token, [])
+    topic = cluster.reader.topic(names.app_topic("other"))
+    logs = [TopicPartition(names.app_topic("other"), number) for number in range(len(topic.partitions))]
+    cluster.reader.delete_records(cluster.reader.offsets(dict.fromkeys(logs, LATEST)))
+    sink = cluster.driver().sink
+    with pytest.raises(
+        errors.DataLoss, match=r"delete topic _txmq\.app\.other and let nothing set a retention"
+    ):
+        sink.app("other")
+    assert [app.app_id for app in sink.apps()] == [APP]
+    assert "_txmq.app.other" in caplog.text and "retention" in caplog.text
+    cluster.reader.delete_topic(names.app_topic("other"))  # as the error says
+    again = cluster.driver().sink
+    token = again.open_batch("other", "q2", 0, "fail").token
+    assert again.commit_batch("other", "q2", 0, token, []).entry.sequence == 1
+    assert sorted(app.app_id for app in again.apps()) == sorted([APP, "other"])
 
 
 def test_c1_a_gap_and_another_lineage_are_refused(cluster: Cluster) -> None:
