@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from broker_core.core.errors import LineageConflict, cause
+from broker_core.core.errors import CheckpointMismatch, cause
 from connector.batch.batch_transaction import BatchTransaction
 from connector.batch.foreach_batch import transactional
 from tests.spark.conftest import settings
@@ -59,7 +59,7 @@ def test_queues_are_added_moved_and_dropped_by_name_and_each_message_comes_once(
         with pytest.raises(Exception) as raised:
             run(*sources)
         error = cause(raised.value)
-        assert isinstance(error, LineageConflict) and text in str(error), raised.value
+        assert isinstance(error, CheckpointMismatch) and text in str(error), raised.value
         assert values() == before
 
     with settings(rig.spark, NAMED):
