@@ -77,7 +77,6 @@ ADVICE: dict[str, str] = {
     "decided rows are gone ({batch}": FILES_GONE,
     "decided rows for {goal(part)} are gone": FILES_GONE,
     "rows wait in data files": FILES_GONE,
-    "and Spark has planned it anew": "tests/spark/test_other_sources.py::test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing",
     "it is not done on another table": REPLACED,
     "and the new one has the change as version": REPLACED,
     "hangs in {log} at offset": BY_HAND + "tests/kafka/sink/test_lost_end.py::test_a_transaction_whose_end_kafka_has_lost_and_forgotten_is_one_error_that_names_it",
