@@ -23,6 +23,7 @@ from connector.typed.avro import avro_schema
 from connector.typed.decode import Decoded, decode
 from connector.typed.encode import encode
 from tests.registry_server import RegistryServer
+from tests.spark.query_thread import query_thread, write_checkpoint
 from tests.spark.values import NAMES, PLAIN, Column, Kind, columns, select
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -49,13 +50,14 @@ def texts(rows: DataFrame) -> dict[int, str]:
 def published(rig: Any, messages: DataFrame, name: str) -> DataFrame:
     """The messages, as a queue gives them back."""
     rig.declare(name)
-    each = transactional(lambda _batch, tx: tx.publish(messages, queue=name), url=rig.broker.url, app_id=name)
-    context = rig.spark.sparkContext
-    context.setLocalProperty("sql.streaming.queryId", name)
-    try:
+    each = transactional(
+        lambda _batch, tx: tx.publish(messages, queue=name),
+        url=rig.broker.url,
+        app_id=name,
+        checkpoint=write_checkpoint(rig.directory / f"checkpoint of {name}", name),
+    )
+    with query_thread(rig.spark, name):
         each(rig.spark.range(1), 0)
-    finally:
-        context.setLocalProperty("sql.streaming.queryId", None)
     found: DataFrame = rig.look(name)
     return found
 

@@ -20,6 +20,7 @@ from broker_core.core.errors import OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction, Transactional, transactional
 from tests.spark.conftest import settings
 from tests.spark.jobs import PLANNED_ONCE
+from tests.spark.query_thread import query_thread, write_checkpoint
 from txmq.cli import main
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -33,20 +34,20 @@ class Driver:
 
     def __init__(self, rig: Any, app_id: str, fn: Fn, **more: Any) -> None:
         self._rig, self._app_id = rig, app_id
-        self._each: Transactional = transactional(fn, url=rig.broker.url, app_id=app_id, **more)
+        self._query_id = f"query of {app_id}"
+        self._checkpoint = rig.directory / f"checkpoint of {app_id}"
+        self._each: Transactional = transactional(
+            fn, url=rig.broker.url, app_id=app_id, checkpoint=str(self._checkpoint), **more
+        )
 
     def batch(self, number: int, rows: DataFrame) -> Exception | None:
         """The error of the micro-batch, if it has one."""
-        context = rows.sparkSession.sparkContext
-        context.setLocalProperty("sql.streaming.queryId", f"query of {self._app_id}")
-        context.setLocalProperty("streaming.sql.batchId", str(number))
-        try:
-            self._each(rows, number)
-        except Exception as error:
-            return cause(error) or error
-        finally:
-            context.setLocalProperty("sql.streaming.queryId", None)
-            context.setLocalProperty("streaming.sql.batchId", None)
+        write_checkpoint(self._checkpoint, self._query_id, number)
+        with query_thread(rows.sparkSession, self._query_id, number):
+            try:
+                self._each(rows, number)
+            except Exception as error:
+                return cause(error) or error
         return None
 
     def apply(self, spark: SparkSession) -> None:

@@ -22,6 +22,7 @@ from broker_core.core.errors import OptionError, cause
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.sql import quoted
 from tests.spark.conftest import settings
+from tests.spark.query_thread import query_thread, write_checkpoint
 from tests.spark.values import (
     NAMES,
     PLAIN,
@@ -155,14 +156,15 @@ class Bench:
         self._number += 1
         app = f"app-{self._number}"
         each = transactional(
-            lambda _batch, tx: operation.ours(tx, rows, table), url=self.rig.broker.url, app_id=app
+            lambda _batch, tx: operation.ours(tx, rows, table),
+            url=self.rig.broker.url,
+            app_id=app,
+            checkpoint=write_checkpoint(self.rig.directory / f"checkpoint of {app}", app),
         )
-        context = self.spark.sparkContext
-        context.setLocalProperty("sql.streaming.queryId", app)
         try:
-            each(self.spark.range(1), 0)
+            with query_thread(self.spark, app):
+                each(self.spark.range(1), 0)
         finally:
-            context.setLocalProperty("sql.streaming.queryId", None)
             entry = self.rig.broker.engine.last_entry(app)
             self.decided, self.applied = entry is not None, entry is not None and entry.applied
 

@@ -89,7 +89,7 @@ def test_missing_parents_are_made(tmp_path: Path) -> None:
 def as_user(user: int, code: str, *arguments: object) -> str:
     """What ``code`` prints as another user; it may import what root may read."""
     prelude = (
-        "import os, sys\nfrom broker_core import errors\nfrom broker_core.client import starter\n"
+        "import os, sys\nfrom broker_core.core import errors\nfrom broker_core.client import starter\n"
         "from broker_core.store.durable import DurableStore\n"
         f"os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
     )
