@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +18,6 @@ from broker_core.core.change import Change
 from broker_core.core.records import (
     BindingRecord,
     ExchangeRecord,
-    OutcomeRecord,
-    PreparedRecord,
     ProgressRecord,
     QueueRecord,
     RunRecord,
@@ -393,36 +390,6 @@ def test_a_users_transaction_has_no_name_of_the_brokers_own(node: Node) -> None:
     assert engine.commit_branches("T", [staged]) == 1 and kept(node.broker, VHOST)["q"] == 1
     assert engine.commit_batch("app", "query", 0, opened.token, [batch]).entry.published == 1
     assert kept(node.broker, VHOST) == {"other": 5, "q": 2}
-
-
-def test_names_that_an_older_version_kept_for_all_virtual_hosts_are_still_known(node: Node) -> None:
-    """Its outcomes and prepared transactions have the name alone as their key."""
-    add(node)
-    with node.broker.channel(vhost=SALES) as channel:
-        channel.queue_declare("q")
-        channel.tx_select()
-        channel.publish(b"1", routing_key="q")
-        channel.prepare("now")
-    (prepared,) = (record for record in node.store.load().records if isinstance(record, PreparedRecord))
-
-    def as_before(_state: Any, change: Change, now: int) -> None:
-        change.drop(PreparedRecord, prepared.key)
-        change.put(replace(prepared, xid="order-7"))
-        change.put(OutcomeRecord("order-6", "committed", now))
-
-    node.broker.run(as_before)
-    broker = node.restart()
-    assert [found.xid for found in broker.prepared(SALES)] == ["order-7"]
-    assert broker.outcome("order-6", vhost=VHOST) == broker.outcome("order-6", vhost=SALES) == "committed"
-    with broker.channel(vhost=SALES) as channel:
-        channel.tx_select()
-        channel.publish(b"2", routing_key="q")
-        with pytest.raises(errors.TransactionState, match="transaction 'order-6' is committed"):
-            channel.tx_commit("order-6")
-    with pytest.raises(errors.UnknownTransaction):
-        broker.commit("order-7", VHOST)
-    broker.commit("order-7", SALES)
-    assert kept(broker, SALES) == {"q": 1} and broker.outcome("order-7", vhost=SALES) == "committed"
 
 
 LIMIT, ORIGIN = Limit(max_rows=10), Origin(at="earliest")
