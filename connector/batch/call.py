@@ -61,13 +61,22 @@ def running_query(batch: DataFrame) -> tuple[str, str]:
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise _no_query()
-    known = execution(spark, query_id)  # a function may have a job group of its own, or none
-    run = context.getLocalProperty("spark.jobGroup.id") if known is None else str(known.runId())
-    if not run:
-        raise OptionError(
-            f"the run of query {query_id} is not known", "call transactional before you clear the job group"
-        )
+    run = context.getLocalProperty("spark.jobGroup.id")
+    if (
+        not run or _runs.get(query_id) != run
+    ):  # a new run; or the function has a job group of its own, or none
+        known = execution(spark, query_id)
+        run = run if known is None else str(known.runId())
+        if not run:
+            raise OptionError(
+                f"the run of query {query_id} is not known",
+                "call transactional before you clear the job group",
+            )
+        _runs[query_id] = run
     return query_id, run
+
+
+_runs: dict[str, str] = {}  # by query
 
 
 def execution(spark: Any, query_id: str) -> Any:
