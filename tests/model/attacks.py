@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pamqp import commands as c
 
+from broker_core.broker.access.users import own_id, write_key
 from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
@@ -197,7 +198,7 @@ class Attacks:
         """The names that ann will use, and the keys of the broker's own. Not that of a transaction which
         mallory may decide for ann: an operator who has the name too decides its own.
         """
-        names = ("invoice", f"batch:{WRITE}", f"batch@{self.vhost}:{WRITE}", f"{TOKEN}0")
+        names = ("invoice", write_key(self.vhost, own_id(ANN, WRITE)), f"{TOKEN}0")
         for name in names if self.grant.operates else (*names, XID):
             self.tries(
                 lambda who, name=name: self._transaction(who, lambda channel: channel.tx_commit(name)),

@@ -188,7 +188,7 @@ def _takes(permits: CallPermissions, caller: Caller, *apps: str) -> None:
 
 
 def _bare(vhost: str, user: str, name: str) -> str:
-    return name if name.startswith("batch") else transaction_key(vhost, user, name)
+    return name if name.startswith("write@") else transaction_key(vhost, user, name)
 
 
 def _of_all(vhost: str, user: str, name: str) -> str:
