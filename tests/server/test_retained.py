@@ -21,7 +21,7 @@ from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.routing import route_room
+from broker_core.broker.routing import route_cache
 from broker_core.broker.topology import refusals
 from broker_core.broker.transaction import outcomes, transaction
 from broker_core.broker.transaction.outcomes import Kept
@@ -357,7 +357,7 @@ ROWS = {
     "names of transactions, for their dead letters": Fill(f"{transaction.NAMES_KEPT:,}", named),
     "who has called over Flight, and opened attempts": Fill(f"{clients.KEPT:,} of each", heard),
     "errors of the upkeep that are logged once": Fill(f"{upkeep.LOGGED:,}", logged_errors),
-    "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
+    "cached routes": Fill(f"{route_cache.ROUTE_BYTES >> 20} MiB", routes),
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
     "bindings": Fill(f"{refusals.VHOST_BINDING_BYTES >> 20} MiB", bindings),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from broker_core.broker.access.users import transaction_key
 from broker_core.broker.broker import BrokerState
 from broker_core.core import failpoint
+from broker_core.core.address import VHOST
 from broker_core.core.block import NotLoaded
 from broker_core.core.change import Change
 from broker_core.core.errors import PreconditionFailed, StoreFailed
@@ -45,7 +47,9 @@ def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
     def work(state: BrokerState, change: Change, now: int) -> str:
         if name.startswith("bad"):
             raise PreconditionFailed("no")
-        state.names.outcomes.remember(change, OutcomeRecord(name, "committed", now))
+        state.names.outcomes.remember(
+            change, OutcomeRecord(transaction_key(VHOST, "", name), "committed", now)
+        )
         return name
 
     return work
