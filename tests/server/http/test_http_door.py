@@ -25,6 +25,7 @@ from broker_core.server.doors import Doors
 from broker_core.server.http import application
 from broker_core.server.http import connection as http_connection
 from broker_core.server.http import server as http_server
+from broker_core.server.http.connection import PIPELINED
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
@@ -309,14 +310,14 @@ def test_a_client_that_reads_a_byte_at_a_time_or_nothing_is_disconnected(
     broker: Broker, boss: Api, reads: int
 ) -> None:
     with broker.channel() as channel:
-        for number in range(100):
+        for number in range(500):
             channel.queue_declare(f"unread-{number:03}-{'x' * 200}", durable=False)
     connection = connect(broker)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     server = broker._http
     assert server is not None
     before = len(server.clients.connections)
-    connection.sendall(_request("GET", "/api/queues") * 200)  # 20 MB of answers
+    connection.sendall(_request("GET", "/api/queues") * PIPELINED)  # 8 MB of answers
     wait_until(
         lambda: len(server.clients.connections) == before + 1 or len(server.clients.connections) < before
     )
@@ -330,7 +331,7 @@ def test_a_client_that_reads_a_byte_at_a_time_or_nothing_is_disconnected(
     assert boss.get("/api/whoami")["name"] == "boss"
     connection.close()
     with broker.channel() as channel:
-        for number in range(100):
+        for number in range(500):
             channel.queue_delete(f"unread-{number:03}-{'x' * 200}")
 
 
