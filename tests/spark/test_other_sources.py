@@ -196,3 +196,30 @@ def test_the_sink_of_files_whose_checkpoint_it_cannot_read_is_refused_and_both_w
         assert sorted(rig.bodies("out")) == ["1", "1", "2", "2"]
     finally:
         rig.spark.conf.unset(where)
+
+
+def test_row_16_a_copy_of_a_checkpoint_in_another_place_stops_an_object_that_has_run_its_query(
+    rig: Any, tmp_path: Path
+) -> None:
+    """The query is the same by its id, and the offset log is that of the copy."""
+    rig.declare("out")
+    files, checkpoint, copy = tmp_path / "files", tmp_path / "checkpoint", tmp_path / "copy"
+    files.mkdir()
+    each = transactional(
+        lambda batch, tx: tx.publish(batch.selectExpr("value AS body"), queue="out"),
+        url=rig.broker.url,
+        app_id="app",
+    )
+
+    def start(place: Path, name: str) -> None:
+        (files / name).write_text(name)
+        writer = rig.spark.readStream.text(str(files)).writeStream.foreachBatch(each)
+        to_the_end(writer.option("checkpointLocation", str(place)))
+
+    start(checkpoint, "1")
+    shutil.copytree(checkpoint, copy)
+    start(checkpoint, "2")
+    with pytest.raises(Exception, match=OLDER):
+        start(copy, "3")
+    start(checkpoint, "4")
+    assert sorted(rig.bodies("out")) == ["1", "2", "3", "4"]
