@@ -171,10 +171,9 @@ class Transactional:
     def _forget_process(self) -> None:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
-        self._started: object = None  # Spark context and query that it last ran for
-        self._offsets: tuple[str, OffsetLog] | None = (
-            None  # of the run: another may have a copy of the checkpoint
-        )
+        # Spark context and query that it last ran for; the run, and its offsets: the next
+        # run may have a copy of the checkpoint
+        self._started: tuple[object, str, OffsetLog] | None = None
         self.checks = Checks(self.tables, self.app_id, self._decided, self._entries)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
@@ -182,7 +181,7 @@ class Transactional:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(self.__dict__)
-        for name in ("_lock", "_started", "_offsets", "checks", "apply", "_ledger", "_session"):
+        for name in ("_lock", "_started", "checks", "apply", "_ledger", "_session"):
             del kept[name]
         return kept
 
@@ -215,16 +214,17 @@ class Transactional:
         call = Call(str(self.address), self.app_id, (run, query_id, batch_id))
         call.require_first()
         running = (None if is_connect(spark) else spark.sparkContext, query_id)
-        if self._started != running:
+        started = self._started
+        if started is None or started[0] != running:
             # C5 of an earlier process or query, before this batch, to keep the order
             self._name_ledger(spark, query_id)
             self.resume(spark)
             self.apply.decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
-            self._started = running
-        if self._offsets is None or self._offsets[0] != run:
-            self._offsets = run, OffsetLog(self.address, self.app_id, self._checkpoint(spark, query_id))
-        offsets = self._offsets[1].digest(batch_id, query_id, spark)
+        if started is None or started[:2] != (running, run):
+            started = running, run, OffsetLog(self.address, self.app_id, self._checkpoint(spark, query_id))
+            self._started = started
+        offsets = started[2].digest(batch_id, query_id, spark)
         in_threads = False  # the function called tx in threads
         # C1
         opened = engine.open_batch(
