@@ -28,13 +28,13 @@ _OWN: dict[tuple[str, str], frozenset[str]] = {}  # engine and app -> the names 
 
 
 class OffsetLog:
-    """Of a query of an app; ``checkpoint``: its location, None where Spark does not say it."""
+    """Of a run of a query of an app; ``checkpoint``: its location, None where Spark does not say it."""
 
     def __init__(self, address: AddressOptions, app_id: str, checkpoint: str | None) -> None:
-        self._address = address
-        self._app_id = app_id
+        self._address, self._app_id = address, app_id
         self._checkpoint = checkpoint
         self._own = False  # all of its sources are txmq's
+        self._query = ""  # whose the checkpoint is, once that was read
 
     def digest(self, batch_id: int, query_id: str, spark: SparkSession | None = None) -> str:
         """The digest of the entry of a batch; "" if txmq has all of its sources. ``spark`` reads what this
@@ -54,7 +54,8 @@ class OffsetLog:
     def _entry(self, checkpoint: str, batch_id: int, query_id: str, spark: SparkSession | None) -> str | None:
         """Raises OptionError unless Spark reads it where this process does not."""
         try:
-            own = json.loads(_text(f"{checkpoint.rstrip('/')}/metadata", spark))["id"]
+            if not self._query:
+                self._query = json.loads(_text(f"{checkpoint.rstrip('/')}/metadata", spark))["id"]
             entry = _text(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
         except Exception as error:
             if spark is None:
@@ -64,9 +65,9 @@ class OffsetLog:
                 f"({error_summary(error)})",
                 "give transactional checkpoint=, the checkpointLocation of the query",
             ) from error
-        if own != query_id:
+        if self._query != query_id:
             raise OptionError(
-                f"checkpoint {checkpoint!r} is of query {own}, and this is query {query_id}",
+                f"checkpoint {checkpoint!r} is of query {self._query}, and this is query {query_id}",
                 "give transactional checkpoint=, the checkpointLocation of the query",
             )
         return entry
@@ -102,9 +103,8 @@ class OffsetLog:
         if not known or not known >= set(names):
             engine = self._address.engine()
             app = engine.app(self._app_id)
-            known = _OWN[key] = (
-                frozenset() if app is None else frozenset({*app.queues, *engine.logs(app.queues)})
-            )
+            known = frozenset(() if app is None else (*app.queues, *engine.logs(app.queues)))
+            _OWN[key] = known
         return known
 
 
