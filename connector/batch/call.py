@@ -62,9 +62,8 @@ def running_query(batch: DataFrame) -> tuple[str, str]:
     if not query_id:
         raise _no_query()
     run = context.getLocalProperty("spark.jobGroup.id")
-    if (
-        not run or _runs.get(query_id) != run
-    ):  # a new run; or the function has a job group of its own, or none
+    # of a new run; or the function has a job group of its own, or none
+    if not run or _runs.get(query_id) != run:
         known = execution(spark, query_id)
         run = run if known is None else str(known.runId())
         if not run:
