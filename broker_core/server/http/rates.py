@@ -93,14 +93,14 @@ class Rates:
             for start in range(0, len(queues), AT_ONCE):
                 for queue in queues[start : start + AT_ONCE]:
                     key, now = queue.queue_id, counts_of(queue)
-                    found[key] = now
-                    if self._now.get(key, now) == now:
+                    found[key], before = now, self._now.get(key)
+                    if before is None or before == now:
                         idle[key] = self._idle.get(key, wall_s)
                     if len(queue.consumers):
                         waits = queue.messages > queue.unacknowledged
                         used[key] = self._used.get(key, 1.0) * (1 - NEWEST) + (not waits) * NEWEST
-                    if self._at or queue.queue_id in self._now:
-                        sum_ = sum_.plus(now.since(self._now.get(queue.queue_id, NOTHING)))
+                    if self._at or before is not None:
+                        sum_ = sum_.plus(now.since(before or NOTHING))
                 await asyncio.sleep(0)
             vhost = topology.vhost
             hosts[vhost] = sum_._replace(confirmed=commits.confirmed[vhost], returned=commits.returned[vhost])
