@@ -13,7 +13,7 @@ exchange that is there in another form stays as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -406,8 +406,7 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
     skipped = list(definitions.skipped)
     for kind, declare in (("exchange", _declare_exchange), ("queue", _declare_queue)):
         for row in getattr(definitions, f"{kind}s"):
-            hosts.require(row["vhost"])
-            topology = hosts.by_name[row["vhost"]]
+            topology = _topology(state, row)
             there = row["name"] in (topology.queues if kind == "queue" else topology.exchanges)
             try:
                 declare(topology, row, change)
@@ -421,15 +420,15 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
             bound.append(row)
         else:
             skipped.append(Skipped("binding", binding_name(row), row["vhost"], _NO_END))
-    _each(bound, state, lambda topology, row: _bind(topology, row, change))
+    for row in bound:
+        _bind(_topology(state, row), row, change)
     kinds = ("vhosts", "users", "permissions", "topic_permissions", "exchanges", "queues", "bindings")
     counts = {kind: len(getattr(definitions, kind)) for kind in kinds}
     return Imported({**counts, "bindings": len(bound)}, tuple(skipped))
 
 
 def _has_ends(state: BrokerState, row: Row) -> bool:
-    state.virtual_hosts.require(row["vhost"])
-    topology = state.virtual_hosts.by_name[row["vhost"]]
+    topology = _topology(state, row)
     names = topology.queues if row["destination_type"] == "queue" else topology.exchanges
     return row["source"] in topology.exchanges and row["destination"] in names
 
@@ -438,10 +437,10 @@ def binding_name(row: Row) -> str:
     return f"{row['source']} -> {row['destination']}"
 
 
-def _each(rows: list[Row], state: BrokerState, do: Callable[[Topology, Row], None]) -> None:
-    for row in rows:
-        state.virtual_hosts.require(row["vhost"])
-        do(state.virtual_hosts.by_name[row["vhost"]], row)
+def _topology(state: BrokerState, row: Row) -> Topology:
+    """Raises OptionError: its virtual host is not there."""
+    state.virtual_hosts.require(row["vhost"])
+    return state.virtual_hosts.by_name[row["vhost"]]
 
 
 def _declare_exchange(topology: Topology, row: Row, change: Change) -> None:
