@@ -57,8 +57,7 @@ os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
 jvm.use_archive()
 
 # No example is too slow on a machine that is busy with something else.
-settings.register_profile("txmq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("txmq")
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,6 +70,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The gate says whether a change is good, so it draws the same examples each time; the soak draws others.
+    rounds = config.getoption("--soak-rounds")
+    settings.register_profile("gate", QUIET, derandomize=True, database=None)
+    settings.register_profile("soak", QUIET, max_examples=100 * max(1, rounds), print_blob=True)
+    settings.load_profile("soak" if rounds else "gate")
     if config.getoption("--seed") is None:
         inherited = getattr(config, "workerinput", {}).get("txmq_seed")
         config.option.seed = inherited if inherited is not None else random.SystemRandom().randrange(2**32)
@@ -102,6 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place[item.path])
     if config.getoption("--soak-rounds"):
         for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker("soak")
             if not OUTCOMES.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.xdist_group(str(item.path)))
         return

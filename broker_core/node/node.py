@@ -47,7 +47,9 @@ CLOSED = "the broker is closed; open it again"
 
 
 class Node:
-    """Owns ``store`` and closes it. ``clock`` returns microseconds since the epoch, ``ids`` unique names."""
+    """Owns ``store`` and closes it. ``clock`` returns microseconds since the epoch, ``monotonic`` nanoseconds
+    of time that passed, ``ids`` unique names.
+    """
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Node:
         clock: Callable[[], int] = now_us,
         ids: Callable[[], str] = lambda: uuid.uuid4().hex,
         *,
+        monotonic: Callable[[], int] = time.monotonic_ns,
         limits: Limits | None = None,
         outcomes: Kept | None = None,
         upkeep: bool = True,
@@ -72,7 +75,7 @@ class Node:
         except BaseException:
             store.close(clean=False)
             raise
-        self.clock = clock = SteadyClock(clock, latest_us=self.state.loaded.latest_us)
+        self.clock = clock = SteadyClock(clock, monotonic=monotonic, latest_us=self.state.loaded.latest_us)
         self._mutex = _thread.allocate_lock()  # guards the next one
         self._writing = 0  # blocks that are being written to a segment
         self._written = threading.Event()  # set if there is none; checked when the broker closes

@@ -19,12 +19,18 @@ from tests.reading import fetched
 class Clock:
     def __init__(self) -> None:
         self.now_us = 1_700_000_000_000_000
+        self._passed_us = 0
+
+    def monotonic(self) -> int:
+        """Nanoseconds that passed; setting the clock back is not time that passes."""
+        return self._passed_us * 1000
 
     def __call__(self) -> int:
         return self.now_us
 
     def advance(self, seconds: float) -> None:
         self.now_us += int(seconds * 1_000_000)
+        self._passed_us += max(0, int(seconds * 1_000_000))
 
 
 class Node:

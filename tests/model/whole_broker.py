@@ -103,7 +103,7 @@ class WholeBroker(RuleBasedStateMachine):
         return self.store.reopened()
 
     def open(self) -> None:
-        self.broker = LocalBroker(self.store, self.clock, upkeep=False)
+        self.broker = LocalBroker(self.store, self.clock, monotonic=self.clock.monotonic, upkeep=False)
         self.engine = EmbeddedEngine(self.broker)
         self.bench = Bench.__new__(Bench)
         self.bench.engine, self.bench.local = self.engine, self.broker

@@ -10,8 +10,9 @@ strings.
 
 Not here: the routing key, which is the record's key, and the body.
 Invariant: ``to_message(of_message(exchange, properties)) == (exchange, properties)``, byte by byte, up to the
-order of headers. Any headers of another client are a message, of which ``of_message`` makes the same headers,
-up to the order of names.
+order of headers; an ``x-death`` that is no list, or ``x-delivery-count``, which the broker writes, is in
+OTHERS afterwards. Any headers of another client are a message, of which ``of_message`` makes the same
+headers, up to the order of names.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def _bytes(value: Any) -> bytes | None:
 def _taken(found: dict[str, bytes | None], header: str) -> str | None:
     """Removes a header of ours and returns its text; leaves one that is no text of AMQP, and returns None."""
     value = found.get(header)
-    if value is None or len(value) > _MAX_NAME:
-        return None
+    if value is None or len(value) > _MAX_NAME or (header == EXCHANGE and not value):
+        return None  # the default exchange has no header
     try:
         text = value.decode()
     except UnicodeDecodeError:
