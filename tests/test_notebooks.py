@@ -31,6 +31,7 @@ from tests.spark.notebook_run import DISPLAYED
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("[a-z]*.py"))
+SELDOM = {"on_kafka", "upserts", "without_duplicates"}  # only in ``make soak``
 OF_THE_RUNTIME = {"pyspark", "matplotlib", "pandas"}  # Databricks has them
 OF_THE_WHEEL = {"txmq", "pyarrow"}
 
@@ -182,12 +183,17 @@ def ran(
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(path, marks=pytest.mark.soak if path.stem in SELDOM else []) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_notebook_runs_cell_by_cell(notebook: Path, ran: Callable[[str], Ran]) -> None:
     done = ran(notebook.stem).done
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_example_of_a_crash_runs_as_a_script(quick: None, tmp_path: Path) -> None:
@@ -213,6 +219,7 @@ def test_a_notebook_plots_the_lag_and_the_time_of_each_batch(ran: Callable[[str]
     assert len(seconds) == 3 and min(seconds) > 0
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_notebook_displays_its_batches_where_there_is_a_display_and_plots_what_is_left(

@@ -231,6 +231,7 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
     assert broker.commit("x") == 1
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(

@@ -490,6 +490,7 @@ def opened(node: NodeAddress, settings: Settings) -> tuple[Client, SocketWire]:
     return Client(wire, [node], reconnect_s=1.0), wire
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNode, mechanism: str) -> None:

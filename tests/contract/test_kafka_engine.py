@@ -314,6 +314,7 @@ def worker_command(bench: Bench, queue: str, rounds: int, answers: Path) -> list
     return [sys.executable, "-m", "tests.kafka.bench.claim_worker", *arguments]
 
 
+@pytest.mark.soak
 def test_processes_that_race_and_are_killed_get_one_end_for_each_start(bench: Bench, tmp_path: Path) -> None:
     queue = bench.queue(2)
     rounds, rng = 40, random.Random(7)

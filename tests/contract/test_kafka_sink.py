@@ -107,6 +107,7 @@ def bench(request: pytest.FixtureRequest, real: RealNode) -> Bench:
     return found
 
 
+@pytest.mark.soak
 def test_a_thousand_rows_of_each_batch_are_read_once_by_kafka_python(bench: Bench) -> None:
     sink, expected, taken_ms = bench.sink(), [], []
     for batch in range(30):

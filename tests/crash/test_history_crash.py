@@ -108,6 +108,7 @@ def test_a_disk_that_is_full_while_rows_are_packed_stops_the_broker_as_at_any_co
     broker.close()
 
 
+@pytest.mark.soak
 def test_a_file_system_that_is_full_loses_no_commit_and_none_of_its_history(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:  # the broker is closed before its disk goes
         disk = stack.enter_context(small_file_system(tmp_path / "disk", 8 << 20))

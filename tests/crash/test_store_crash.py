@@ -123,6 +123,7 @@ def test_killed_at_this_step_everything_acknowledged_is_there_nothing_is_partial
     assert check(path, model, acknowledged(lines)) == steps + 30
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("failpoint", RECOVERY_POINTS)
 def test_killed_at_this_step_of_recovery_the_next_recovery_finds_the_same(
     failpoint: str, tmp_path: Path
@@ -259,6 +260,7 @@ def test_a_disk_error_at_this_step_ends_the_store_loudly_and_loses_nothing_ackno
     check(tmp_path / "data", Model(4), acknowledged(lines))
 
 
+@pytest.mark.soak
 def test_a_segment_that_hits_the_limit_of_the_disk_names_it_and_all_acknowledged_is_there_after_reopening(
     tmp_path: Path,
 ) -> None:

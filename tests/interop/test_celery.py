@@ -117,6 +117,7 @@ def test_higher_priorities_run_first(rig: CeleryRig) -> None:
     assert {name.split()[0] for name in order[:18]} == {"high"}
 
 
+@pytest.mark.soak
 def test_a_worker_goes_on_after_the_broker_was_killed_and_no_task_is_lost(
     served: AmqpServed, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_definitions_of_rabbitmq_are_taken_and_what_is_not_is_listed(tmp_path: P
         assert len(broker.queues()) == 3
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_rabbitmq_that_runs_exports_what_is_recorded(tmp_path: Path) -> None:
     """``python -m tests.interop.rabbitmq_node`` records it; here it is put in by RabbitMQ's own import."""
@@ -291,6 +292,7 @@ def test_an_import_that_was_ended_between_two_pieces_goes_on_when_it_is_repeated
         assert broker.accounts.export_definitions() == expected
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files(
     tmp_path: Path, shell: Shell

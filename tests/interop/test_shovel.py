@@ -79,6 +79,7 @@ def _whole(found: list[tuple[bytes, pika.BasicProperties]]) -> None:
         assert properties.headers["number"] == 5 and properties.headers["nested"] == {"list": [1, "x", None]}
 
 
+@pytest.mark.soak
 def test_a_shovel_brings_a_queue_of_rabbitmq_to_txmq(running: Node, broker: Broker) -> None:
     _publish(running.uri, "out")
     _shovel(running, "in", **{

@@ -328,6 +328,7 @@ CASES = (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_each_rule_switched_off_is_found(site: Site, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = case.steps.split()

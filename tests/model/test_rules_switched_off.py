@@ -1010,6 +1010,7 @@ CASES = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_the_scenario_holds_with_every_rule(case: Case) -> None:
     with world(**case.options) as w:

@@ -88,6 +88,7 @@ class WithoutApps(WholeBroker):
     micro_batch = None  # type: ignore[assignment]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_switched_off_is_seen(rule: str, monkeypatch: Patch) -> None:
     RULES[rule](monkeypatch)

@@ -326,6 +326,7 @@ def test_all_system_calls_are_refused_for_two_seconds_and_everything_goes_on(
     rig.check()
 
 
+@pytest.mark.soak
 def test_whatever_loading_a_block_raises_it_is_tried_again(rig: Rig) -> None:
     def fail(_name: str) -> None:
         raise ValueError("a defect")

@@ -175,6 +175,7 @@ def test_tables_alike_are_rehearsed_once_and_not_again_by_the_next_process(
     assert not any(map(os.path.exists, made)) and not (tmp_path / "new").exists()
 
 
+@pytest.mark.soak
 def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files(
     rig: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -232,6 +232,7 @@ def test_every_kind_of_table_gets_the_rows_of_an_append_from_files(
     assert len({row["r"] for row in ids}) == 8
 
 
+@pytest.mark.soak
 def test_tables_that_take_no_files_take_rows_and_a_line_of_the_log_says_why(
     rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -458,6 +459,7 @@ def test_a_table_dropped_with_its_files_stops_and_they_are_given_up_only_by_name
     assert values(lake) == ["c"]
 
 
+@pytest.mark.soak
 def test_the_rows_of_files_are_skipped_to_parquet_with_the_names_and_types_of_the_append(
     rig: Any, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_everything_of_txmq_is_there_without_py4j() -> None:
     ]
 
 
+@pytest.mark.soak
 def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp_path: Path) -> None:
     with Broker.open(tmp_path / "broker") as broker, connect_server(tmp_path, CONF) as remote:
         with broker.channel() as channel:

@@ -77,6 +77,7 @@ def place(spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
+@pytest.mark.soak
 def test_the_rows_of_a_data_directory_made_anew_reach_a_table_that_was_kept(place: Place) -> None:
     place.run("a", "b")
     place.close()
@@ -130,6 +131,7 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
 
 
+@pytest.mark.soak
 def test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restored_data(place: Place) -> None:
     """The same for its ledger, with batches of other programs in between, and for a second time."""
 
@@ -167,6 +169,7 @@ def test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restore
     assert sorted(row["sequence"] for row in rows) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.soak
 def test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batches_are_named_once(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

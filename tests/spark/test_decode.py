@@ -338,6 +338,7 @@ def test_a_wrong_argument_is_one_clear_error(
     assert text in str(raised.value)
 
 
+@pytest.mark.soak
 def test_a_decode_is_that_of_its_arguments_whatever_was_decoded_before(spark: SparkSession) -> None:
     """A schema that was changed in place, options, the column; with rows that have places, and with others."""
     held = [("in", 0, 0, b'{"a": 1, /**/ "b": "x"}', '{"a": 2, "b": "y"}')]

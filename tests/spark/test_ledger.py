@@ -142,6 +142,7 @@ def test_what_others_take_from_a_ledger_is_completed_from_the_engine(
     assert "found at the start. batch 2 is written again" in caplog.text
 
 
+@pytest.mark.soak
 def test_a_ledger_says_which_batches_nobody_has_any_more_and_is_not_alarmed_by_what_keeps_its_rows(
     rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -344,6 +344,7 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
 ODD = ("k.e y", "a`b", "Ünit é", "MiXed", "s")  # the alias of the rows too
 
 
+@pytest.mark.soak
 def test_every_operation_works_with_odd_names_of_columns(rig: Any, tmp_path: Path) -> None:
     """Dots, spaces, backquotes, Unicode and another case; the name of an alias; a partition with such a name."""
     table = str(tmp_path / "odd")

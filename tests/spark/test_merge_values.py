@@ -138,6 +138,7 @@ def try_once(random: random.Random, spark: SparkSession, template: Path, number:
             spark.conf.unset(f"spark.sql.{setting}")
 
 
+@pytest.mark.soak
 def test_what_passes_the_check_of_values_is_merged_as_by_delta(spark: SparkSession, tmp_path: Path) -> None:
     template = made(spark, tmp_path / "table")
     outcomes = [try_once(random.Random(number), spark, template, number) for number in range(6)]
@@ -230,6 +231,7 @@ EQUAL = {
 }
 
 
+@pytest.mark.soak
 def test_keys_are_compared_as_on_compares_them(spark: SparkSession) -> None:
     spark.sql("DROP TABLE IF EXISTS keyed")
     keys = ", ".join(f"k{kind} {kind}" for kind in EQUAL)

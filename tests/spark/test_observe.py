@@ -112,6 +112,7 @@ def test_what_fails_while_it_is_shown_ends_the_observation_alone(
     query.stop()
 
 
+@pytest.mark.soak
 def test_a_broker_that_does_not_answer_is_no_error_of_the_observation(rig: Any) -> None:
     rig.declare("in")
     query = started(rig)

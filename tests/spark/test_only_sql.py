@@ -30,6 +30,7 @@ def other_classes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jvm._has_delta.cache_clear()
 
 
+@pytest.mark.soak
 def test_every_operation_of_a_batch_works_by_sql_alone_and_is_there_once(
     rig: Any, tmp_path: Path, other_classes: None
 ) -> None:

@@ -190,6 +190,7 @@ def test_c7_a_ledger_that_others_have_changed_is_refused_and_nothing_has_changed
     assert on_kafka.bench.claim() == {"in": 8}, "no start was recorded"
 
 
+@pytest.mark.soak
 def test_c7_a_ledger_that_was_vacuumed_and_compacted_is_as_good(on_kafka: Lost) -> None:
     on_kafka.decide(3)
     engine, spark = on_kafka.bench.engine.identity(APP), on_kafka.spark

@@ -82,6 +82,7 @@ def ended(query: Any) -> Exception | None:
     return None
 
 
+@pytest.mark.soak
 def test_a_new_session_goes_on_with_the_object_of_a_stopped_one(broker: Broker, tmp_path: Path) -> None:
     with broker.channel() as channel:
         channel.queue_declare("in")

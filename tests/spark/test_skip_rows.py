@@ -206,6 +206,7 @@ def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_dri
         assert left == [("", 2)], "of queue-staged"
 
 
+@pytest.mark.soak
 def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
     rig: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ def rows(spark: SparkSession, url: str, table: str) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.collect()]
 
 
+@pytest.mark.soak
 def test_the_state_of_apps_on_kafka(
     spark: SparkSession, kafka_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def appended(rig: Any, spellings: list[str], app_id: str) -> list[str]:
     return sorted(row["how"] for row in delta_rows(Path(location)))
 
 
+@pytest.mark.soak
 def test_every_spelling_of_a_table_in_one_batch_is_one_commit_with_all_rows(rig: Any, tmp_path: Path) -> None:
     place = tmp_path / "lake" / "spelled out"
     place.parent.mkdir()

@@ -300,6 +300,7 @@ def test_two_threads_never_share_a_directory_of_files(rig: Any, tmp_path: Path) 
     assert found == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("seed", 0)]
 
 
+@pytest.mark.soak
 def test_the_tables_of_a_function_in_threads_are_applied_side_by_side_each_once(
     rig: Any, tmp_path: Path
 ) -> None:

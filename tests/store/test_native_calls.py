@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(
     COMPILER is None or sys.platform != "linux",

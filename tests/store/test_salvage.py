@@ -166,6 +166,7 @@ def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_na
         assert not report.whole
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(25))
 def test_flipped_bytes_in_the_catalog_never_make_a_message_another_one(
     damaged: Path, filled: Path, tmp_path: Path, seed: int, expected: Contents

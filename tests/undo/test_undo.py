@@ -95,7 +95,7 @@ class Life:
         return made
 
 
-@pytest.fixture(params=["call", "return"])
+@pytest.fixture(params=["call", pytest.param("return", marks=pytest.mark.soak)])
 def life(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Life]:
     caplog.set_level(logging.CRITICAL, "txmq")  # thousands of traces, a quarter of the time
     made = Life(request.param)

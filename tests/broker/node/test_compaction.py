@@ -185,6 +185,7 @@ def test_an_open_transaction_keeps_its_segment_and_nothing_of_it_is_lost(directo
     broker.close()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_damaged_block_stays_where_it_is_and_the_other_segments_are_compacted(tmp_path: Path) -> None:
     broker = opened(tmp_path, roll_bytes=1)

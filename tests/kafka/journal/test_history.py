@@ -273,6 +273,7 @@ def stale_goes_before_void(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(History, "garbage", lambda self: list(self._stale))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule_off",

@@ -154,6 +154,7 @@ def test_a_driver_that_dies_while_it_ends_a_transaction_again_leaves_every_row_o
     raise AssertionError("it never ended")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("fault", [REFUSED, UNANSWERED])
 def test_a_driver_whose_requests_fail_while_it_ends_a_transaction_again_leaves_every_row_once(
     version: int, lost_there: list[TopicPartition], committed: bool, fault: str

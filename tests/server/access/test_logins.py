@@ -180,6 +180,7 @@ def checks_of(login_queue: LoginQueue, throttle: Throttle, logins: list[Login], 
     return checked
 
 
+@pytest.mark.soak
 def test_an_address_gets_few_checks_and_another_one_is_not_slowed_down() -> None:
     throttle = Throttle(b"salt")
     attack = [Login(f"user {n}", str(n), "10.0.0.1", b"%d" % n, n / 1000) for n in range(10_000)]

@@ -273,6 +273,7 @@ def test_what_a_deleted_user_has_prepared_takes_no_share_of_a_later_one_of_its_n
 # -- outcomes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_who_commits_much_makes_outcomes_of_nobody_else_unknown(opened: Open) -> None:
     kept = Kept(100)
     broker = opened(MAN, ANN, outcomes=kept)
