@@ -71,7 +71,7 @@ def parts(
 def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
     """Checks the number and the rows of a part, and that Arrow can read it. Raises OptionError.
 
-    Rows of messages are checked as messages (``broker/message/content.py``).
+    Rows of messages are checked as messages (``routing/content.py``).
     """
     if part < 0 or batch.num_rows > MAX_PART_ROWS:
         raise OptionError(

@@ -1,3 +1,1 @@
-"""The domain: exchanges, queues, channels, transactions, claims and the ledger. No I/O, no clock, no
-frames.
-"""
+"""The domain: queues, channels, transactions, and micro-batches over them. No I/O, no clock, no frames."""

@@ -19,7 +19,6 @@ from itertools import groupby
 from operator import attrgetter
 
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.message.content import check_expiration
 from broker_core.broker.message.dispatch import with_delivery_count
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
@@ -30,6 +29,7 @@ from broker_core.core.change import BROKER, Change, InboxRow
 from broker_core.core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.core.ids import BlockId
 from broker_core.message.message import Delivery, Message
+from broker_core.routing.content import check_expiration
 
 _consumer_of: Callable[[Unacked], Consumer | None] = attrgetter("consumer")
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own

@@ -27,13 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core.broker.access.rights import Kind, Rights
-from broker_core.broker.message.content import check_rows, check_user_ids
-from broker_core.broker.routing.carbon_copy import carbon_copies, copies_of_rows
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES
-from broker_core.broker.routing.routing import FREE, Held, Routed
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core.block import Blocks
+from broker_core.core.errors import PreconditionFailed
+from broker_core.routing.carbon_copy import carbon_copies, copies_of_rows
+from broker_core.routing.column import FREE, Held, Routed
+from broker_core.routing.content import check_rows, check_user_id
+from broker_core.routing.exchange import EXCHANGE_TYPES
 
 
 def publish(
@@ -134,6 +135,21 @@ def entering_rows(
     check_rows(rows, body_bytes)
     if rights is not None:
         publish_rows(rights, topology, rows)
-        check_user_ids(rows, rights)
+        _check_user_ids(rows, rights)
     copies, rows = copies_of_rows(rows)
     return topology.route_block(rows, copies, held), rows
+
+
+def _check_user_ids(rows: pa.RecordBatch, rights: Rights) -> None:
+    """Like ``check_user_id``, for a block that ``check_rows`` has accepted; the error names the row."""
+    if rights.impersonates:
+        return
+    properties = rows.column("properties")
+    for encoded in properties.unique().to_pylist():
+        try:
+            check_user_id(encoded, rights.user)
+        except PreconditionFailed as error:
+            row = pc.index(properties, pa.scalar(encoded, pa.binary())).as_py()
+            raise PreconditionFailed(
+                f"row {row}: {error.message}", "publish without it, or as a user with the tag impersonator"
+            ) from error

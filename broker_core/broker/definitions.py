@@ -20,9 +20,7 @@ from typing import Any
 from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.access.users import DEFAULT_USER, TAGS
-from broker_core.broker.arguments.table import EXCHANGE, QUEUE, QUEUE_TYPES, ArgumentRule, without_effect
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.broker.topology.virtual_hosts import NO_LIMIT
 from broker_core.core import password as passwords
@@ -30,6 +28,8 @@ from broker_core.core.address import VHOST, check_vhost
 from broker_core.core.change import Change
 from broker_core.core.errors import OptionError, PreconditionFailed, ResourceLocked
 from broker_core.core.records import UserRecord
+from broker_core.message.arguments.table import EXCHANGE, QUEUE, QUEUE_TYPES, ArgumentRule, without_effect
+from broker_core.routing.exchange import EXCHANGE_TYPES
 
 Row = Mapping[str, Any]
 _ALGORITHM = "rabbit_password_hashing_sha256"  # of a hash that names none, since RabbitMQ 3.6

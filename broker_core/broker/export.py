@@ -19,12 +19,12 @@ from broker_core.admin import Exported, Skipped
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.definitions import Row, binding_name
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing.exchange import Binding, Exchange
 from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.broker.topology.virtual_hosts import NO_LIMIT
 from broker_core.core import password as passwords
 from broker_core.core.pieces import in_order
 from broker_core.core.records import PermissionRecord, TopicPermissionRecord, UserRecord, VhostRecord
+from broker_core.routing.exchange import Binding, Exchange
 
 _NAME = itemgetter(0)
 

@@ -16,7 +16,6 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.block import ReadBlock
 from broker_core.core.change import ROUTE, HistoryBeside, InboxRow, routes_of
@@ -54,6 +53,7 @@ from broker_core.core.records import (
     VhostRecord,
     WriteUserRecord,
 )
+from broker_core.routing.exchange import EXCHANGE_TYPES
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,

@@ -1,6 +1,6 @@
 """Staging the rows of one branch: by files on the broker's host, over Flight elsewhere.
 
-Not here: cutting rows into parts (``arrow/parts.py``), and what a branch is (``micro_batch/branch.py``).
+Not here: cutting rows into parts (``arrow/parts.py``), and what a branch is (``broker/batch/branch.py``).
 
 Invariant: a part is kept here until the broker has made it durable, and each part is staged once, also if the
 connection breaks.

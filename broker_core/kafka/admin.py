@@ -27,7 +27,6 @@ from broker_core.admin import (
     TransactionInfo,
     of_batch,
 )
-from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.core import errors
 from broker_core.core.change import Change
 from broker_core.engine import BranchHeader
@@ -38,6 +37,7 @@ from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.routing import Rules
 from broker_core.kafka.topics.row_times import committed_ms
 from broker_core.micro_batch.ledger_info import ledger_info
+from broker_core.routing.listing import binding_rows, bindings, exchange_row
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
 _INTERNAL = "__"  # how Kafka's own topics begin

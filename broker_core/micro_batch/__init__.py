@@ -1,1 +1,1 @@
-"""The rules of a micro-batch: claims, branches, the ledger."""
+"""The rules of a micro-batch that every engine shares: claims, the ledger, what is unapplied."""

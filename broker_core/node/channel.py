@@ -12,19 +12,17 @@ from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from broker_core.broker.access.rights import Rights
-from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
-from broker_core.broker.message.content import check_properties
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing.carbon_copy import has_copies
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.core.address import VHOST
 from broker_core.core.block import NotLoaded
 from broker_core.core.change import Change
 from broker_core.core.checks import check_call, checked_calls
 from broker_core.core.errors import OptionError, StoreFailed, TxmqError
+from broker_core.message.arguments import check_reserved, check_text
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
 from broker_core.node.channel_commit import Call
@@ -32,6 +30,8 @@ from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
+from broker_core.routing.carbon_copy import has_copies
+from broker_core.routing.content import check_properties
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,9 +23,15 @@ from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.access.actor import OWNER, Actor
+from broker_core.broker.batch import overview
+from broker_core.broker.batch.branch import Asked, StagedLimits, inline_rows
+from broker_core.broker.batch.extent import offsets
+from broker_core.broker.batch.micro_batch import MicroBatches
+from broker_core.broker.batch.owners import public_entry
+from broker_core.broker.batch.part_rows import NOWHERE, PartRows
+from broker_core.broker.batch.resume import resume
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows
-from broker_core.broker.routing.routing import Routed
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.core.address import VHOST
 from broker_core.core.change import Author, Change
@@ -51,15 +57,8 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.micro_batch import overview
-from broker_core.micro_batch.branch import Asked, StagedLimits, inline_rows
 from broker_core.micro_batch.claims.finished import CommittedBelow
-from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import MicroBatch
-from broker_core.micro_batch.micro_batch import MicroBatches
-from broker_core.micro_batch.owners import public_entry
-from broker_core.micro_batch.part_rows import NOWHERE, PartRows
-from broker_core.micro_batch.resume_here import resume
 from broker_core.micro_batch.unapplied import mark_mirrored, note
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
@@ -67,6 +66,7 @@ from broker_core.node.held_channels import named
 from broker_core.node.loaded_blocks import addresses, stamps
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
+from broker_core.routing.column import Routed
 from broker_core.store.port import BlockInfo
 
 P = ParamSpec("P")

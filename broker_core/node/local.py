@@ -30,7 +30,6 @@ from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at
-from broker_core.broker.topology.listing import binding_rows, bindings, exchange_row
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.core import failpoint
@@ -44,6 +43,7 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
 from broker_core.node.upkeep import compact_history
+from broker_core.routing.listing import binding_rows, bindings, exchange_row
 from broker_core.store.salvage.live import DamagedBlock, damaged
 
 logger = logging.getLogger("txmq.broker")

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 
 from broker_core.arrow.part_file import PartFile
+from broker_core.broker.batch.branch import StagedLimits
 from broker_core.core.address import VHOST
 from broker_core.core.change import Change
-from broker_core.micro_batch.branch import StagedLimits
 from broker_core.node.engine import Adopt, EmbeddedEngine
 from broker_core.node.local import LocalBroker
 

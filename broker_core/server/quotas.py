@@ -2,7 +2,7 @@
 parts that are being staged. A user without a limit of its own has its share (``broker/access/shares.py``).
 
 Not here: the limits of one connection (``amqp/options.py``), of one transaction
-(``broker/transaction/transaction.py``), and of what is staged (``micro_batch/branch.py``). Texts of refusals
+(``broker/transaction/transaction.py``), and of what is staged (``broker/batch/branch.py``). Texts of refusals
 are RabbitMQ's where it has them.
 
 Invariant: a limit never closes an accepted connection. Who is refused has changed nothing.
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_core.broker.access.shares import SHARE, Shares
+from broker_core.broker.batch.branch import StagedLimits
 from broker_core.core.errors import Busy, NotAllowed, OptionError, TxmqError
-from broker_core.micro_batch.branch import StagedLimits
 from broker_core.server.alarm import Alarm
 
 MiB = 1024 * 1024

@@ -15,7 +15,7 @@ from itertools import chain
 
 from broker_core import __version__
 from broker_core.admin import BrokerStatus, Level
-from broker_core.micro_batch.extent import waiting_since
+from broker_core.broker.batch.extent import waiting_since
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.vhosts import Vhosts

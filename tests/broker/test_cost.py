@@ -17,10 +17,6 @@ import pyarrow as pa
 import pytest
 
 from broker_core.arrow.parts import stream_of
-from broker_core.broker.routing.carbon_copy import carbon_copies
-from broker_core.broker.routing.header_index import MATCHES
-from broker_core.broker.routing.topic_patterns import TopicPatterns
-from broker_core.broker.topology import refusals
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.change import Change
 from broker_core.core.errors import PreconditionFailed
@@ -30,6 +26,10 @@ from broker_core.flight import contract
 from broker_core.message.properties import Properties
 from broker_core.node import channel as channel_module
 from broker_core.node.channel import LocalChannel
+from broker_core.routing import refusals
+from broker_core.routing.carbon_copy import carbon_copies
+from broker_core.routing.header_index import MATCHES
+from broker_core.routing.topic_patterns import TopicPatterns
 from tests.broker.conftest import Node
 from tests.steps import steps
 

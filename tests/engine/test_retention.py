@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from broker_core.broker.batch.branch import StagedLimits
 from broker_core.core import errors
 from broker_core.engine import START, Vector
 from broker_core.micro_batch import ledger
-from broker_core.micro_batch.branch import StagedLimits
 from tests.engine.bench import APP, Bench
 
 HOUR_US = 3_600_000_000

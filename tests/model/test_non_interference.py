@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from broker_core.broker import command_permissions as rules
 from broker_core.broker.access.users import Users, transaction_key
+from broker_core.broker.batch.owners import AppOwners
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.transaction import transaction
 from broker_core.launcher import Broker
-from broker_core.micro_batch.owners import AppOwners
 from broker_core.server.access import throttle
 from broker_core.server.access.caller import Caller
 from broker_core.server.doors import Doors

@@ -15,19 +15,19 @@ from uuid import uuid4
 
 import pytest
 
+from broker_core.broker.batch.branch import Branches
+from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology.topology import Topology
 from broker_core.core import failpoint
 from broker_core.core.change import Drop
 from broker_core.core.errors import BatchDecided, BatchGap, CheckpointMismatch, DataLoss, ResourceLocked
-from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claims import claim as claim_rules
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads
 from broker_core.micro_batch.claims.releases import Releases
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
-from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.engine import EmbeddedEngine
 from connector.batch import after_commit, apply, batch_transaction
 from connector.batch.apply import Apply

@@ -1,6 +1,6 @@
 """CC and BCC, the same at every door: more routing keys, and no BCC in what is delivered.
 
-Not here: what a header may contain (``broker/routing/test_carbon_copy.py``), the topic permissions that each
+Not here: what a header may contain (``routing/test_carbon_copy.py``), the topic permissions that each
 key needs (``flight/test_flight_permissions.py``), Kafka (``kafka/sink/test_staging.py``).
 """
 

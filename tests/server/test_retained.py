@@ -19,10 +19,11 @@ from starlette.responses import Response
 from broker_core.broker import commit
 from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
+from broker_core.broker.batch import owners
+from broker_core.broker.batch.branch import StagedLimits
+from broker_core.broker.batch.owners import Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.routing import route_cache
-from broker_core.broker.topology import refusals
 from broker_core.broker.transaction import outcomes, transaction
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.core import errors
@@ -30,12 +31,11 @@ from broker_core.core.change import Change
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker
-from broker_core.micro_batch import ledger, owners
-from broker_core.micro_batch.branch import StagedLimits
+from broker_core.micro_batch import ledger
 from broker_core.micro_batch.claims import claim
-from broker_core.micro_batch.owners import Actor
 from broker_core.node import upkeep
 from broker_core.node.engine import EmbeddedEngine
+from broker_core.routing import refusals, route_cache
 from broker_core.server import log_file
 from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import pytest
 
 from broker_core.broker.access.users import transaction_key
+from broker_core.broker.batch.branch import StagedLimits
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.transaction.transaction import Limits, Transaction
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
-from broker_core.micro_batch.branch import StagedLimits
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore

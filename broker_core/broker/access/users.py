@@ -30,7 +30,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import quote, unquote
 
 from broker_core.broker.access.permission import check_pattern
-from broker_core.broker.arguments import check_text
 from broker_core.core.address import VHOST
 from broker_core.core.change import Change
 from broker_core.core.errors import OptionError
@@ -42,6 +41,7 @@ from broker_core.core.records import (
     WriteUserRecord,
 )
 from broker_core.core.undo import Undo
+from broker_core.message.arguments import check_text
 
 DEFAULT_USER = "guest"  # until the first user is added
 ADMINISTRATOR, OPERATOR, MONITORING = "administrator", "operator", "monitoring"

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from broker_core.broker.queue import Queues
-from broker_core.broker.routing.exchange import Exchange, reach
+from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core.change import InboxRow
 from broker_core.core.errors import RemoteProtocolError
@@ -23,6 +22,7 @@ from broker_core.message.field_table import Timestamp
 from broker_core.message.message import Message
 from broker_core.message.properties import append_headers, check, encode_headers, expiration, rewrite_of
 from broker_core.message.x_death import DAMAGED, READ, Death, Deaths, headers_after
+from broker_core.routing.exchange import Exchange, reach
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 
@@ -67,7 +67,7 @@ class DeadLetters:
         self,
         queue: str,
         reason: Reason,
-        exchange: Exchange,
+        exchange: Exchange[Queue],
         routing_key: str | None,
         now_us: int,
         transaction_of: Callable[[InboxRow], str],

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer, Unacked
@@ -28,6 +27,7 @@ from broker_core.core.change import InboxRow
 from broker_core.core.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from broker_core.message.field_table import Long
 from broker_core.message.properties import rewrite
+from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
 
 BUDGET = 4096  # messages of one call
 SLICE = 256  # messages of one queue before the next queue gets its turn

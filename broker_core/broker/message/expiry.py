@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 
-from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.message.dead_letter import Reason
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
@@ -23,6 +22,7 @@ from broker_core.broker.topology.registry import Registry
 from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import ResourceShortage, StoreError
+from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
 
 SLICE = 512  # messages that expire in one commit
 SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.message.append_many import append_many
-from broker_core.broker.message.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.message.dead_letter import DeadLetters, Reason
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals
@@ -38,6 +37,7 @@ from broker_core.core.errors import RemoteProtocolError
 from broker_core.core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, QueueId
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
+from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
 
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 

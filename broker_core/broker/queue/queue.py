@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.broker.arguments import QueueArguments
 from broker_core.broker.queue.deliveries import Deliveries
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import IntervalSet, Progress
@@ -25,6 +24,7 @@ from broker_core.core.change import Change
 from broker_core.core.ids import QueueId
 from broker_core.core.records import DeliveryRecord, HoleRecord, ProgressRecord
 from broker_core.core.undo import Tally, Undo
+from broker_core.message.arguments import QueueArguments
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 

@@ -1,4 +1,8 @@
-"""Ownership (S6): from its first claim a Spark app owns a queue, and no channel consumes it."""
+"""Who has a queue alone: from its first claim a Spark app owns it (S6) and no channel consumes it; or it is
+exclusive to a connection.
+
+Codes and texts are RabbitMQ's.
+"""
 
 from __future__ import annotations
 
@@ -61,3 +65,24 @@ def release(change: Change, queue: Queue) -> None:
     """Removes the owner of the queue. The caller decides whether this is allowed."""
     queue.release()
     queue.record(change)
+
+
+def owned(queue: Queue) -> ResourceLocked:
+    return ResourceLocked(
+        f"queue '{queue.name}' belongs to app '{queue.owner}': "
+        f"only its stream consumes it; `txmq release {queue.owner} {queue.name}` takes it from a pipeline "
+        "that will not come back",
+    )
+
+
+def locked(queue: Queue) -> ResourceLocked:
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked {queue.full_name}. It could be originally declared on "
+        "another connection or the exclusive property value does not match that of the original declaration."
+    )
+
+
+def check_exclusive(queue: Queue, connection: object) -> None:
+    """Raises ResourceLocked."""
+    if queue.exclusive and queue.connection is not connection:
+        raise locked(queue)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.routing.route_cache import RouteCacheBudget
-from broker_core.broker.routing.stale_bindings import StaleBindings
 from broker_core.core.ids import QueueId
 from broker_core.core.undo import Undo
+from broker_core.routing.route_cache import RouteCacheBudget
+from broker_core.routing.stale_bindings import StaleBindings
 
 
 class Registry:

@@ -1,28 +1,16 @@
 """Queues of one virtual host: declaring, binding, deleting, and automatic deletion (auto-delete, x-expires).
 
-Not here: exchanges and bindings (``exchanges.py``), messages. Every operation checks first, then changes
-memory and fills the change; codes and texts are RabbitMQ's.
+Not here: exchanges and bindings (``routing/exchanges.py``), messages. Every operation checks first, then
+changes memory and fills the change; codes and texts are RabbitMQ's.
 Invariant: every durable queue has a record; nothing else has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from broker_core.broker.arguments import (
-    check_arguments,
-    check_binding,
-    check_properties,
-    check_text,
-    inequivalent,
-    inequivalent_arguments,
-)
-from broker_core.broker.queue import Queue
-from broker_core.broker.routing.exchange import Binding, DefaultExchange
-from broker_core.broker.topology import refusals
-from broker_core.broker.topology.exchanges import PREDECLARED as PREDECLARED
-from broker_core.broker.topology.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
-from broker_core.broker.topology.exchanges import Exchanges
+from broker_core.broker.queue import REPLIES, Queue
+from broker_core.broker.topology import ownership
 from broker_core.broker.topology.registry import Registry
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
@@ -38,6 +26,19 @@ from broker_core.core.records import (
     QueueRecord,
 )
 from broker_core.core.undo import Tally
+from broker_core.message.arguments import (
+    check_arguments,
+    check_binding,
+    check_properties,
+    check_text,
+    inequivalent,
+    inequivalent_arguments,
+)
+from broker_core.routing import refusals
+from broker_core.routing.exchange import Binding, DefaultExchange
+from broker_core.routing.exchanges import PREDECLARED as PREDECLARED
+from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
+from broker_core.routing.exchanges import Exchanges
 
 
 class Topology(Exchanges[Queue]):
@@ -66,14 +67,14 @@ class Topology(Exchanges[Queue]):
         queue = self.queue(name)
         if queue.replies:
             raise refusals.no_queue(name, self.vhost)
-        refusals.check_exclusive(queue, connection)
+        ownership.check_exclusive(queue, connection)
         return queue
 
     def visible_to(self, name: str, connection: object) -> Queue:
         """Returns a queue. Raises QueueNotFound, ResourceLocked (exclusive to another connection)."""
         queue = self.queue(name)
         if not queue.replies:
-            refusals.check_exclusive(queue, connection)
+            ownership.check_exclusive(queue, connection)
         return queue
 
     def usable(self, name: str, connection: object = None) -> Queue:
@@ -82,7 +83,7 @@ class Topology(Exchanges[Queue]):
         """
         queue = self.shared(name, connection)
         if queue.owner:
-            raise refusals.owned(queue)
+            raise ownership.owned(queue)
         return queue
 
     def purgeable(self, name: str, connection: object = None) -> Queue:
@@ -121,14 +122,14 @@ class Topology(Exchanges[Queue]):
         existing = self.queues.get(name)
         if existing is not None:
             if existing.exclusive != exclusive or (exclusive and existing.connection is not connection):
-                raise refusals.locked(existing)
+                raise ownership.locked(existing)
             wanted = {"durable": durable and not exclusive, "auto_delete": auto_delete}
             inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
             inequivalent_arguments(of, arguments, existing.arguments.declared)
             check_arguments(of, arguments, strict=self.strict)
             return existing
         check_text("the name of a queue", name)
-        refusals.check_room(self.queues.values(), name, self.vhost, self.max_queues)
+        _check_room(self.queues.values(), name, self.vhost, self.max_queues)
         check_arguments(of, arguments, strict=self.strict)
         check_properties(of, arguments, durable, exclusive, auto_delete)
         # the commit sequence never decreases, even over restarts (state/change.py), so an id from it is
@@ -294,7 +295,7 @@ class Topology(Exchanges[Queue]):
         if source is not None and target is not None:
             check_binding(f"queue '{queue}' in vhost '{self.vhost}'", arguments or {})
             if source.is_bound(target, routing_key, arguments or {}):
-                refusals.check_exclusive(target, connection)
+                ownership.check_exclusive(target, connection)
         super().unbind(change, queue, exchange, routing_key, arguments)
 
     # -- the virtual host ------------------------------------------------------------------------------------
@@ -338,3 +339,14 @@ def _restore_queues(by_id: dict[QueueId, Queue], queues: Iterable[Queue]) -> Non
     for queue in queues:
         queue.deleted = False
         by_id[queue.queue_id] = queue
+
+
+def _check_room(queues: Collection[Queue], name: str, vhost: str, limit: int) -> None:
+    """Raises PreconditionFailed if ``queues`` of a virtual host are as many as its limit; -1: none."""
+    if limit < 0 or limit > len(queues) or name.startswith(REPLIES):
+        return
+    if sum(not queue.replies for queue in queues) >= limit:
+        raise PreconditionFailed(
+            f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
+            "delete a queue, or raise the limit with txmq vhosts limit",
+        )

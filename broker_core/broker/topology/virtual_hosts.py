@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from broker_core.broker.topology import refusals
 from broker_core.broker.topology.registry import Registry
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.address import VHOST, check_vhost
@@ -17,6 +16,7 @@ from broker_core.core.block import Blocks
 from broker_core.core.change import Change, Numbers
 from broker_core.core.errors import OptionError
 from broker_core.core.records import VhostRecord
+from broker_core.routing import refusals
 
 NO_LIMIT = -1
 LIMITS = ("max_queues", "max_connections", "max_messages")

@@ -22,7 +22,6 @@ import pyarrow as pa
 from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.shares import Shares
 from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, transaction_key
-from broker_core.broker.arguments import check_text
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.transaction.letters import Letters, SpilledLetters
 from broker_core.broker.transaction.outcomes import Outcomes
@@ -34,6 +33,7 @@ from broker_core.core.errors import TransactionState, TransactionTooLarge, Unkno
 from broker_core.core.ids import BlockId, QueueId
 from broker_core.core.records import PreparedRecord
 from broker_core.core.undo import Undo
+from broker_core.message.arguments import check_text
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
 # reject: dead-letter, or drop

@@ -23,7 +23,6 @@ from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from broker_core.broker.routing.carbon_copy import carbon_copies
 from broker_core.core.errors import OptionError, ProtocolError, TxmqError
 from broker_core.message.field_table import (
     MAX_NESTING,
@@ -36,6 +35,7 @@ from broker_core.message.field_table import (
     sized,
 )
 from broker_core.message.properties import NAMES, Properties, raw_headers, with_raw_headers
+from broker_core.routing.carbon_copy import carbon_copies
 
 PREFIX = "txmq."
 EXCHANGE = f"{PREFIX}exchange"

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.routing.routing import Routed
 from broker_core.core.block import row_numbers
 from broker_core.core.errors import TransactionTooLarge
 from broker_core.core.ids import QueueId
@@ -24,6 +23,7 @@ from broker_core.kafka.record.headers import of_message
 from broker_core.kafka.record.partitioner import partitions_of
 from broker_core.kafka.record.record_batch import HEAD, Codec, Integers
 from broker_core.kafka.topics.routing import Target
+from broker_core.routing.column import Routed
 
 BATCH_BYTES = 900_000  # of the records of one batch
 RECORD_BYTES = 30  # of a record beside key, value and headers, at most

@@ -21,8 +21,6 @@ import pyarrow as pa
 import xxhash
 
 from broker_core.arrow.parts import branch_checksum, parts, signed, stream_of
-from broker_core.broker.message.content import check_rows
-from broker_core.broker.routing.carbon_copy import copies_of_rows
 from broker_core.core.endpoint import client_name
 from broker_core.core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
 from broker_core.core.failpoint import here
@@ -52,6 +50,8 @@ from broker_core.kafka.sink.staged_branches import (
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
 from broker_core.kafka.topics.routing import ClusterTopology
+from broker_core.routing.carbon_copy import copies_of_rows
+from broker_core.routing.content import check_rows
 
 ROOM = 8 << 10  # of a staged record batch, beside its values: heads, keys and headers
 SENT = topics.STAGED_BYTES - ROOM  # values wait until they are so large together

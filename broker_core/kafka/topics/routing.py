@@ -2,8 +2,7 @@
 
 A queue is a topic, so it exists without a record here. Exchanges and bindings are records of
 ``_txmq.topology``, and every process that publishes replays them.
-Not here: the rules (``broker/topology/exchanges.py``, ``broker/routing/exchange.py``,
-``broker/routing/routing.py``), encoding.
+Not here: the rules (``broker_core/routing``), encoding.
 Invariant: what is routed was routed by the bindings that were written when it was asked for (``refresh``).
 """
 
@@ -17,10 +16,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.routing.carbon_copy import Copies
-from broker_core.broker.routing.exchange import EXCHANGE_TYPES, Exchange
-from broker_core.broker.routing.routing import Routed, is_alike
-from broker_core.broker.topology.exchanges import Exchanges
 from broker_core.core import errors
 from broker_core.core.change import ANY, Change, Drop
 from broker_core.core.ids import QueueId
@@ -31,6 +26,10 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import LATEST, TopicPartition
 from broker_core.kafka.topics import entry, topics
 from broker_core.kafka.topics.entry import now_ms
+from broker_core.routing.carbon_copy import Copies
+from broker_core.routing.column import Routed, is_alike
+from broker_core.routing.exchange import EXCHANGE_TYPES, Exchange
+from broker_core.routing.exchanges import Exchanges
 
 _USUAL_LARGEST = 1_048_588  # Kafka's default of max.message.bytes, where this user may not ask
 

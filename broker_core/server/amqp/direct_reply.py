@@ -20,10 +20,10 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import REPLIES
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.topology import refusals
 from broker_core.core.change import Change
 from broker_core.core.errors import NotAllowed, PreconditionFailed
 from broker_core.message.properties import Properties, with_reply_to
+from broker_core.routing import refusals
 from broker_core.server.amqp.session import Session, sender
 
 NAME = REPLIES[:-1]

@@ -23,13 +23,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.users import payer_of
-from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decision
 from broker_core.broker.transaction.outcomes import NAMES
 from broker_core.core.change import Change
 from broker_core.core.checks import assert_never
 from broker_core.core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
+from broker_core.message.arguments import check_text
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import Properties
 

@@ -5,7 +5,7 @@ without an entry is refused.
 a read, the app for branches, and the tag administrator for a backup; stage, adopt and DoPut need the app of
 the attempt, and write on each exchange that the rows name.
 
-An app belongs to the user who first claimed or opened it (``micro_batch/owners.py``); an administrator may
+An app belongs to the user who first claimed or opened it (``broker/batch/owners.py``); an administrator may
 use each. What a call touches beside the app that it names (reads, attempts, branches) is proved where it is
 found.
 """
@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from broker_core.broker import command_permissions
-from broker_core.broker.message.content import check_user_id
+from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.core import errors
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
-from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
+from broker_core.routing.content import check_user_id
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight import audited

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_core.admin import ConnectionInfo, LedgerInfo
+from broker_core.broker.batch import overview
 from broker_core.core.errors import NotAllowed
 from broker_core.engine import AppInfo, AttemptInfo
-from broker_core.micro_batch import overview
 from broker_core.micro_batch.ledger_info import ledger_info
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core.broker.message.content import time_to_live_ms
 from broker_core.core import errors
 from broker_core.message.field_table import Long
 from broker_core.message.properties import Properties, rewrite
+from broker_core.routing.content import time_to_live_ms
 
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.binary(max_size=9)

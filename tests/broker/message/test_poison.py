@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker.message.content import PROPERTIES_BYTES, check_rows
 from broker_core.broker.message.dead_letter import DAMAGED
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core import errors
 from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import MESSAGE_SCHEMA, Message
 from broker_core.message.properties import Properties
+from broker_core.routing.content import PROPERTIES_BYTES, check_rows
 from tests.broker.conftest import Node, declared, publish
 from tests.reading import fetched
 

@@ -9,15 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.arguments import ARGUMENT_BYTES, check_binding, check_consumer_arguments
-from broker_core.broker.arguments.table import (
-    CONSUMER,
-    EXCHANGE,
-    QUEUE,
-    QUEUE_TYPES,
-    ArgumentRule,
-    without_effect,
-)
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.topology.ownership import own, release
@@ -25,10 +16,19 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core import errors
 from broker_core.core.change import Change
 from broker_core.core.records import DeliveryRecord, QueueRecord
+from broker_core.message.arguments import ARGUMENT_BYTES, check_binding, check_consumer_arguments
+from broker_core.message.arguments.table import (
+    CONSUMER,
+    EXCHANGE,
+    QUEUE,
+    QUEUE_TYPES,
+    ArgumentRule,
+    without_effect,
+)
 from broker_core.message.field_table import MAX_NESTING, Timestamp
 from broker_core.message.properties import Properties
 from tests.broker.conftest import Node, declared, publish
-from tests.broker.routing.test_exchange import topology
+from tests.routing.test_exchange import topology
 
 LOCKED = (
     "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on "

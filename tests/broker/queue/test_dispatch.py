@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.arguments import check_consumer_arguments
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.dispatch import Dispatched
 from broker_core.broker.queue.consumer import Consumer
@@ -15,6 +14,7 @@ from broker_core.broker.topology.ownership import own
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core import errors
 from broker_core.core.change import InboxRow
+from broker_core.message.arguments import check_consumer_arguments
 from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties

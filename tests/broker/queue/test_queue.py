@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from broker_core.broker.batch.extent import too_few
 from broker_core.broker.queue import Queue, Run, ready
 from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.progress import IntervalSet
@@ -17,7 +18,6 @@ from broker_core.core.change import Change, Drop, InboxRow
 from broker_core.core.records import HoleRecord, ProgressRecord, RunRecord
 from broker_core.core.undo import Undo
 from broker_core.engine import Limit
-from broker_core.micro_batch.extent import too_few
 from tests.reading import oldest, purgeable
 
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.broker.message.dead_letter import DeadLetters
-from broker_core.broker.routing.exchange import DirectExchange
 from broker_core.core import errors
 from broker_core.core.change import InboxRow
 from broker_core.core.ids import BlockId, CommitSequence
@@ -22,6 +21,7 @@ from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.message.x_death import Death
+from broker_core.routing.exchange import DirectExchange
 from connector.reject.dead_letters import HEADER, Rejection, dead_lettered
 from tests.engine.bench import APP, Bench
 

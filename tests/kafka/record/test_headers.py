@@ -12,14 +12,14 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from broker_core.broker.message.content import check_rows
-from broker_core.broker.routing.carbon_copy import copies_of_rows
 from broker_core.core.errors import OptionError, TxmqError
 from broker_core.kafka.record import headers
 from broker_core.message.field_table import NUMBERS, Long, Timestamp, encode_short_string, sized
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import NAMES, Properties, raw_headers, with_raw_headers
 from broker_core.message.x_death import Death
+from broker_core.routing.carbon_copy import copies_of_rows
+from broker_core.routing.content import check_rows
 from connector.reject.dead_letters import dead_lettered
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -16,6 +16,8 @@ import pytest
 from pamqp import commands as c
 
 from broker_core.broker import commit
+from broker_core.broker.batch import owners
+from broker_core.broker.batch.branch import StagedLimits
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
@@ -24,8 +26,6 @@ from broker_core.core.credentials import Credentials
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
-from broker_core.micro_batch import owners
-from broker_core.micro_batch.branch import StagedLimits
 from broker_core.server.doors import Doors
 from broker_core.server.quotas import QuotaLimits, UserLimit
 from tests.amqp_peer import Peer

@@ -16,8 +16,8 @@ from broker_core.store.failure import disk_full, store_error
 
 ROOT = Path(__file__).resolve().parents[3]
 REACHED = (
-    "broker/arguments", "broker/broker.py", "broker/channel.py", "broker/commit.py", "broker/decision.py",
-    "broker/message", "broker/queue", "broker/routing", "broker/topology", "broker/transaction",
+    "broker/broker.py", "broker/channel.py", "broker/commit.py", "broker/decision.py",
+    "broker/message", "broker/queue", "routing", "broker/topology", "broker/transaction",
     "server/amqp", "server/quotas.py", "server/threads.py", "server/commit_queue.py", "amqp", "message",
     "node/committer.py", "node/loaded_blocks.py", "store/failure.py", "store/durable.py", "store/segment.py",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 A delivery has no time of its own: now and then, the highest delivery tag is noted with the time. A tag that
 is not above a note was sent before it.
 
-Not here: where the argument is checked (``broker/arguments/table.py``).
+Not here: where the argument is checked (``message/arguments/table.py``).
 Invariant: a delivery is never called late before its time, whatever the clock of the host does. It is noticed
 within a sixteenth of its time, and a second or two.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Publishes
 from broker_core.broker import command_permissions
-from broker_core.broker.message.content import USER_ID, check_user_id
-from broker_core.broker.routing.carbon_copy import has_copies
 from broker_core.core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message.message import Message
 from broker_core.message.properties import delivery_mode
+from broker_core.routing.carbon_copy import has_copies
+from broker_core.routing.content import USER_ID, check_user_id
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import publish_to_transaction
 from broker_core.server.amqp.commands.registry import command

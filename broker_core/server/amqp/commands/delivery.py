@@ -11,13 +11,13 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import command_permissions
-from broker_core.broker.arguments import check_consumer_arguments
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction.transaction import Outcome, Settle
 from broker_core.core.block import NotLoaded
 from broker_core.core.change import Change
 from broker_core.core.errors import NotImplementedFeature
+from broker_core.message.arguments import check_consumer_arguments
 from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.ack_timeout import limit_of, watch

@@ -11,10 +11,10 @@ import secrets
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import command_permissions
-from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.purge import Purge
 from broker_core.core.change import Change
+from broker_core.message.arguments import check_reserved
 from broker_core.node.committer import changes
 from broker_core.server.amqp import direct_reply
 from broker_core.server.amqp.commands.names import one_line

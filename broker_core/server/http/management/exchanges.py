@@ -9,9 +9,9 @@ from urllib.parse import quote
 from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing.exchange import Binding, Exchange
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.change import Change
+from broker_core.routing.exchange import Binding, Exchange
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown
@@ -33,7 +33,7 @@ def _all(call: HttpCall) -> object:
     return listed(call, [row for each in visible(call.served, call.caller) for row in exchange_rows(each)])
 
 
-def exchange(call: HttpCall, name: str) -> Exchange:
+def exchange(call: HttpCall, name: str) -> Exchange[Queue]:
     """Raises Refusal."""
     found = call.topology.exchanges.get("" if name == DEFAULT else name)
     if found is None:
@@ -84,7 +84,7 @@ def _defaults(topology: Topology) -> list[Row]:
     return [shown.default_binding(name, topology.vhost) for name in queues]
 
 
-def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange], list[Binding]]) -> list[Row]:
+def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]], list[Binding]]) -> list[Row]:
     """What ``take`` takes of each exchange but the default one, by name: under the lock, one at a time."""
     rows: list[Row] = []
     for name, each in sorted(topology.exchanges.items()):
@@ -99,12 +99,12 @@ def binding_rows(call: HttpCall, topology: Topology) -> list[Row]:
     return _defaults(topology) + _taken(call, topology, lambda each: each.bindings)
 
 
-def _bindings_to(call: HttpCall, target: Queue | Exchange) -> list[Row]:
+def _bindings_to(call: HttpCall, target: Queue | Exchange[Queue]) -> list[Row]:
     rows = _taken(call, call.topology, lambda each: each.bindings_to(target))
     return [shown.default_binding(target.name, call.vhost), *rows] if isinstance(target, Queue) else rows
 
 
-def _bindings_from(call: HttpCall, source: Exchange) -> list[Row]:
+def _bindings_from(call: HttpCall, source: Exchange[Queue]) -> list[Row]:
     if not source.name:
         return _defaults(call.topology)
     with call.served.broker.look:

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from broker_core.broker import command_permissions
-from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.queue import Queue
 from broker_core.core.change import Change
+from broker_core.message.arguments import check_reserved
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown

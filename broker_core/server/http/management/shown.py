@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import quote
 
 from broker_core.admin import BindingInfo, ConnectionInfo, ExchangeInfo
-from broker_core.broker.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
-from broker_core.broker.routing.exchange import Binding, Exchange, canonical
+from broker_core.message.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
 from broker_core.node.held_channels import ChannelHolder
+from broker_core.routing.exchange import Binding, Exchange, canonical
 from broker_core.server.http.rates import Counts, Rate, Rates, counts_of
 from broker_core.server.http.served import NODE
 
@@ -115,11 +115,11 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
     }
 
 
-def exchange_row(exchange: Exchange, vhost: str) -> Row:
+def exchange_row(exchange: Exchange[Queue], vhost: str) -> Row:
     return {**exchange_columns(exchange, vhost), "policy": None, "user_who_performed_action": ""}
 
 
-def exchange_columns(exchange: Exchange | ExchangeInfo, vhost: str) -> Row:
+def exchange_columns(exchange: Exchange[Queue] | ExchangeInfo, vhost: str) -> Row:
     """What an exchange has on every engine."""
     return {
         "name": exchange.name,

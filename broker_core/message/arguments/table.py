@@ -4,7 +4,7 @@ Each has a meaning here; or it is taken, and shown with the reason why it has no
 the reason. Other names that start with ``x-`` are taken as RabbitMQ takes them, and shown. Names without
 ``x-`` belong to clients.
 
-Not here: acting on them (``message/``, ``topology/``, ``server/amqp/commands/ack_timeout.py``).
+Not here: acting on them (``broker/``, ``server/amqp/commands/ack_timeout.py``).
 Invariant: an argument that promises more than this broker does is refused, or shown as without effect.
 Source: the argument tables of RabbitMQ's queue types, and what 3.10.8 answers.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from broker_core.broker.arguments.values import (
+from broker_core.message.arguments.values import (
     MAX_PRIORITY,
     MAX_TIME_MS,
     Check,

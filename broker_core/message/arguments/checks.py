@@ -17,9 +17,9 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from broker_core.broker.arguments.table import COMPARED, CONSUMER, EXCHANGE, QUEUE, ArgumentRule
-from broker_core.broker.arguments.values import invalid, type_name
 from broker_core.core.errors import AccessRefused, PreconditionFailed
+from broker_core.message.arguments.table import COMPARED, CONSUMER, EXCHANGE, QUEUE, ArgumentRule
+from broker_core.message.arguments.values import invalid, type_name
 from broker_core.message.field_table import MAX_NESTING
 
 ARGUMENT_BYTES = 128 * 1024  # of all arguments together

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from broker_core.broker.routing.wild_patterns import WildPatterns
+from broker_core.routing.wild_patterns import WildPatterns
 
 K = TypeVar("K")
 V = TypeVar("V")

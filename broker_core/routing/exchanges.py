@@ -1,8 +1,8 @@
 """Exchanges and bindings of one virtual host, whatever its queues are: declaring, binding, deleting, and
 automatic deletion of exchanges (auto-delete).
 
-Not here: queues (``topology.py``; on Kafka a topic is one), messages. Every operation checks first, then
-changes memory and fills the change; codes and texts are RabbitMQ's.
+Not here: queues (``broker/topology/topology.py``; on Kafka a topic is one), messages. Every operation checks
+first, then changes memory and fills the change; codes and texts are RabbitMQ's.
 Invariant: every durable exchange and binding between two durable ones has a record; nothing else has. An
 auto-delete exchange that has had a binding since the broker started has one now.
 """
@@ -14,16 +14,24 @@ from typing import Generic
 
 import pyarrow as pa
 
-from broker_core.broker.arguments import (
+from broker_core.core.address import VHOST
+from broker_core.core.change import ANY, Change
+from broker_core.core.errors import AccessRefused, PreconditionFailed
+from broker_core.core.ids import QueueId
+from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
+from broker_core.core.undo import Tally, Undo
+from broker_core.message.arguments import (
     check_binding,
     check_exchange_arguments,
     check_text,
     inequivalent,
     inequivalent_arguments,
 )
-from broker_core.broker.arguments.table import COMPARED_EXCHANGE
-from broker_core.broker.routing.carbon_copy import Copies
-from broker_core.broker.routing.exchange import (
+from broker_core.message.arguments.table import COMPARED_EXCHANGE
+from broker_core.routing import refusals
+from broker_core.routing.carbon_copy import Copies
+from broker_core.routing.column import FREE, Held, Routed, find_exchange, route_column
+from broker_core.routing.exchange import (
     EXCHANGE_TYPES,
     Binding,
     DefaultExchange,
@@ -31,16 +39,8 @@ from broker_core.broker.routing.exchange import (
     Q,
     check_type,
 )
-from broker_core.broker.routing.route_cache import RouteCacheBudget
-from broker_core.broker.routing.routing import FREE, Held, Routed, find_exchange, route_column
-from broker_core.broker.routing.stale_bindings import StaleBindings
-from broker_core.broker.topology import refusals
-from broker_core.core.address import VHOST
-from broker_core.core.change import ANY, Change
-from broker_core.core.errors import AccessRefused, PreconditionFailed
-from broker_core.core.ids import QueueId
-from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
-from broker_core.core.undo import Tally, Undo
+from broker_core.routing.route_cache import RouteCacheBudget
+from broker_core.routing.stale_bindings import StaleBindings
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 PREDECLARED = {

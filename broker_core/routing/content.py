@@ -15,9 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core.arrow.outside import require_valid
-from broker_core.broker.access.rights import Rights
-from broker_core.broker.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
-from broker_core.broker.routing.carbon_copy import carbon_copies, has_copies
 from broker_core.core.block import EXPIRATION as EXPIRATION
 from broker_core.core.errors import (
     OptionError,
@@ -26,8 +23,10 @@ from broker_core.core.errors import (
     TransactionTooLarge,
     TxmqError,
 )
+from broker_core.message.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 from broker_core.message.properties import Properties, check, delivery_mode, expiration
+from broker_core.routing.carbon_copy import carbon_copies, has_copies
 
 USER_ID = 0x10  # in the second byte of the property flags
 _DELIVERY_MODES = (2, 1, None)
@@ -96,21 +95,6 @@ def check_user_id(properties: bytes, user: str) -> None:
             raise PreconditionFailed(
                 f"user_id property set to '{user_id}' but authenticated user was '{user}'"
             )
-
-
-def check_user_ids(rows: pa.RecordBatch, rights: Rights) -> None:
-    """Like ``check_user_id``, for a block that ``check_rows`` has accepted; the error names the row."""
-    if rights.impersonates:
-        return
-    properties = rows.column("properties")
-    for encoded in properties.unique().to_pylist():
-        try:
-            check_user_id(encoded, rights.user)
-        except PreconditionFailed as error:
-            row = pc.index(properties, pa.scalar(encoded, pa.binary())).as_py()
-            raise PreconditionFailed(
-                f"row {row}: {error.message}", "publish without it, or as a user with the tag impersonator"
-            ) from error
 
 
 def _check_properties(properties: bytes) -> None:

@@ -20,8 +20,8 @@ from broker_core.broker import command_permissions
 from broker_core.broker.access.actor import Actor
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import ADMINISTRATOR, name_in, user_in
+from broker_core.broker.batch.branch import Branches, inline_rows, whose
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.message.content import check_user_id
 from broker_core.core.block import NotLoaded, ReadBlock, together
 from broker_core.core.change import Change
 from broker_core.core.errors import (
@@ -33,9 +33,9 @@ from broker_core.core.errors import (
 )
 from broker_core.core.records import LedgerRecord, PartRecord
 from broker_core.engine import BranchHeader, LedgerEntry, StagedBranch
-from broker_core.micro_batch.branch import Branches, inline_rows, whose
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.ledger import Ledger, MicroBatch, public
+from broker_core.routing.content import check_user_id
 
 USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
 

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from broker_core.broker.routing.routing import Routed
 from broker_core.core.ids import BlockId
+from broker_core.routing.column import Routed
 
 NOWHERE = Routed({}, 0, [])
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.routing.carbon_copy import MAX_COPIES, carbon_copies, has_copies
 from broker_core.core.errors import PreconditionFailed
 from broker_core.message.properties import Properties
+from broker_core.routing.carbon_copy import MAX_COPIES, carbon_copies, has_copies
 
 
 def test_cc_and_bcc_name_more_keys_and_bcc_is_taken_out() -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.broker.routing.carbon_copy import Copies
-from broker_core.broker.routing.exchange import Exchange, Q, RoutedQueue
 from broker_core.core.block import RowSelection, select_rows
 from broker_core.core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.core.ids import QueueId
+from broker_core.routing.carbon_copy import Copies
+from broker_core.routing.exchange import Exchange, Q, RoutedQueue
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """An app goes on behind another ledger (C7) in the embedded broker: everything in one change.
 
-Not here: the rules (``resume.py``).
+Not here: the rules (``micro_batch/resume.py``).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from broker_core.broker.access.actor import Actor
 from broker_core.broker.access.users import name_in
+from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.transaction.transaction import StagedTransaction
 from broker_core.core.change import Change
 from broker_core.engine import LedgerEntry
-from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.resume import newest_of_each_log, take_ends, take_entries
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from broker_core.broker.batch import extent
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology.ownership import own, require_ownable
 from broker_core.core.block import ReadBlock
 from broker_core.core.change import Change
 from broker_core.engine import Limit, Origin
-from broker_core.micro_batch import extent
 from broker_core.micro_batch.claims.logs import Claimed
 
 

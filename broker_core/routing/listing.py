@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker_core.admin import BindingInfo, ExchangeInfo
-from broker_core.broker.routing.exchange import Binding, Exchange, Q
-from broker_core.broker.topology.exchanges import Exchanges
 from broker_core.core.pieces import in_order
+from broker_core.routing.exchange import Binding, Exchange, Q
+from broker_core.routing.exchanges import Exchanges
 
 
 def exchange_row(exchange: Exchange[Q]) -> ExchangeInfo:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from broker_core.broker.arguments import same
+from broker_core.message.arguments import same
 
 K = TypeVar("K")
 V = TypeVar("V")

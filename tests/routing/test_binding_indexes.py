@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker_core.broker.routing import wild_patterns
-from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
-from broker_core.broker.routing.topic_patterns import TopicPatterns
+from broker_core.routing import wild_patterns
+from broker_core.routing.header_index import MATCHES, HeaderIndex
+from broker_core.routing.topic_patterns import TopicPatterns
 
 WORDS = st.sampled_from(["a", "b", "", "*", "#"])
 PATTERNS = st.lists(WORDS, max_size=11).map(".".join)

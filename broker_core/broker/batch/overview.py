@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from broker_core.broker.access.users import name_in, user_in
+from broker_core.broker.batch.extent import waiting_since
+from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.core.block import ReadBlock
 from broker_core.core.records import LedgerRecord
 from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.micro_batch.claims.releases import Releases
-from broker_core.micro_batch.extent import waiting_since
-from broker_core.micro_batch.micro_batch import MicroBatches
 
 
 def apps(

@@ -15,7 +15,7 @@ from broker_core.core import errors
 from broker_core.core.change import Change
 from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
 from tests.broker.conftest import Node
-from tests.broker.routing.test_exchange import names, topology
+from tests.routing.test_exchange import names, topology
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,17 @@
-"""What a virtual host refuses, with RabbitMQ's codes and texts. Not here: when (``topology.py``)."""
+"""What a virtual host refuses, with RabbitMQ's codes and texts. Not here: when (``exchanges.py``), and whose
+a queue is (``broker/topology/ownership.py``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from broker_core.broker.queue import REPLIES, Queue
 from broker_core.core.errors import (
     AccessRefused,
     ExchangeNotFound,
     NotAllowed,
     PreconditionFailed,
     QueueNotFound,
-    ResourceLocked,
 )
 
 SOURCES = 4_096  # exchanges that lead to one queue or exchange: deleting it takes a step for each
@@ -42,17 +42,6 @@ def system_exchange(name: str, vhost: str) -> AccessRefused:
     )
 
 
-def check_room(queues: Collection[Queue], name: str, vhost: str, limit: int) -> None:
-    """Raises PreconditionFailed if ``queues`` of a virtual host are as many as its limit; -1: none."""
-    if limit < 0 or limit > len(queues) or name.startswith(REPLIES):
-        return
-    if sum(not queue.replies for queue in queues) >= limit:
-        raise PreconditionFailed(
-            f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
-            "delete a queue, or raise the limit with txmq vhosts limit",
-        )
-
-
 def check_bindings(size_bytes: int, sources: Collection[object], target: str, vhost: str) -> None:
     """Before a binding to ``target``, which ``sources`` lead to. Raises PreconditionFailed."""
     if size_bytes >= VHOST_BINDING_BYTES:
@@ -71,24 +60,3 @@ def check_sources(sources: Collection[object], target: str) -> None:
             f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit: "
             "bind it to fewer exchanges",
         )
-
-
-def owned(queue: Queue) -> ResourceLocked:
-    return ResourceLocked(
-        f"queue '{queue.name}' belongs to app '{queue.owner}': "
-        f"only its stream consumes it; `txmq release {queue.owner} {queue.name}` takes it from a pipeline "
-        "that will not come back",
-    )
-
-
-def locked(queue: Queue) -> ResourceLocked:
-    return ResourceLocked(
-        f"cannot obtain exclusive access to locked {queue.full_name}. It could be originally declared on "
-        "another connection or the exclusive property value does not match that of the original declaration."
-    )
-
-
-def check_exclusive(queue: Queue, connection: object) -> None:
-    """Raises ResourceLocked."""
-    if queue.exclusive and queue.connection is not connection:
-        raise locked(queue)

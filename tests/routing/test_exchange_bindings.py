@@ -14,7 +14,7 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core.block import selected_rows
 from broker_core.core.change import Change
 from broker_core.message.properties import Properties
-from tests.broker.routing.test_exchange import names, topology
+from tests.routing.test_exchange import names, topology
 
 
 def test_a_message_reaches_a_queue_over_exchanges_once_and_by_the_key_it_was_published_with() -> None:

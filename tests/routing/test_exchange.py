@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_core.broker.routing import routing
-from broker_core.broker.routing.carbon_copy import copies_of_rows
 from broker_core.broker.topology.topology import Topology
 from broker_core.core import errors
 from broker_core.core.block import Blocks, selected_rows
 from broker_core.core.change import Change, Numbers
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
+from broker_core.routing import column
+from broker_core.routing.carbon_copy import copies_of_rows
 
 
 def no_block(block_id: int) -> pa.RecordBatch:
@@ -328,13 +328,13 @@ def test_rows_that_reach_very_many_queues_take_room_for_what_they_reach_and_are_
     assert all(
         each == (0, rows, b"") for each in found.route_column("all", keys, properties).selections.values()
     )
-    monkeypatch.setattr(routing, "SELECTED_BYTES", 100_000)
+    monkeypatch.setattr(column, "SELECTED_BYTES", 100_000)
     with pytest.raises(errors.TransactionTooLarge, match="the rows of one part reach 41 queues"):
         found.route_column("", keys, properties)
     for number in range(20):
         found.unbind(Change(), queues[number], "all", "#")
         found.bind(Change(), queues[number], "all", queues[number])
-    monkeypatch.setattr(routing, "REACHED", 2_000)
+    monkeypatch.setattr(column, "REACHED", 2_000)
     with pytest.raises(errors.TransactionTooLarge, match="queues by different keys"):
         found.route_column("all", keys, properties)
 

@@ -2,8 +2,8 @@
 decision.
 
 Pure: each method that changes something fills the change of a commit.
-Not here: the order of commits, and where bytes are written (``node/``). Claims, branches and ledger entries
-have their own files.
+Not here: the order of commits, and where bytes are written (``node/``). Claims and ledger
+entries (``micro_batch/``) and branches have their own files.
 
 Invariant: a batch is decided once, in one change with everything that it publishes and consumes. A decision
 checks everything before it changes anything.
@@ -20,6 +20,17 @@ import pyarrow as pa
 from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.users import name_in, write_key
+from broker_core.broker.batch.branch import (
+    Asked,
+    Branches,
+    Sums,
+    attempt_of,
+    expected_parts,
+    taken,
+)
+from broker_core.broker.batch.owners import AppOwners, StagedRights, public_entry
+from broker_core.broker.batch.part_rows import PartRows
+from broker_core.broker.batch.queue_logs import QueueLogs
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.topology.ownership import release
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
@@ -40,20 +51,9 @@ from broker_core.core.records import (
     ReleaseRecord,
 )
 from broker_core.engine import REFUSED_ROWS, BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
-from broker_core.micro_batch.branch import (
-    Asked,
-    Branches,
-    Sums,
-    attempt_of,
-    expected_parts,
-    taken,
-)
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
-from broker_core.micro_batch.owners import AppOwners, StagedRights, public_entry
-from broker_core.micro_batch.part_rows import PartRows
-from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.unapplied import mark_applied, note, noted, skip
 
 OnUnroutable = Literal["fail", "drop"]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.arguments import MAX_TEXT_BYTES, type_name
 from broker_core.core.errors import PreconditionFailed
+from broker_core.message.arguments import MAX_TEXT_BYTES, type_name
 from broker_core.message.properties import Properties
 
 MAX_COPIES = 64  # RabbitMQ has no limit; each key is a search in the bindings

@@ -14,29 +14,20 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from broker_core.broker.arguments import type_name
-from broker_core.broker.routing.carbon_copy import MAX_COPIES, carbon_copies
-from broker_core.broker.routing.header_index import MATCHES, HeaderIndex
-from broker_core.broker.routing.route_cache import RouteCache, RouteCacheBudget
-from broker_core.broker.routing.stale_bindings import StaleBindings
-from broker_core.broker.routing.topic_patterns import TopicPatterns
 from broker_core.core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
 from broker_core.core.ids import QueueId
 from broker_core.core.undo import Undo
+from broker_core.message.arguments import type_name
 from broker_core.message.properties import Properties
+from broker_core.routing.carbon_copy import MAX_COPIES, carbon_copies
+from broker_core.routing.header_index import MATCHES, HeaderIndex
+from broker_core.routing.route_cache import RouteCache, RouteCacheBudget
+from broker_core.routing.stale_bindings import StaleBindings
+from broker_core.routing.topic_patterns import TopicPatterns
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    from broker_core.broker.queue import Queue
-
-    Q = TypeVar("Q", bound="RoutedQueue", default=Queue)
-else:
-    from typing import TypeVar
-
-    Q = TypeVar("Q")
+Q = TypeVar("Q", bound="RoutedQueue")
 
 BindingKey = tuple["RoutedQueue | Exchange[Any]", str, str]  # destination, routing key, arguments
 BINDING_BYTES, PART_BYTES = 600, 400  # of a binding, and of a word or an argument, about

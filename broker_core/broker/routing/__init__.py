@@ -1,1 +1,0 @@
-"""Which queues a message goes to: exchanges, bindings and their indexes."""
