@@ -133,6 +133,7 @@ class ReadTicket:
     slices: tuple[tuple[Name, int, int], ...]  # (log, start, end) in reading order
     fail_on_data_loss: bool = True
     transaction: bool = False  # rows as READ_WITH_TRANSACTION, where commits have numbers
+    record: bool = False  # rows as READ_WITH_RECORD, where messages are records of Kafka
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +331,10 @@ class Source(Protocol):
         """
 
     def browse(
-        self, slices: Sequence[tuple[Name, int, int]], *, transaction: bool = False
+        self, slices: Sequence[tuple[Name, int, int]], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads).
-        ``transaction``: as in a ticket.
+        ``transaction``, ``record``: as in a ticket.
         """
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:

@@ -58,6 +58,8 @@ class TxmqDataSource(DataSource):
     ``includeProperties`` adds the column ``properties``: a struct of content_type, content_encoding, headers,
     delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
     app_id. It is null for a message without properties.
+    ``includeKey`` adds the column ``key``, ``includeHeaders`` the column ``headers``, an array of (key, value):
+    those of Kafka's records as bytes, and of other messages the routing key and the headers.
 
     ``table`` reads the state of the broker in place of messages.
 
@@ -95,6 +97,8 @@ class TxmqDataSource(DataSource):
     | `maxRecordsPerPartition` |  | reads | maximum messages per task |
     | `includeProperties` | `false` | reads | adds the column `properties` |
     | `includeTransaction` | `false` | reads | adds the column `transaction`: the number of the commit that published the message |
+    | `includeKey` | `false` | reads | adds the column `key`: the bytes of Kafka's, null without one; elsewhere the routing key |
+    | `includeHeaders` | `false` | reads | adds the column `headers`, as Spark's Kafka source has it |
     | `failOnDataLoss` | `true` | stream reads | fail if messages of a claimed range no longer exist |
     | `exchange` | `""` | writes | the exchange, unless a column gives it; empty: the default exchange |
     | `routingKey` | `""` | writes | the routing key, unless a column gives it |
@@ -130,7 +134,7 @@ class TxmqDataSource(DataSource):
         from connector.stream.schema import read_schema
 
         check_known(self.options, READ)
-        return read_schema(Included(self._is_on("includeProperties"), self._is_on("includeTransaction")))
+        return read_schema(Included(*(self._is_on(f"include{name.title()}") for name in Included._fields)))
 
     def _is_on(self, option: str) -> bool:
         return str(self.options.get(option, "false")).strip().lower() == "true"

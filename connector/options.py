@@ -100,6 +100,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("includeProperties", "false", parsers.boolean, READ, "adds the column `properties`"),
     Option("includeTransaction", "false", parsers.boolean, READ,
            "adds the column `transaction`: the number of the commit that published the message"),
+    Option("includeKey", "false", parsers.boolean, READ,
+           "adds the column `key`: the bytes of Kafka's, null without one; elsewhere the routing key"),
+    Option("includeHeaders", "false", parsers.boolean, READ,
+           "adds the column `headers`, as Spark's Kafka source has it"),
     Option("failOnDataLoss", "true", parsers.boolean, ("stream read",),
            "fail if messages of a claimed range no longer exist"),
     Option("exchange", "", parsers.text, WRITE,
@@ -310,6 +314,8 @@ class Included(NamedTuple):
 
     properties: bool = False
     transaction: bool = False
+    key: bool = False
+    headers: bool = False
 
 
 PLAIN = Included()
@@ -431,7 +437,7 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
         max_delay_s=_or(values["maxTriggerDelay"], 0.0),
         min_partitions=values["minPartitions"],
         max_rows_per_partition=values["maxRecordsPerPartition"],
-        included=Included(values["includeProperties"], values["includeTransaction"]),
+        included=Included(*(values[f"include{name.title()}"] for name in Included._fields)),
         fail_on_data_loss=_or(values["failOnDataLoss"], True),
         on_new_checkpoint=_or(values["onNewCheckpoint"], "fail"),
     )

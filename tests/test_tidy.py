@@ -381,7 +381,7 @@ BUDGETS = {
     "connector/delta": 3800,
     "connector/ledger": 900,
     "connector/reject": 700,
-    "connector/stream": 1500,
+    "connector/stream": 1520,
     "connector/tables": 1200,
     "connector/typed": 3390,
     "txmq": 2400,

@@ -216,7 +216,7 @@ class BrokerClient:
         )
 
     def browse(
-        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False
+        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         return self._resumed(
             tuple(slices), lambda left: contract.Ticket(browse=left, transaction=transaction)

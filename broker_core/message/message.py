@@ -49,6 +49,10 @@ READ_SCHEMA = pa.schema(
 # ... if it asks for it, and the commits of the engine have numbers: that of the commit that published the row
 READ_WITH_TRANSACTION = READ_SCHEMA.append(pa.field("transaction", pa.int64()))
 
+# ... if it asks for it, and the messages of the engine are records of Kafka: what they have, as it is
+HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+READ_WITH_RECORD = READ_SCHEMA.append(pa.field("key", pa.binary())).append(pa.field("headers", HEADERS))
+
 MAX_BODY_BYTES = 128 * 1024 * 1024
 
 

@@ -276,7 +276,7 @@ class EmbeddedEngine:
         return self.read_plan(self.open_read(ticket), ticket)
 
     def browse(
-        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False
+        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         return self.read_plan(self.plan_browse(slices, transaction=transaction))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     ByteType,
@@ -29,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.core.errors import OptionError, RemoteProtocolError
-from broker_core.message.message import READ_SCHEMA, TIMESTAMP
+from broker_core.message.message import HEADERS, READ_SCHEMA, TIMESTAMP
 from broker_core.message.properties import Properties
 from broker_core.message.spans import PARENT
 from connector.options import PLAIN, Included
@@ -74,7 +75,14 @@ _COLUMNS = StructType(
 )
 _PLAIN = len(_COLUMNS)
 _PLAIN_SCHEMA = pa.schema([READ_SCHEMA.field(index) for index in range(_PLAIN)])
-_PROPERTIES, _TRANSACTION = pa.field("properties", ARROW_PROPERTIES), pa.field("transaction", pa.int64())
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+# by the fields of ``Included``: the type in Spark, and in Arrow
+_MORE: dict[str, tuple[DataType, pa.DataType]] = {
+    "properties": (PROPERTIES_TYPE, ARROW_PROPERTIES),
+    "transaction": (LongType(), pa.int64()),
+    "key": (BinaryType(), pa.binary()),
+    "headers": (ArrayType(_HEADER), HEADERS),
+}
 
 _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 
@@ -84,8 +92,7 @@ _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 
 def read_schema(included: Included = PLAIN) -> StructType:
     """The columns of ``load()``."""
-    more = [StructField("properties", PROPERTIES_TYPE)] * included.properties
-    more += [StructField("transaction", LongType())] * included.transaction
+    more = [StructField(name, kind) for name, (kind, _) in _MORE.items() if getattr(included, name)]
     return StructType([*_COLUMNS.fields, *more])
 
 
@@ -98,51 +105,60 @@ def check_read_schema(given: StructType, included: Included = PLAIN) -> None:
         raise OptionError(
             f"the schema given by .schema() is {given.simpleString()}, but format txmq has the columns "
             f"{own.simpleString()}; "
-            "leave .schema() out and select columns afterwards (the options 'includeProperties' and "
-            "'includeTransaction' add the columns properties and transaction)"
+            "leave .schema() out and select columns afterwards (the options 'includeProperties', "
+            "'includeTransaction', 'includeKey' and 'includeHeaders' add columns)"
         )
 
 
 def to_spark(batches: Iterator[pa.RecordBatch], included: Included = PLAIN) -> Iterator[pa.RecordBatch]:
-    """READ_SCHEMA batches, with or without the column ``transaction``, in Spark's types, with the same
+    """READ_SCHEMA batches, with or without columns of the engine behind them, in Spark's types, with the same
     buffers for the plain columns.
     """
-    schema = _PLAIN_SCHEMA
-    if included.properties:
-        schema = schema.append(_PROPERTIES)
-    if included.transaction:
-        schema = schema.append(_TRANSACTION)
+    more = [name for name in _MORE if getattr(included, name)]
+    schema = pa.schema([*_PLAIN_SCHEMA, *(pa.field(name, _MORE[name][1]) for name in more)])
     for batch in batches:
-        columns = batch.columns
-        chosen = columns[:_PLAIN]
-        if included.properties:
-            chosen.append(properties_column(columns[_PLAIN]))
-        if included.transaction:  # commits of Kafka have no numbers
-            found = len(columns) > _PLAIN + 1
-            chosen.append(columns[_PLAIN + 1] if found else pa.nulls(batch.num_rows, pa.int64()))
+        chosen = batch.columns[:_PLAIN] + [_column(batch, name) for name in more]
         yield pa.RecordBatch.from_arrays(chosen, schema=schema)
 
 
-def properties_column(encoded: pa.Array) -> pa.Array:
-    """AMQP-encoded properties as a struct column; null for a message without properties or with damaged ones.
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """That of the engine, or what a message has in its place."""
+    if name != "properties" and name in batch.schema.names:
+        return batch.column(name)
+    if name == "key":
+        return batch.column("routing_key").cast(pa.binary())
+    if name == "transaction":  # commits of Kafka have no numbers
+        return pa.nulls(batch.num_rows, pa.int64())
+    return properties_column(batch.column("properties"), name == "headers")
 
-    Damaged properties are only in old data directories. A header that is not a string becomes JSON text; a
-    priority or delivery mode above 127 becomes 127.
+
+def properties_column(encoded: pa.Array, headers: bool = False) -> pa.Array:
+    """AMQP-encoded properties as a struct column, or their ``headers`` as one of lists; null for a message
+    without them or with damaged ones.
+
+    Damaged properties are only in old data directories. A header that is not a string becomes JSON text, in
+    the list only if it has no bytes either; a priority or delivery mode above 127 becomes 127.
     """
     import pyarrow.compute as pc  # slow to import, and a source without properties does not need it
 
+    kind, form = (HEADERS, _as_list) if headers else (ARROW_PROPERTIES, _as_struct)
     if len(encoded) == 0 or (pc.max(pc.binary_length(encoded)).as_py() or 0) == 0:
-        return pa.nulls(len(encoded), ARROW_PROPERTIES)
+        return pa.nulls(len(encoded), kind)
     distinct = encoded.dictionary_encode()  # most messages of a stream share a few sets of properties
-    decoded = [_struct_of(data) if data else None for data in distinct.dictionary.to_pylist()]
-    return pa.array(decoded, ARROW_PROPERTIES).take(distinct.indices)
+    decoded = [_decoded(data, form) if data else None for data in distinct.dictionary.to_pylist()]
+    return pa.array(decoded, kind).take(distinct.indices)
 
 
-def _struct_of(data: bytes) -> dict[str, Any] | None:
+def _decoded(data: bytes, form: Callable[[Properties], Any]) -> Any:
     try:
-        return _as_struct(Properties.decode(data))
+        return form(Properties.decode(data))
     except RemoteProtocolError:
         return None  # one such message must not stop a pipeline
+
+
+def _as_list(properties: Properties) -> list[tuple[str, str | bytes | None]] | None:
+    found = properties.headers.items()
+    return [(name, value if isinstance(value, bytes) else _as_text(value)) for name, value in found] or None
 
 
 def _as_struct(properties: Properties) -> dict[str, Any]:

@@ -260,6 +260,7 @@ class StreamReader(DataSourceStreamReader):
             partition.slices,
             options.fail_on_data_loss,
             options.included.transaction,
+            options.included.key or options.included.headers,
         )
         return _marked(to_spark(self._engine.read(ticket), options.included))
 
@@ -301,7 +302,8 @@ class TxmqBatchReader(DataSourceReader):
         if not partition.slices:
             return iter(())
         included = self._options.included
-        rows = self._options.address.engine().browse(partition.slices, transaction=included.transaction)
+        more = {"transaction": included.transaction, "record": included.key or included.headers}
+        rows = self._options.address.engine().browse(partition.slices, **more)
         return to_spark(rows, included)
 
 

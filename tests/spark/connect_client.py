@@ -70,11 +70,11 @@ def main(remote: str, url: str, folder: str) -> None:
     }
     copied = (
         spark.read.format("txmq")
-        .options(url=url, queue="copied")
+        .options(url=url, queue="copied", includeKey="true", includeHeaders="true")
         .load()
-        .selectExpr("CAST(body AS STRING) AS b")
+        .selectExpr("CAST(body AS STRING) AS b", "CAST(key AS STRING) AS key", "headers")
     )
-    rows["copied"] = sorted(row["b"] for row in copied.collect())
+    rows["copied"] = sorted(map(list, copied.collect()))
     rows["batches"] = spark.read.format("delta").load(f"{folder}/ledger").count()
     state = spark.read.format("txmq").option("url", url)
     entries = state.option("table", "ledger").load().where("app_id = 'app'").collect()

@@ -14,12 +14,13 @@ from bench.session import session
 def main(hosts: str, topic: str, folder: str, *how: str) -> None:
     with session("kafka source", {"spark.jars": ",".join(spark_kafka_jars())}) as spark:
         stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", hosts)
-        rows = stream.option("subscribe", topic).option("startingOffsets", "earliest").load()
+        rows = stream.option("subscribe", topic).option("startingOffsets", "earliest")
+        rows = rows.option("includeHeaders", "true").load()
 
         def each(batch: Any, _batch_id: int) -> None:
-            batch.selectExpr("CAST(value AS STRING) AS body").write.format("delta").mode("append").save(
-                f"{folder}/table"
-            )
+            batch.selectExpr("CAST(value AS STRING) AS body", "key", "headers").write.format("delta").mode(
+                "append"
+            ).save(f"{folder}/table")
             if how:
                 raise RuntimeError("as told")
 

@@ -74,7 +74,7 @@ def test_a_client_without_jvm_py4j_and_environment_does_every_operation_once(tmp
     assert told == {
         "added": [[body, 1] for body in "abcd"],
         "merged": [["a", 1], ["b", 1], ["d", 1]],
-        "copied": list("abcd"),
+        "copied": [[body, "copied", None] for body in "abcd"],
         "batches": 2,
         "in the history": True,
         "queues": ["copied", "in", "out"],

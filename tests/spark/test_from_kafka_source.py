@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.stream.spark_version import has_admission_control
-from tests.progress import run_to_end
+from tests.progress import GUARD_S, run_to_end
 from tests.spark.kafka_pipelines import hosts, make_topics, send
 
 pytestmark = [
@@ -48,8 +49,20 @@ def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_sourc
         str(old),
     ]
     send(kafka_url, TOPIC, [f"before {number}" for number in range(5)])
+    producer = Producer({"bootstrap.servers": ",".join(hosts(kafka_url))})
+    of_another = [("a", b"1"), ("b", b""), ("a", b"\xff"), ("txmq.exchange", b"x"), ("n", None)]
+    for key, headers in ((b"", of_another), (b"\xff\x00", of_another[:1]), (TOPIC.encode(), [])):
+        producer.produce(TOPIC, b"of another", key=key, headers=headers)
+    assert producer.flush(GUARD_S) == 0
     done = run_to_end(command, tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
+    options = {"url": kafka_url, "queue": TOPIC, "includeKey": "true", "includeHeaders": "true"}
+    batch = spark.read.format("txmq").options(**options).load()
+    theirs = spark.read.format("delta").load(str(old / "table"))
+    columns = ["CAST(body AS STRING) AS body", "key", "headers"]
+    assert batch.select("key", "headers").schema == theirs.select("key", "headers").schema
+    found = [sorted(frame.selectExpr(*columns).collect(), key=repr) for frame in (batch, theirs)]
+    assert found[0] == found[1] and len(found[0]) == 8 and None in {row.key for row in found[0]}
     # a batch that is in the offset log and was not committed
     send(kafka_url, TOPIC, ["logged 0", "logged 1"])
     done = run_to_end([*command, "fails"], tmp_path, cwd=ROOT)
@@ -60,16 +73,16 @@ def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_sourc
     send(kafka_url, TOPIC, ["after 0"])
 
     starts = newest_committed(old / "checkpoint")
-    options = {"url": kafka_url, "queue": TOPIC, "appId": "taken", "startingOffsets": starts}
+    options |= {"appId": "taken", "startingOffsets": starts}
     stream = spark.readStream.format("txmq").options(**options).load()
 
     def each(batch: DataFrame, tx: BatchTransaction) -> None:
-        tx.append(batch.selectExpr("CAST(body AS STRING) AS body"), table)
+        tx.append(batch.selectExpr(*columns), table)
 
     writer = stream.writeStream.foreachBatch(transactional(each, url=kafka_url, app_id="taken"))
     writer = writer.option("checkpointLocation", str(tmp_path / "new")).trigger(availableNow=True)
     writer.start().awaitTermination()
-    bodies = sorted(row.body for row in spark.read.format("delta").load(table).collect())
-    assert bodies == ["after 0", "logged 0", "logged 1"], (
+    rows = sorted(spark.read.format("delta").load(table).collect())
+    assert rows == [(body, None, None) for body in ("after 0", "logged 0", "logged 1")], (
         "nothing that was committed comes again, nothing is left out"
     )

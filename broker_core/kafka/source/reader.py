@@ -68,13 +68,13 @@ class PartitionReader:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yields them as READ_SCHEMA. Raises DataLoss, ConnectionFailed."""
+    def rows(self, *, record: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yields them as READ_SCHEMA; ``record``: as READ_WITH_RECORD. Raises DataLoss, ConnectionFailed."""
         for number, each in enumerate(self._slices):
             following = self._slices[number + 1] if number + 1 < len(self._slices) else None
-            yield from self._rows(each, following)
+            yield from self._rows(each, following, record)
 
-    def _rows(self, wanted: Slice, following: Slice | None) -> Iterator[pa.RecordBatch]:
+    def _rows(self, wanted: Slice, following: Slice | None, record: bool) -> Iterator[pa.RecordBatch]:
         log, position, end = wanted
         patience = self._client.patience()
         while position < end:
@@ -89,7 +89,7 @@ class PartitionReader:
                 self._send(following.log, following.start)
             decoded = decode(fetched.records, position, end, fetched.aborted, log=str(log))
             if len(decoded.records):
-                yield rows_of(decoded.records, log)
+                yield rows_of(decoded.records, log, record=record)
             position = decoded.position
             if position > asked:
                 patience.renew()

@@ -14,13 +14,13 @@ import pyarrow as pa
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.decode import Records, header_pairs
 from broker_core.kafka.record.headers import to_message
-from broker_core.message.message import READ_SCHEMA, TIMESTAMP
+from broker_core.message.message import HEADERS, READ_SCHEMA, READ_WITH_RECORD, TIMESTAMP
 
 _NO_TIMESTAMP = -1
 _MAX_MS = (2**63 - 1) // 1000  # that fit into microseconds
 
 
-def rows_of(records: Records, log: TopicPartition) -> pa.RecordBatch:
+def rows_of(records: Records, log: TopicPartition, *, record: bool = False) -> pa.RecordBatch:
     size = len(records)
     exchanges, properties = _messages(records.headers, size)
     columns = {
@@ -34,7 +34,11 @@ def rows_of(records: Records, log: TopicPartition) -> pa.RecordBatch:
         "redelivered": pa.repeat(pa.scalar(False), size),
         "properties": properties,
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in READ_SCHEMA.names], schema=READ_SCHEMA)
+    if record:
+        columns["key"] = pa.nulls(size, pa.binary()) if records.keys is None else records.keys
+        columns["headers"] = _headers(records.headers, size)
+    schema = READ_WITH_RECORD if record else READ_SCHEMA
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _timestamps(milliseconds: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
@@ -59,6 +63,13 @@ def _text(key: bytes) -> str:
         return key.decode()
     except UnicodeDecodeError:
         return f"0x{key.hex()}"
+
+
+def _headers(headers: pa.DictionaryArray | None, size: int) -> pa.ListArray:
+    if headers is None:
+        return pa.nulls(size, HEADERS)
+    found = [header_pairs(block) or None for block in headers.dictionary.to_pylist()]
+    return pa.array(found, HEADERS).take(headers.indices)
 
 
 def _messages(headers: pa.DictionaryArray | None, size: int) -> tuple[pa.StringArray, pa.BinaryArray]:

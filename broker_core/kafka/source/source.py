@@ -45,6 +45,7 @@ from broker_core.micro_batch.resume import take_ends
 
 T = TypeVar("T")
 Rows = Iterator[pa.RecordBatch]
+Slices = Sequence[tuple[str, int, int]]
 Decided = Callable[[str], Ledger]  # app -> its decisions
 
 WAIT_SLICE_S = 0.1  # how late a second leader is asked while the first one has nothing new
@@ -247,15 +248,15 @@ class KafkaSource:
         with PartitionReader(self._client, slices, ids, fail_on_data_loss=ticket.fail_on_data_loss) as reader:
             if ticket.query_id:
                 journal.note_read(ticket.query_id, ticket.batch_id, ticket.ranges)
-            yield from reader.rows()
+            yield from reader.rows(record=ticket.record)
 
-    def browse(self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False) -> Rows:
+    def browse(self, slices: Slices, *, transaction: bool = False, record: bool = False) -> Rows:
         known = [Slice(parse_log(log), first, last) for log, first, last in slices]
         ids = {each.log.topic: self._partitions.topic_id(each.log.topic) for each in known}
         ends = self._partitions.ends({each.log for each in known})
         visible = [Slice(log, first, min(last, ends[log])) for log, first, last in known]
         with PartitionReader(self._client, visible, ids, fail_on_data_loss=False) as reader:
-            yield from reader.rows()
+            yield from reader.rows(record=record)
 
     # -- help ------------------------------------------------------------------------------------------------
 

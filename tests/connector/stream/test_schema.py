@@ -55,7 +55,7 @@ def batch(properties: list[bytes]) -> pa.RecordBatch:
     )
 
 
-@pytest.mark.parametrize("included", [Included(*each) for each in itertools.product([False, True], repeat=2)])
+@pytest.mark.parametrize("included", [Included(*each) for each in itertools.product([False, True], repeat=4)])
 @pytest.mark.parametrize("properties", [[b"", b""], [Properties(type="t").encode(), b""], []])
 def test_batches_have_exactly_the_arrow_schema_that_spark_derives(
     included: Included, properties: list[bytes]
@@ -121,6 +121,18 @@ def test_a_header_that_is_no_string_is_given_as_its_json_text() -> None:
         "s": "ü",
         "b": '"/w=="',
     }
+
+
+def test_the_list_of_headers_has_bytes_and_the_key_is_the_routing_key() -> None:
+    headers = {"s": "ü", "b": b"\xff", "z": None, "n": 1, "d": {"k": b"\xff"}}
+    (rows,) = to_spark(
+        iter([batch([Properties(headers=headers).encode(), b"", Properties(type="t").encode(), b"\xff"])]),
+        Included(key=True, headers=True),
+    )
+    assert rows.column("key").to_pylist() == [b"q"] * 4
+    pairs = [("s", "ü".encode()), ("b", b"\xff"), ("z", None), ("n", b"1"), ("d", b'{"k":"/w=="}')]
+    (found, *without) = rows.column("headers").to_pylist()
+    assert found == [{"key": name, "value": value} for name, value in pairs] and without == [None] * 3
 
 
 def test_a_priority_above_sparks_tinyint_is_given_as_127() -> None:

@@ -20,7 +20,7 @@ from broker_core.kafka.record.headers import OTHERS, of_message
 from broker_core.kafka.source import reader
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.message.field_table import Long
-from broker_core.message.message import READ_SCHEMA
+from broker_core.message.message import READ_SCHEMA, READ_WITH_RECORD
 from broker_core.message.properties import Properties
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, read, read_rows
@@ -263,7 +263,7 @@ def test_the_key_of_another_client_is_the_routing_key(
 
 def test_rows_with_and_without_headers_and_keys_stand_side_by_side(bench: SourceBench) -> None:
     rng = random.Random(5)
-    expected = []
+    expected, records = [], []
     for _ in range(300):
         key = rng.choice([None, b"", b"a", b"\xff"])
         found = rng.choice(
@@ -277,6 +277,7 @@ def test_rows_with_and_without_headers_and_keys_stand_side_by_side(bench: Source
         )
         body = rng.choice([None, b"", b"x" * 50])
         bench.send_with(0, body, key, *found)
+        records.append((key, [{"key": name, "value": value} for name, value in found] or None))
         headers: Any = {
             (): {}, ("1",): {"a": "1"}, ("x",): {"a": b"\xff", OTHERS: '[["a",null]]'}, ("p",): {OTHERS: '[["txmq.priority","nine"]]'}, ("e",): {},
         }[() if not found else ("e",) if found[0][0] == "txmq.exchange" else ("p",) if "txmq" in found[0][0] else ("x",) if len(found) > 1 else ("1",)]  # fmt: skip
@@ -284,7 +285,13 @@ def test_rows_with_and_without_headers_and_keys_stand_side_by_side(bench: Source
             {None: QUEUE, b"": "", b"a": "a", b"\xff": "0xff"}[key], body, "x" if found and found[0][0] == "txmq.exchange" else "", Properties(headers=headers),
         ))  # fmt: skip
     source = bench.source()
-    rows = read_rows(source, claimed(source))
+    ranges = claimed(source)
+    slices = (("orders/0", 0, 140), ("orders/0", 140, 300))
+    ticket = ReadTicket(APP, "", -1, ranges, slices, record=True)
+    for batches in (source.read(ticket), source.browse(slices, record=True)):
+        table = pa.Table.from_batches(batches, READ_WITH_RECORD)
+        assert [(row["key"], row["headers"]) for row in table.to_pylist()] == records
+    rows = read_rows(source, ranges)
     assert [
         (row["routing_key"], row["body"], row["exchange"], Properties.decode(row["properties"]))
         for row in rows
