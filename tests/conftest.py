@@ -168,15 +168,13 @@ def rounds(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session of this process: two tasks at a time, each tried four times as in a cluster, and it knows Delta."""
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
+    from tests.spark.jobs import PLANNED_ONCE
+    from tests.spark.sessions import CONNECT, start
 
-    builder = SparkSession.builder.master("local[2,4]").appName("txmq tests")
-    for key, value in SESSION_CONF.items():
-        builder = builder.config(key, value)
-    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    settings = {**SESSION_CONF, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    settings |= {"spark.master": "local[2,4]", **(PLANNED_ONCE if CONNECT else {})}
     with forked.spark_forks():
-        session = configure_spark_with_delta_pip(builder).getOrCreate()
+        session = start("txmq tests", settings)
     yield session
     session.stop()
 

@@ -7,6 +7,7 @@ Invariant: a test ends the queries it starts.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from broker_core.launcher import Broker
 from connector.delta.resolve import resolve
 from connector.delta.table_files import DISK
 from tests.spark.jobs import INTERPRETED, PLANNED_ONCE, to_the_end
 from tests.spark.pipelines import delta_rows
+from tests.spark.sessions import CONNECT, Notes
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,9 @@ def settings(spark: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def in_every_session(spark: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
     """As ``settings``, also in new sessions, such as that of a ledger. A new session has only what its context has."""
+    if CONNECT:  # its server has all of them
+        yield
+        return
     given: Any = spark
     context = given._jsparkSession.sharedState().conf()
     with settings(spark, chosen):
@@ -121,24 +127,45 @@ class Rig:
     def checkpoint(self, name: str = "checkpoint") -> str:
         return str(self.directory / name)
 
+    def notes(self) -> Notes:
+        """A list that a function of foreachBatch may fill."""
+        return Notes(self.directory / f"{uuid.uuid4().hex}.notes")
+
+    def __reduce__(self) -> Any:
+        """In another process: what a function of foreachBatch asks."""
+        return far, (self.broker.url, self.directory)
+
     def collect(self, stream: DataFrame, checkpoint: str = "checkpoint", **trigger: Any) -> list[list[Row]]:
         """Run ``stream`` into a list, one item per micro-batch; by default until all that is there has been
         read.
         """
-        batches: list[list[Row]] = []
+        batches = self.notes()
         writer = stream.writeStream.foreachBatch(lambda batch, _id: batches.append(batch.collect()))
         writer = writer.option("checkpointLocation", self.checkpoint(checkpoint))
         if trigger:
             writer.trigger(**trigger).start().awaitTermination()
         else:
             to_the_end(writer)
-        return batches
+        return list(batches)
 
     def sink(
         self, stream: DataFrame, app_id: str = "app", checkpoint: str = "checkpoint", **options: Any
     ) -> DataStreamWriter:
         writer = stream.writeStream.format("txmq").options(url=self.broker.url, appId=app_id, **options)
         return writer.option("checkpointLocation", self.checkpoint(checkpoint))
+
+
+class FarBroker:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = BrokerClient(url)
+        self.channel = self.engine.channel
+
+
+def far(url: str, directory: Path) -> Rig:
+    broker: Any = FarBroker(url)
+    none: Any = None  # the session of a batch is another one
+    return Rig(broker, none, directory)
 
 
 @pytest.fixture

@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from connector.batch.foreach_batch import BatchTransaction, transactional
@@ -38,6 +36,7 @@ from tests.forked import OF_SPARK
 from tests.progress import GUARD_S
 from tests.spark import user_code
 from tests.spark.recipes import recipe
+from tests.spark.sessions import WORKER, start
 from tests.spark.shapes import OTHER, shaped
 
 # Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link and set a
@@ -66,18 +65,8 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
         **recommended_conf(),
         **more,
     }
-    builder = SparkSession.builder.appName("jobs")
-    if more.get("connect"):  # a Connect server in this process, and a client of it
-        del chosen["connect"], chosen["spark.master"]
-        (port,) = free_ports(1)
-        chosen["spark.connect.grpc.binding.port"] = str(port)
-        from pyspark.sql.connect.client import DefaultChannelBuilder
-
-        DefaultChannelBuilder.default_port = staticmethod(lambda: port)  # type: ignore[method-assign]
-        builder = SparkSession.builder.remote("local[2]")
-    for name, value in chosen.items():
-        builder = builder.config(name, value)
-    return configure_spark_with_delta_pip(builder).getOrCreate()
+    connect = chosen.pop("connect", "")
+    return start("jobs", chosen, connect=bool(connect))
 
 
 def to_the_end(writer: Any) -> None:
@@ -371,6 +360,5 @@ def main(specification: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     told = json.loads(Path(sys.argv[1]).read_text())
-    connect = ["pyspark.sql.connect.streaming.worker.foreach_batch_worker"]
-    fork_here([*OF_SPARK, *(connect if told["session"].get("connect") else [])])
+    fork_here([*OF_SPARK, *([WORKER] if told["session"].get("connect") else [])])
     main(told)

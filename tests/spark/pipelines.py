@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
 from tests.progress import GUARD_S, wait_for_end, wait_until
+from tests.spark.sessions import CONNECT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -302,7 +303,8 @@ class Driver:
         places = {"reached": str(self._reached), "sources": str(sources)}
         death = {"at": at, "how": how, **places, "then": then and {**then, **places}} if at else None
         told = scratch / f"{name}.json"
-        told.write_text(json.dumps(specification(scratch, pipelines, session=session, death=death)))
+        chosen = {**({"connect": "true"} if CONNECT else {}), **(session or {})}
+        told.write_text(json.dumps(specification(scratch, pipelines, session=chosen, death=death)))
         command = [sys.executable, "-m", "tests.spark.jobs", str(told)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         environment = {**os.environ, "TXMQ_FAILPOINTS": f"@{sources}", "PYTHONPATH": python_path}
