@@ -183,3 +183,40 @@ def test_a_full_refresh_empties_the_table_and_neither_repeats_nor_loses_what_the
         assert example.orders.depth() == 0
     finally:
         example.broker.stop()
+
+
+SECOND_FLOW = """
+
+@dp.append_flow(target="large_orders", name="small_out")
+def small_out() -> DataFrame:
+    return spark.readStream.table("orders").where("size <= 3").selectExpr("id AS body")
+"""
+SECOND_SINK = """
+
+dp.create_sink("small_orders", format="txmq", options={"data": data, "queue": "large", "appId": "small-out"})
+"""
+
+
+@pytest.mark.soak
+def test_a_second_flow_into_a_sink_is_refused_and_with_a_sink_of_its_own_everything_is_once(
+    tmp_path: Path,
+) -> None:
+    example = Example(tmp_path)
+    code = example.place / "transformations" / "orders.py"
+    try:
+        example.send(10)
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        example.send(10)
+        one = code.read_text()
+        code.write_text(one + SECOND_FLOW)
+        said = example.run()
+        assert "a sink with an appId of its own" in said and not said.endswith("exit 0"), said[-3000:]
+        example.send(10)
+        code.write_text(one + SECOND_SINK + SECOND_FLOW.replace("large_orders", "small_orders"))
+        said = example.run()
+        assert said.endswith("exit 0"), said[-3000:]
+        assert sorted(example.rows()) == sorted(example.sent) == example.orders.published()
+        assert example.orders.depth() == 0
+    finally:
+        example.broker.stop()
