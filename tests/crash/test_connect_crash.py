@@ -4,7 +4,9 @@ and that process are killed while each pipeline is at its failpoint, and another
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,48 @@ def test_on_connect_everything_is_there_once_wherever_the_server_is_killed(
     pipeline.require_once(MESSAGES)
     if pipeline.fn == "changes":
         pipeline.require_changed(MESSAGES)
+
+
+# where each pipeline is when the copy is made
+COPIED = {
+    "claimed": ("connector.latest_offset.claimed", 1),
+    "opened": ("foreach.opened", 1),
+    "staged": ("foreach.staged", 1),
+    "decided": ("foreach.decided", 1),
+    "second": ("foreach.opened", 2),
+}
+
+
+@pytest.mark.soak
+def test_row_21_on_connect_a_copy_of_the_directory_from_any_step_of_the_first_batch_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    """The checkpoints are those of a batch later; then a new one goes on, as the error says."""
+    served = Served(tmp_path / "broker")
+    try:
+        runs = [
+            Pipeline.create(app, served.url, tmp_path, MESSAGES, tables=[], options=TWO_BATCHES)
+            for app in COPIED
+        ]
+        connect = {"connect": "true"}
+        Driver(tmp_path, runs, at=list(COPIED.values()), session=connect).require_killed()
+        served.stop()
+        shutil.copytree(tmp_path / "broker", tmp_path / "copy")
+        served.start()
+        errors = Driver(tmp_path, runs, session=connect).require_done()
+        assert set(errors.values()) == {None}, errors
+        served.stop()
+        shutil.rmtree(tmp_path / "broker")
+        (tmp_path / "copy").rename(tmp_path / "broker")
+        served.start()
+        new = [
+            replace(each, checkpoint=f"{each.checkpoint}-new", on_new_checkpoint="resume") for each in runs
+        ]
+        stops = Driver(tmp_path, [*runs, *new], session=connect).require_done_each()
+        for pipeline, stopped, last in zip(runs, stops, stops[len(runs) :], strict=False):
+            assert stopped is not None and "onNewCheckpoint=resume" in stopped, (pipeline.app, stopped)
+            assert last is None, (pipeline.app, last)
+            assert [body.partition(":")[0] for body in pipeline.published()] == MESSAGES, pipeline.app
+            assert pipeline.depth() == 0
+    finally:
+        served.stop()
