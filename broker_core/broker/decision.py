@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.actor import OWNER, Actor
 from broker_core.broker.access.rights import Rights
-from broker_core.broker.access.users import DEFAULT_USER, is_owned, name_of, user_of
+from broker_core.broker.access.users import DEFAULT_USER, name_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
 from broker_core.core.change import Change
@@ -48,11 +48,6 @@ def decide(
     """
     key = _meant(xid, state, actor, of, state.virtual_hosts.by_name if vhost is None else [vhost])
     prepared = state.prepared.by_key.get(key)
-    if prepared is not None and not actor.operates and not is_owned(key):
-        raise AccessRefused(
-            f"access to transaction '{xid}' refused for user '{actor.user}': "
-            "an older version prepared it without a user: an operator must decide it",
-        )
     dropped = 0
     if verb == "commit":
         if prepared is not None and rights is not None and not actor.operates:

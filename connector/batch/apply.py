@@ -166,9 +166,7 @@ class DecidedBatch:
         elif any(part.target.get("table_id") for part in parts) and not table.exists:
             raise target.missing(table.name, parts, batch)
         try:
-            once = CommitId.of(
-                self.entry, parts[0].target.get("txn_app_id", self.app_id)
-            )  # not in old entries
+            once = CommitId.of(self.entry, parts[0].target["txn_app_id"])
             to = target.rows_to(parts) if rows else ""
             by_row = bool(to) and not self.tables.has(spark, table, once)
             if changes and not by_row:

@@ -30,8 +30,8 @@ def isolated(
     It is the active one of the thread: the parser takes its settings from that, and Delta's catalog keeps the
     session that is active when it is first used.
 
-    Without ``context``, which a decision of an older version does not have, it is a clone of ``spark``. On
-    Spark Connect it is one too: it has the temporary functions of ``spark``.
+    Without ``context`` it is a clone of ``spark``. On Spark Connect it is one too: it has the temporary
+    functions of ``spark``.
     """
     given: Any = spark
     if is_connect(spark):

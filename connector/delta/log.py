@@ -208,12 +208,10 @@ def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, object]:
 
 def is_of(metadata: Mapping[str, object], batch: Mapping[str, object]) -> bool:
     """Whether a commit is that of ``batch``, and of its ``txn_app_id`` if both name one: each operation of a
-    batch on a table is a commit. Earlier versions of txmq did not write the token.
+    batch on a table is a commit.
     """
-    if "token" in metadata:
-        mine = batch.get("txn_app_id", metadata.get("txn_app_id"))
-        return bool(metadata["token"] == batch["token"] and metadata.get("txn_app_id", mine) == mine)
-    return all(metadata.get(name) == batch[name] for name in ("app_id", "query_id", "batch_id", "sequence"))
+    mine = batch.get("txn_app_id", metadata.get("txn_app_id"))
+    return metadata.get("token") == batch["token"] and metadata.get("txn_app_id", mine) == mine
 
 
 def checksum(snapshot: JavaObject) -> JavaObject | None:
@@ -242,7 +240,7 @@ def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str,
     held: dict[str, int] = {}
     if jvm.only_sql(spark):
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):
-            name = str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id")))
+            name = str(commit.metadata.get("txn_app_id"))
             if name.startswith(prefix):
                 held[name] = max(held.get(name, 0), int(commit.metadata.get("sequence", 0)))
         return held

@@ -29,7 +29,7 @@ from connector.table_formats import table_format
 from connector.tables.checks import require_numbers
 from connector.tables.commit_id import STEP, CommitId, numbered_anew
 from connector.tables.merge import Merge
-from connector.tables.table import Table, in_sql, is_connect
+from connector.tables.table import Table, is_connect
 from connector.tables.table_format import TableFormat
 
 log = logging.getLogger("txmq")
@@ -157,20 +157,10 @@ class DeltaLedger:
             return last
 
         table = self._tables.resolve(spark, self._table)
-        self._add_columns(spark, table)
         restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, written)
         self._writer = _Writer(identity, numbered_anew(txn_app_id, restored))
         self._repair.start(spark)
         return entries
-
-    def _add_columns(self, spark: SparkSession, table: Table) -> None:
-        """A ledger of an older version gets the columns that it lacks."""
-        if not table.exists:
-            return
-        there = {name.lower() for name in self._tables.read(spark, table).columns}
-        missing = [each for each in LEDGER_COLUMNS.split(", ") if each.split()[0] not in there]
-        if missing:
-            spark.sql(f"ALTER TABLE {in_sql(table.name)} ADD COLUMNS ({', '.join(missing)})")
 
     def _frame(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:
         unknown = {log for entry in entries for log in entry.ranges} - self._log_ids.keys()

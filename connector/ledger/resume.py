@@ -156,7 +156,7 @@ class Resume:
                 raise self._doubtful(f"its rows of {max(found.values())} batches are gone")
             return None
         if any(row["sequence"] is None or not row["engine"] for row in rows):
-            raise self._doubtful("an older version of txmq wrote it, which did not number the batches")
+            raise self._doubtful("others wrote rows of it, without the number of a batch or its engine")
         entries: dict[int, LedgerEntry] = {}
         for row in sorted(rows, key=lambda row: int(row["sequence"])):
             sequence = int(row["sequence"])
@@ -251,11 +251,8 @@ def newest_rows(
 ) -> list[Mapping[str, Any]]:
     """The rows of the newest batch of each log of an app, and of batches whose number another one has."""
     frame = tables.read(spark, table)
-    missing = [name for name in _NAMES if name not in frame.columns]
-    if "app_id" in missing or not {"token", "log", "end_offset"}.isdisjoint(missing):
+    if not set(_NAMES) <= set(frame.columns):
         raise OptionError(f"table {table.name!r} is not a ledger of txmq", "name another one with ledger=")
-    for name in missing:
-        frame = frame.withColumn(name, F.lit(None).cast("string"))
     rows = frame.where(F.col("app_id") == app_id)
     rows = rows.withColumn("committed_at_us", F.unix_micros("committed_at")).drop("committed_at")
     whole = F.struct(*rows.columns)

@@ -731,7 +731,6 @@ def world(**options: Any) -> Iterator[World]:
         )
         patch.setattr(resume, "newest_rows", lambda *_: _newest_rows(_current[-1]))
         patch.setattr(connector.batch.foreach_batch, "active_session", lambda: _current[-1].session())
-        patch.setattr(DeltaLedger, "_add_columns", lambda *_: None)  # no older version has written it
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
         # nobody else writes the ledger of the model

@@ -18,7 +18,7 @@ from broker_core.core import failpoint
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, LedgerEntry, Vector
 from broker_core.kafka import names
-from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_id
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
 from connector.ledger.resume import Resume
 from connector.ledger_file import rows
 from connector.table_formats import table_format
@@ -316,27 +316,3 @@ def test_c7_a_row_of_the_ledger_says_that_its_batch_is_applied(on_kafka: Lost) -
     bench.engine.mark_applied(APP, 2)
     on_kafka.mirror()
     assert sorted(row["sequence"] for row in delta_rows(Path(on_kafka.ledger))) == [1, 2]
-
-
-def test_c7_a_ledger_of_an_older_version_gets_its_columns_and_is_no_place_to_resume_before(
-    on_kafka: Lost,
-) -> None:
-    on_kafka.decide(1)
-    spark, older = on_kafka.spark, str(on_kafka.place / "older")
-    kept = LEDGER_COLUMNS.split(", sequence")[0]
-    rows = (
-        spark.read.format("delta")
-        .load(on_kafka.ledger)
-        .select(*[each.split()[0] for each in kept.split(", ")])
-    )
-    rows.write.format("delta").save(older)
-    engine = on_kafka.bench.engine.identity(APP)
-    on_kafka.ledger = older
-    on_kafka.decide(1)
-    found = sorted(
-        (row["batch_id"], row.get("sequence"), row.get("engine")) for row in delta_rows(Path(older))
-    )
-    assert found == [(0, None, None), (1, 2, engine)]
-    on_kafka.lose()
-    assert on_kafka.ready() == {engine: 2}
-    assert ledger_id(APP, engine) != ledger_id(APP, on_kafka.bench.engine.identity(APP))

@@ -76,7 +76,7 @@ def is_consumed(
         return {ledger.has_decided(read.query_id, read.batch_id, committed.counts) for read in found}
 
     done = decided(claim)
-    if True in done:  # without a range: by an older version
+    if True in done:  # without a range: its cache was read
         return True
     # 3. the next thing to decide, or of a query that decides here
     last = ledger.last(claim.app_id)

@@ -45,15 +45,6 @@ def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(
     assert held(iter(history), BATCH, DECIDED_MS * 1000).known is answer
 
 
-def test_a_commit_of_an_earlier_version_is_known_by_its_checkpoint_and_number() -> None:
-    told = {name: value for name, value in BATCH.items() if name != "token"}
-    assert is_of(told, BATCH)
-    assert not is_of({**told, "query_id": "another checkpoint"}, BATCH)
-    assert not is_of({**told, "sequence": 5}, BATCH)
-    assert not is_of(OTHER, BATCH)
-    assert not is_of({}, BATCH)
-
-
 def test_a_commit_of_another_step_of_the_batch_is_not_that_of_this_one() -> None:
     first, second = ({**BATCH, "txn_app_id": f"app@data/table{step}"} for step in ("", "#1"))
     assert is_of(first, first) and is_of(second, second)
