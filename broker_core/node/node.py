@@ -229,11 +229,3 @@ def _report(state: BrokerState) -> None:
         sum(queue.messages for queue in queues),
         len(state.prepared.by_key),
     )
-    for user, vhost, pattern in state.users.refused():
-        logger.warning(
-            "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is not a regular "
-            "expression of RE2; set the permissions again",
-            pattern,
-            user,
-            vhost,
-        )

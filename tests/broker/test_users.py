@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
 import sys
@@ -18,10 +17,7 @@ from broker_core.broker.access.rights import KEPT, Rights
 from broker_core.broker.access.users import Users
 from broker_core.core.change import Change
 from broker_core.core.errors import AccessRefused, OptionError
-from broker_core.core.records import PermissionRecord, TopicPermissionRecord, UserRecord
 from broker_core.core.undo import Undo
-from broker_core.node.local import LocalBroker
-from broker_core.store.memory import MemoryStore
 
 
 @pytest.fixture
@@ -183,28 +179,3 @@ def test_a_pattern_without_a_bound_is_refused_where_it_is_given(users: Users, pa
     with pytest.raises(OptionError, match="is not a regular expression"):
         users.permit_topic(Change(), "ann", "amq.topic", ".*", pattern)
     assert not Rights(users, "ann").may("read", "q"), "nothing has changed"
-
-
-def test_a_pattern_of_an_older_catalog_that_is_refused_today_permits_nothing_and_is_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    store = MemoryStore()
-    old = [
-        UserRecord("ann", "hash", []),
-        PermissionRecord("ann", "/", "(?<!amq)o", ".*", "^$"),
-        TopicPermissionRecord("ann", "/", "amq.topic", r"^(a)\1", ".*"),
-    ]
-    store.commit([Change(journal=list(old))])
-    with caplog.at_level(logging.WARNING):
-        broker = LocalBroker(store.reopened(), upkeep=False)
-    named = [record.getMessage() for record in caplog.records if "permits nothing" in record.getMessage()]
-    assert len(named) == 2 and all("'ann'" in text for text in named)
-    assert "'(?<!amq)o'" in named[0] and r"'^(a)\\1'" in named[1]
-    rights = Rights(broker.state.users, "ann")
-    assert not rights.may("configure", "orders") and rights.may("write", "orders")
-    with pytest.raises(AccessRefused):
-        rights.require_topic("write", "amq.topic", "aa")
-    rights.require_topic("read", "amq.topic", "aa")
-    broker.run(lambda state, change, _now: state.users.permit(change, "ann", "^o", ".*", ".*"))
-    assert rights.may("configure", "orders"), "it can be set again"
-    broker.close()

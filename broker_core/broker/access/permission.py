@@ -4,8 +4,7 @@ A pattern runs on RE2, which pyarrow brings along: its time is linear in the tex
 Python's ``re`` backtracks: one search of ``(a+)+$`` in a name of 30 letters takes minutes, in which it
 holds up every other thread. A limit on the text does not bound that, and to find such patterns by their form
 is guesswork. So what RE2 does not have, look-around and references back, is refused where it is given, but
-for the usual way to except names: ``^(?!X)Y`` is matched as two patterns. A pattern of an older catalog that
-is refused today permits nothing; ``Users.refused`` names them.
+for the usual way to except names: ``^(?!X)Y`` is matched as two patterns.
 
 Not here: what a user may do (``rights.py``), and how users are kept (``users.py``).
 """

@@ -12,9 +12,6 @@ Keys of transactions, which are a kind, a virtual host, a user and a name, as on
     xid@%2F@ann@17000000:order-7    the same, prepared at that time by an ann who was deleted
     write@%2F@ann:TOKEN         a batch write of a user, in its virtual host
 
-Versions before kept no user (``xid@%2F:order-7``, ``batch:TOKEN``), and earlier ones no virtual host
-(``order-7``). Such a record is nobody's; every user finds it by its name.
-
 Not here: passwords (``password.py``), logins (``server/access``), what a permission means
 (``permission.py``).
 
@@ -86,27 +83,6 @@ class Users:
             self.apps[app.vhost, app.app_id] = app.user
             self.apps_of.setdefault(app.user, {})[app.vhost, app.app_id] = None
         self.writes = {(record.vhost, record.token): record.user for record in writes}
-
-    def refused(self) -> Iterator[tuple[str, str, str]]:
-        """Yields (user, vhost, pattern) for the patterns of an older catalog that would be refused today.
-        They permit nothing.
-        """
-        found = [
-            (record.user, record.vhost, pattern)
-            for record in self.permissions.values()
-            for pattern in (record.configure, record.write, record.read)
-        ]
-        for topics in self.topics.values():
-            found += [
-                (each.user, each.vhost, pattern)
-                for each in topics.values()
-                for pattern in (each.write, each.read)
-            ]
-        for user, vhost, pattern in found:
-            try:
-                check_pattern(pattern)
-            except OptionError:
-                yield user, vhost, pattern
 
     # -- who there is ----------------------------------------------------------------------------------------
     @property

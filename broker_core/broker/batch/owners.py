@@ -1,7 +1,7 @@
 """Whose an app is, and who may act for it: its claims, reads, attempts, branches and ledger entries. Pure.
 
 The user who first claims or opens it owns an app, whoever that is: the administrator, the default user and
-the owner of the data directory ("") too. An app of an older catalog, or of a deleted user, may have no owner;
+the owner of the data directory ("") too. The app of a deleted user has no owner;
 only an administrator may use it, and becomes its owner with the next claim or open.
 
 Not here: what a permission allows (``broker/access/rights.py``, ``broker/command_permissions.py``), and which

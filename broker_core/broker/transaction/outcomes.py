@@ -113,11 +113,10 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
             self._forget(change, _of(kind, user), table, oldest)
 
     def call_took_place(self, channel: str, number: int, since_us: int) -> bool:
-        """Returns whether a channel opened at ``since_us`` committed by this call. Raises UnknownOutcome.
-
-        ``channel``: with its user (``own_id``); versions before kept none.
+        """Returns whether a channel opened at ``since_us`` committed by this call; ``channel``: with its user
+        (``own_id``). Raises UnknownOutcome.
         """
-        record = self.channels.get(channel) or self.channels.get(name_in(channel))
+        record = self.channels.get(channel)
         if record is None:
             horizon_us = self.horizon(CHANNELS, user_in(channel))
             _require_later(horizon_us, self.kept, since_us, f"call {number} of channel {name_in(channel)}")

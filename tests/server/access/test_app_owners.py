@@ -270,7 +270,7 @@ def test_an_administrator_gives_an_app_to_another_user(
     refused(lambda: of(MALLORY).app("app"))
 
 
-def test_the_app_of_a_deleted_user_and_of_an_older_catalog_is_for_administrators_alone(
+def test_the_app_of_a_deleted_user_is_for_administrators_alone(
     tmp_path: Path, broker: Broker, of: Callable[[str], BrokerClient]
 ) -> None:
     """It is not lost: it belongs to the administrator, or the owner of the directory, who goes on with it."""
