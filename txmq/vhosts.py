@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from broker_core.client.vhosts import RemoteVhosts
+from broker_core.client.accounts import RemoteVhosts
 from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, group, option
 from txmq.output import confirm, done, show

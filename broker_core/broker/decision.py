@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from broker_core.broker.access.actor import OWNER, Actor
-from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.rights import OWNER, Actor, Rights
 from broker_core.broker.access.users import DEFAULT_USER, name_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again

@@ -1,4 +1,4 @@
-"""Users and permissions of a broker in another process.
+"""Users, permissions and virtual hosts of a broker in another process.
 
 A password is hashed here, so it never crosses to the broker. Every method raises OptionError for a wrong
 name, tag, pattern or password, and AccessRefused for a caller without the tag administrator.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo
+from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo, VhostInfo
 from broker_core.client.broker import BrokerClient
 from broker_core.core import password as passwords
 
@@ -79,3 +79,27 @@ class RemoteAccounts:
 
     def _do(self, word: str, **arguments: Any) -> None:
         self._client.administer(type(None), word, **arguments)
+
+
+class RemoteVhosts:
+    """The same words as ``Broker.vhosts`` has. Every method raises OptionError for a wrong name or limit, and
+    AccessRefused for a caller without the tag administrator.
+    """
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+
+    def vhosts(self) -> list[VhostInfo]:
+        return self._client.administer(list[VhostInfo], "vhosts")
+
+    def add_vhost(self, name: str, **limits: int | None) -> None:
+        """``limits``: max_queues, max_connections, max_messages; None: no limit."""
+        self._client.administer(type(None), "add_vhost", name=name, **limits)
+
+    def limit_vhost(self, name: str, **limits: int | None) -> None:
+        """Changes the limits that are given; -1: none."""
+        self._client.administer(type(None), "limit_vhost", name=name, **limits)
+
+    def delete_vhost(self, name: str) -> None:
+        """With its queues, exchanges, permissions and apps; its connections are closed."""
+        self._client.administer(type(None), "delete_vhost", name=name)

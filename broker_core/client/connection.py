@@ -14,18 +14,50 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.flight
 import pyarrow.flight as arrow_flight
 
 from broker_core.client import starter, tls
-from broker_core.client.login import SendHeader
 from broker_core.core import endpoint, errors
-from broker_core.core.address import Address, bracketed
+from broker_core.core.address import VHOST, Address, bracketed
 from broker_core.core.backoff import Backoff, Time
-from broker_core.core.endpoint import Endpoint
-from broker_core.flight import contract
+from broker_core.core.endpoint import Endpoint, client_name
+from broker_core.flight import authorization, contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, proof
+
+
+class SendHeader(pyarrow.flight.ClientMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    """What every call says of its caller. ``header``: the value of ``authorization``, of ``Basic`` or
+    ``Bearer``; "": none. ``vhost``: where the calls are made.
+    """
+
+    def __init__(self, header: str = "", vhost: str = VHOST) -> None:
+        super().__init__()
+        self._vhost = vhost
+        self.send(header)
+
+    def send(self, header: str) -> None:
+        """From the next call on."""
+        self._middleware = _Header(header, self._vhost)
+
+    def start_call(self, _info: object) -> _Header:
+        return self._middleware
+
+
+class _Header(pyarrow.flight.ClientMiddleware):  # type: ignore[misc]
+    def __init__(self, header: str, vhost: str) -> None:
+        super().__init__()
+        self._headers = {authorization.HEADER: header} if header else {}
+        self._headers[authorization.CLIENT_HEADER] = quote(client_name(), safe="")
+        if vhost != VHOST:
+            self._headers[authorization.VHOST_HEADER] = quote(vhost, safe="")
+
+    def sending_headers(self) -> dict[str, str]:
+        return self._headers
+
 
 CONNECT_S = 5.0  # for a broker that was never reached
 RECONNECT_S = 30.0

@@ -22,13 +22,12 @@ import pyarrow as pa
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
-from broker_core.broker.access.actor import OWNER, Actor
+from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.batch import overview
-from broker_core.broker.batch.branch import Asked, StagedLimits, inline_rows
+from broker_core.broker.batch.branch import NOWHERE, Asked, PartRows, StagedLimits, inline_rows
 from broker_core.broker.batch.extent import offsets
 from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.batch.owners import public_entry
-from broker_core.broker.batch.part_rows import NOWHERE, PartRows
 from broker_core.broker.batch.resume import resume
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import entering_rows

@@ -20,9 +20,8 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.removals import rows_of
 from broker_core.broker.message.settlement import rejects_of
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction.letters import SpilledLetters
 from broker_core.broker.transaction.publish import Publish
-from broker_core.broker.transaction.spilled import spill
+from broker_core.broker.transaction.spilled import SpilledLetters, spill
 from broker_core.broker.transaction.transaction import State, Transaction, to_rows
 from broker_core.core.change import Change
 from broker_core.core.ids import BlockId

@@ -22,8 +22,7 @@ from broker_core.admin import (
     QueueInfo,
     SkippedDamage,
 )
-from broker_core.broker.access.actor import OWNER, Actor
-from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.rights import OWNER, Actor, Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, all_of, decide, rollback_all
 from broker_core.broker.history.history import HistoryLimits

@@ -23,9 +23,9 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction.transaction import Settle, Transaction
@@ -33,8 +33,50 @@ from broker_core.core.errors import ResourceShortage, StoreFailed
 from broker_core.node.committer import Waiting, Work
 from broker_core.node.local import LocalBroker
 from broker_core.server.dispatcher import Dispatcher
-from broker_core.server.lines import Lines
 from broker_core.server.threads import started_pool
+
+T = TypeVar("T")
+
+
+class Lines(Generic[T]):
+    """What waits for a place, one of each owner at a time, so that nobody who asks for much is in the way of
+    others. ``owners``: those who wait, in the order of their turns. What one has asked for stays in order.
+    """
+
+    __slots__ = ("_lines", "_turns")
+
+    def __init__(self) -> None:
+        self._lines: dict[object, deque[T]] = {}
+        self._turns: deque[object] = deque()  # the owners
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    @property
+    def owners(self) -> Iterable[object]:
+        return self._turns
+
+    def put(self, owner: object, item: T) -> None:
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = deque()
+            self._turns.append(owner)
+        line.append(item)
+
+    def take(self, most: int) -> list[T]:
+        """The next ones, at most so many."""
+        found: list[T] = []
+        lines, turns = self._lines, self._turns
+        while turns and len(found) < most:
+            owner = turns.popleft()
+            line = lines[owner]
+            found.append(line.popleft())
+            if line:
+                turns.append(owner)
+            else:
+                del lines[owner]
+        return found
+
 
 logger = logging.getLogger("txmq.amqp")
 
@@ -42,7 +84,6 @@ THREADS = 8  # beside the loop, for what waits for the disk
 MOST = 64  # works of a tick, with those that wait for another thread: more take longer than a turn
 AGAIN_S, AGAIN_AT_MOST_S = 0.5, 30.0  # after a work failed that must be done
 
-T = TypeVar("T")
 Then = Callable[[Any, BaseException | None], None]
 
 

@@ -14,7 +14,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from broker_core.client import login
+from broker_core.client import connection as client_connection
 from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
 from broker_core.core import password as passwords
@@ -295,7 +295,7 @@ def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
 def test_what_a_client_of_flight_calls_itself_is_cut_and_printed_without_escapes(
     broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login, "client_name", lambda: "\x1b[2J\n" + "é" * 500)
+    monkeypatch.setattr(client_connection, "client_name", lambda: "\x1b[2J\n" + "é" * 500)
     with BrokerClient(broker.url) as client, client.channel() as channel:
         channel.tx_select()
         (row,) = [each for each in client.channels() if each.door == "flight"]

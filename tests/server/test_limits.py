@@ -23,7 +23,7 @@ import pytest
 from pamqp import commands as c
 
 from broker_core.arrow.parts import stream_of
-from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.rights import Actor
 from broker_core.core import errors, failpoint
 from broker_core.core.credentials import Credentials
 from broker_core.engine import BranchHeader

@@ -1,6 +1,8 @@
-"""What a user may do: the answers of its permissions, kept until the users change.
+"""What a user may do: the answers of its permissions, kept until the users change, and what its tags let it
+do beside them.
 
-Not here: which command needs which permission (``server/``).
+Not here: which command needs which permission (``broker/command_permissions.py``), logins
+(``server/access``).
 
 Invariant: an answer is that of the patterns of the current ``Users.epoch``. ``writable`` is only a shortcut:
 a change of users empties it (``forget``).
@@ -9,10 +11,11 @@ a change of users empties it (``forget``).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from broker_core.broker.access.permission import EVERYTHING, Permission, matches
-from broker_core.broker.access.users import IMPERSONATOR, Users
+from broker_core.broker.access.users import ADMINISTRATOR, IMPERSONATOR, OPERATOR, Users
 from broker_core.core.address import VHOST
 from broker_core.core.checks import MAX_NAME_BYTES
 from broker_core.core.errors import AccessRefused
@@ -171,3 +174,25 @@ def _keep(now: _Snapshot, key: tuple[str, str, str], answer: bool) -> bool:
         now.answers.clear()
     now.answers[key] = answer
     return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The default is the owner of the data directory. ``operates``: it decides for others. ``rights`` None:
+    all.
+    """
+
+    user: str = ""
+    administers: bool = True
+    operates: bool = True
+    rights: Rights | None = None
+
+
+OWNER = Actor()
+
+
+def actor_of(users: Users, user: str) -> Actor:
+    """Returns the user with its tags of now."""
+    tags = users.tags(user)
+    administers = ADMINISTRATOR in tags
+    return Actor(user, administers, administers or OPERATOR in tags)

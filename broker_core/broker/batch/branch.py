@@ -18,7 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,11 @@ from broker_core.broker.transaction.transaction import StagedMessages, StagedTra
 from broker_core.core.block import ReadBlock, RowSelection, selected_rows
 from broker_core.core.change import Change
 from broker_core.core.errors import MissingBranch, NotAllowed, TransactionTooLarge, Unroutable
-from broker_core.core.ids import QueueId
+from broker_core.core.ids import BlockId, QueueId
 from broker_core.core.records import AttemptRecord, PartRecord
 from broker_core.core.undo import Undo
 from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.routing.column import Routed
 
 _EXAMPLES = 3
 _RECORD_BYTES = 256  # of a part, about
@@ -42,6 +43,26 @@ _TOUCHED_S = 3600  # the first part that arrives so much later updates the attem
 
 Sums: TypeAlias = list[tuple[int, int]]  # rows and checksum of each part
 Asked: TypeAlias = tuple[str, object] | None  # ``Rights.now`` of who was asked; None: not known
+NOWHERE = Routed({}, 0, [])
+
+
+class StoredBytes(Protocol):
+    """The bytes of a part that are in a segment already (``store.port.BlockInfo``)."""
+
+    @property
+    def block_id(self) -> BlockId: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
+
+
+class PartRows(NamedTuple):
+    """Rows to stage as one part, in a segment already or few. ``routed``: of messages."""
+
+    stored: StoredBytes | None
+    rows: pa.RecordBatch
+    routed: Routed = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

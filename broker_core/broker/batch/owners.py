@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from broker_core.broker import command_permissions
-from broker_core.broker.access.actor import Actor
-from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.rights import Actor, Rights
 from broker_core.broker.access.users import ADMINISTRATOR, name_in, user_in
 from broker_core.broker.batch.branch import Branches, inline_rows, whose
 from broker_core.broker.broker import BrokerState

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker_core.broker.access.actor import Actor
+from broker_core.broker.access.rights import Actor
 from broker_core.broker.access.users import name_in
 from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.broker import BrokerState

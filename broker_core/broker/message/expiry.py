@@ -18,7 +18,7 @@ from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, leave, ranges
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.topology.registry import Registry
+from broker_core.broker.topology.topology import Registry
 from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import ResourceShortage, StoreError

@@ -27,9 +27,8 @@ from broker_core.broker.message.removals import Removals
 from broker_core.broker.queue import Queue, Queues, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.letters import SpilledLetters
 from broker_core.broker.transaction.publish import Publish
-from broker_core.broker.transaction.spilled import Share, Spilled
+from broker_core.broker.transaction.spilled import Share, Spilled, SpilledLetters
 from broker_core.broker.transaction.transaction import StagedMessages, TransactionNames
 from broker_core.core.block import Blocks, RowSelection, selected_rows
 from broker_core.core.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers

@@ -17,7 +17,7 @@ from broker_core.broker.message.removals import Removals, discard, leave, rows_o
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.parts import requeue_parts, settle_parts
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.transaction.letters import Letters
+from broker_core.broker.transaction.spilled import Letters
 from broker_core.broker.transaction.transaction import LettersNotAhead, Settle, Transaction
 from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import ACKNOWLEDGED, REJECTED, RETURNED, Change

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from broker_core.broker.queue import REPLIES, Queue
+from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.topology import ownership
-from broker_core.broker.topology.registry import Registry
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
 from broker_core.core.change import ANY, DELETED, Change, Numbers
@@ -25,7 +25,7 @@ from broker_core.core.records import (
     ProgressRecord,
     QueueRecord,
 )
-from broker_core.core.undo import Tally
+from broker_core.core.undo import Tally, Undo
 from broker_core.message.arguments import (
     check_arguments,
     check_binding,
@@ -39,6 +39,26 @@ from broker_core.routing.exchange import Binding, DefaultExchange
 from broker_core.routing.exchanges import PREDECLARED as PREDECLARED
 from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
 from broker_core.routing.exchanges import Exchanges
+from broker_core.routing.route_cache import RouteCacheBudget
+from broker_core.routing.stale_bindings import StaleBindings
+
+
+class Registry:
+    """``by_id``: every queue. ``last_id``: the highest id of a queue so far. ``routes``: room for the cached
+    routes of all exchanges. ``stale_bindings``: what their indexes have too much. ``ending``: queues of
+    deleted virtual hosts whose messages are not forgotten yet.
+    """
+
+    __slots__ = ("by_id", "cancelled", "ending", "last_id", "routes", "stale_bindings")
+
+    def __init__(self, undo: Undo) -> None:
+        self.by_id: dict[QueueId, Queue] = {}
+        self.last_id = 0
+        self.routes = RouteCacheBudget()
+        self.stale_bindings = StaleBindings(undo)
+        self.ending: list[Queue] = []
+        # consumers of deleted queues; the shell notifies them and empties the list
+        self.cancelled: list[Consumer] = []
 
 
 class Topology(Exchanges[Queue]):

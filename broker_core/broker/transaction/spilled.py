@@ -12,6 +12,7 @@ overlap.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,3 +173,21 @@ def _selection(rows: npt.NDArray[np.int64]) -> RowSelection:
     mask[rows - first] = True
     row, count, bitmap = select(mask)
     return RowSelection(row + first, count, bitmap)
+
+
+class SpilledLetters(NamedTuple):
+    """Dead letters of ``sources`` whose bytes are in a segment, routed when they were written."""
+
+    sources: tuple[Queue, ...]
+    spilled: Spilled
+
+
+@dataclass(slots=True)
+class Letters:
+    """The dead letters of what a transaction rejects, and how many. ``ahead``: all of them, if they were
+    written before its commit; ``failure``: why they could not be.
+    """
+
+    count: int = 0
+    ahead: list[SpilledLetters] | None = None
+    failure: Exception | None = None

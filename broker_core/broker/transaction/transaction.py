@@ -23,10 +23,9 @@ from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.shares import Shares
 from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, transaction_key
 from broker_core.broker.queue import Queue, Queues
-from broker_core.broker.transaction.letters import Letters, SpilledLetters
 from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.publish import Publish
-from broker_core.broker.transaction.spilled import Spilled, restore
+from broker_core.broker.transaction.spilled import Letters, Spilled, SpilledLetters, restore
 from broker_core.core.block import EXPIRATION, NotLoaded, RowSelection
 from broker_core.core.change import InboxRow
 from broker_core.core.errors import TransactionState, TransactionTooLarge, UnknownTransaction

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from broker_core.broker.access.actor import Actor
 from broker_core.broker.access.permission import Permission
-from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.rights import Actor, Rights
 from broker_core.broker.access.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.lookup import Visibility

@@ -26,18 +26,18 @@ class Counts(NamedTuple):
     """``published``: entries that a queue ever had. ``settled``: acked, expired, dropped, purged or
     dead-lettered. The others count since the broker started: deliveries to consumers with and without acks,
     the same of basic.get, those of them that came again; of a virtual host, publishes that were confirmed,
-    and messages that were returned.
+    and messages that were returned. A rate is the same, per second.
     """
 
-    published: int = 0
-    settled: int = 0
-    delivered: int = 0
-    delivered_no_ack: int = 0
-    got: int = 0
-    got_no_ack: int = 0
-    redelivered: int = 0
-    confirmed: int = 0
-    returned: int = 0
+    published: float = 0
+    settled: float = 0
+    delivered: float = 0
+    delivered_no_ack: float = 0
+    got: float = 0
+    got_no_ack: float = 0
+    redelivered: float = 0
+    confirmed: float = 0
+    returned: float = 0
 
     def since(self, before: Counts) -> Counts:
         return Counts(*(max(now - then, 0) for now, then in zip(self, before)))
@@ -47,20 +47,8 @@ class Counts(NamedTuple):
 
 
 NOTHING = Counts()
-
-
-class Rate(NamedTuple):
-    """Per second; see Counts."""
-
-    published: float = 0.0
-    settled: float = 0.0
-    delivered: float = 0.0
-    delivered_no_ack: float = 0.0
-    got: float = 0.0
-    got_no_ack: float = 0.0
-    redelivered: float = 0.0
-    confirmed: float = 0.0
-    returned: float = 0.0
+Rate = Counts
+NO_RATE = Rate(*[0.0] * len(Rate._fields))
 
 
 def counts_of(queue: Queue) -> Counts:
@@ -113,7 +101,7 @@ class Rates:
     def of_queue(self, queue: Queue) -> Rate:
         """Between the last two samples."""
         now = self._now.get(queue.queue_id)
-        return self._rate(now, self._before.get(queue.queue_id, NOTHING)) if now is not None else Rate()
+        return self._rate(now, self._before.get(queue.queue_id, NOTHING)) if now is not None else NO_RATE
 
     def idle_since(self, queue: Queue, counts: Counts) -> float | None:
         """Seconds since the epoch; None: it was used between the last two samples, or is new."""
@@ -133,6 +121,6 @@ class Rates:
 
     def _rate(self, now: Counts, before: Counts) -> Rate:
         if not self._passed:
-            return Rate()
+            return NO_RATE
         more = now.since(before)
         return Rate(*(round(each / self._passed, 1) for each in more))

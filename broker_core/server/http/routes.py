@@ -1,6 +1,8 @@
-"""The table of all routes."""
+"""The table of all routes: of the APIs, and of the pages."""
 
 from __future__ import annotations
+
+from itertools import chain
 
 from broker_core.server.http import metrics, openapi, own
 from broker_core.server.http.management import (
@@ -13,19 +15,12 @@ from broker_core.server.http.management import (
     overview,
     queues,
 )
-from broker_core.server.http.page.table import PAGES
+from broker_core.server.http.page import connections, login, pipelines, transactions
+from broker_core.server.http.page import overview as overview_page
+from broker_core.server.http.page import queues as queues_page
 from broker_core.server.http.route import Route
 
-ROUTES: tuple[Route, ...] = (
-    *overview.ROUTES,
-    *queues.ROUTES,
-    *messages.ROUTES,
-    *exchanges.ROUTES,
-    *channels.ROUTES,
-    *hosts.ROUTES,
-    *definitions.ROUTES,
-    *health.ROUTES,
-    *own.ROUTES,
-    *metrics.ROUTES,
-)
-ROUTES += (openapi.route(ROUTES), *PAGES)
+_API = overview, queues, messages, exchanges, channels, hosts, definitions, health, own, metrics
+_PAGES = login, overview_page, queues_page, pipelines, transactions, connections
+_API_ROUTES: tuple[Route, ...] = tuple(chain.from_iterable(each.ROUTES for each in _API))
+ROUTES = (*_API_ROUTES, openapi.route(_API_ROUTES), *chain.from_iterable(each.ROUTES for each in _PAGES))

@@ -11,9 +11,8 @@ import pika
 import pytest
 from pamqp import commands as c
 
-from broker_core.client.accounts import RemoteAccounts
+from broker_core.client.accounts import RemoteAccounts, RemoteVhosts
 from broker_core.client.broker import BrokerClient
-from broker_core.client.vhosts import RemoteVhosts
 from broker_core.core import errors
 from broker_core.launcher import Broker
 from tests.amqp_peer import Closed, Peer, contents, peer
@@ -89,7 +88,7 @@ def test_an_unknown_virtual_host_is_refused_with_rabbitmqs_text(broker: Broker, 
 def test_a_header_that_names_nothing_is_one_error(broker: Broker, value: str) -> None:
     raw = Raw(broker.url, "", "x")
     raw.client.close()
-    from broker_core.client.login import SendHeader
+    from broker_core.client.connection import SendHeader
 
     header = SendHeader("", "x")
     header._middleware._headers = {"txmq-vhost": value}

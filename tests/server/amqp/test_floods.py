@@ -23,8 +23,7 @@ from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.server import turns
 from broker_core.server.amqp.input import Input
-from broker_core.server.commit_queue import MOST
-from broker_core.server.lines import Lines
+from broker_core.server.commit_queue import MOST, Lines
 from broker_core.server.turns import SHARE_S, TURN_S, Turns
 from tests.amqp_in_process import Served, serving
 from tests.amqp_peer import Closed, Peer, content, peer

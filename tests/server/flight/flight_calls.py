@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
 from broker_core.arrow.parts import stream_of
-from broker_core.client.login import SendHeader
+from broker_core.client.connection import SendHeader
 from broker_core.core import errors
 from broker_core.flight import contract
 from broker_core.message.message import MESSAGE_SCHEMA

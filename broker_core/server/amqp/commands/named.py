@@ -11,7 +11,7 @@ from functools import partial
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import encode_ack
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.broker.access.actor import actor_of
+from broker_core.broker.access.rights import actor_of
 from broker_core.broker.decision import Decided, decide
 from broker_core.core.errors import PreconditionFailed
 from broker_core.node.local import log_dropped

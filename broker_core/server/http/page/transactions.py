@@ -1,4 +1,6 @@
-"""Transactions: those in doubt, which are decided by hand, and those that are open."""
+"""Transactions: those in doubt, which are decided by hand, those that are open, and the history of
+commits: what one did, and the life of a message.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ HOME = "/ui/transactions"
 LAST = 50  # committed ones, of a page
 EFFECTS = 4  # of one
 DECIDE = {verb: f"/api/txmq/prepared/{{vhost}}/{{xid}}/{verb}" for verb in ("commit", "rollback")}
+TRANSACTION = "/api/txmq/transactions/{sequence}"
+RANGES = 8  # of one effect
 
 
 def _transactions(call: HttpCall) -> Response:
@@ -105,8 +109,22 @@ def _of(verb: Decision) -> tuple[Route, ...]:
     )
 
 
+def _transaction(call: HttpCall) -> Response:
+    sequence = call.params.get("sequence", "")
+    found = asked(call, TRANSACTION, {"sequence": sequence})
+    return shown(call, "transaction.html", found=found, ranges=RANGES)
+
+
+def _message(call: HttpCall) -> Response:
+    at = {name: call.params.get(name, "") for name in ("vhost", "name", "offset")}
+    found = asked(call, "/api/txmq/messages/{vhost}/{name}/{offset}", at)
+    return shown(call, "message.html", found=found, vhost=at["vhost"], ranges=RANGES)
+
+
 ROUTES = (
     page("GET", HOME, "monitoring", _transactions, "transactions"),
     *_of("commit"),
     *_of("rollback"),
+    page("GET", "/ui/transaction", "management", _transaction, "what a transaction did"),
+    page("GET", "/ui/message", "vhost", _message, "the life of a message"),
 )
