@@ -302,28 +302,6 @@ METHODS = tuple(
 )
 
 
-# the words of ``admin.`` for users and permissions
-ACCOUNTS = (
-    "users",
-    "add_user",
-    "set_password",
-    "set_tags",
-    "delete_user",
-    "permissions",
-    "set_permissions",
-    "clear_permissions",
-    "set_topic_permissions",
-    "clear_topic_permissions",
-    "give_app",
-    "vhosts",
-    "add_vhost",
-    "limit_vhost",
-    "delete_vhost",
-    "export_definitions",
-    "import_definitions",
-)
-
-
 def decode_arguments(call: str, function: Callable[..., object], data: bytes | pa.Buffer) -> dict[str, Any]:
     """The arguments of ``function``, checked by its annotations. Raises RemoteProtocolError, OptionError."""
     given, tail = _object(call, data)

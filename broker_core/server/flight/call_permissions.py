@@ -19,7 +19,6 @@ from broker_core.broker import command_permissions
 from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.core import errors
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
-from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.routing.content import check_user_id
@@ -152,7 +151,7 @@ ADMIN: dict[str, Check] = {
     "ledger": _enter,  # of the caller's apps; with a tag, of all
     "give_up": _administer("the data directory"),
     "skip_damaged": _administer("what is damaged"),
-    **dict.fromkeys(contract.ACCOUNTS, _administer("users, permissions and virtual hosts")),
+    **dict.fromkeys(audited.ACCOUNTS, _administer("users, permissions and virtual hosts")),
 }
 
 
@@ -210,20 +209,8 @@ CHANNEL: dict[str, Check] = {
     "publish_all": _publish_all,
     "get": _read,
     "get_at": _read,
-    **dict.fromkeys(
-        (
-            "ack",
-            "nack",
-            "reject",
-            "recover",
-            "tx_select",
-            "confirm_select",
-            "tx_commit",
-            "tx_rollback",
-            "prepare",
-        ),
-        _enter,
-    ),
+    **dict.fromkeys(("ack", "nack", "reject", "recover", "tx_select", "confirm_select"), _enter),
+    **dict.fromkeys(("tx_commit", "tx_rollback", "prepare"), _enter),
 }
 
 

@@ -25,7 +25,7 @@ from broker_core.launcher import Broker
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.server.access import throttle
-from broker_core.server.flight import call_permissions
+from broker_core.server.flight import audited, call_permissions
 from broker_core.server.flight.channels import WORDS
 from broker_core.server.flight.server import FlightServer
 from tests.amqp_peer import Peer
@@ -94,7 +94,7 @@ ROWS = (
     ),
     Row("admin.give_up", (ADMINISTER,)),
     Row("admin.skip_damaged", (ADMINISTER,)),
-    *(Row(f"admin.{word}", (ADMINISTER,)) for word in contract.ACCOUNTS),
+    *(Row(f"admin.{word}", (ADMINISTER,)) for word in audited.ACCOUNTS),
     Row("read", (IN, APP)),
     Row("stage", (WRITE,)),
     Row("adopt"),  # its rows are read before what they name is known: see ``test_staging.py``
