@@ -365,7 +365,7 @@ BUDGETS = {
     "broker_core": 1600,
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
-    "broker_core/broker": 12000,
+    "broker_core/broker": 12030,
     "broker_core/client": 2000,
     "broker_core/core": 3100,
     "broker_core/flight": 500,

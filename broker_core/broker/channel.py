@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
+from broker_core.broker.access.shares import CONSUMERS
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.dispatch import with_delivery_count
 from broker_core.broker.queue import Queue, Queues
@@ -31,6 +32,7 @@ from broker_core.core.ids import BlockId
 from broker_core.message.message import Delivery, Message
 from broker_core.routing.content import check_expiration
 
+QUEUE_CONSUMERS, CHANNEL_CONSUMERS = 10_000, 10_000
 _consumer_of: Callable[[Unacked], Consumer | None] = attrgetter("consumer")
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
@@ -156,6 +158,7 @@ class Channel:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         if not queue.replies:
             self.state.topology.usable(queue.name, self.connection)
+        _check_consumers(self, queue)
         consumer = Consumer(
             self,
             queue,
@@ -179,16 +182,9 @@ class Channel:
 
         An auto-delete queue that lost its last consumer is added to ``state.topology.abandoned``.
         """
-        undo = self.state.undo
-        undo.item(self.consumers, tag)
-        consumer = self.consumers.pop(tag, None)
+        consumer = self.consumers.get(tag)
         if consumer is not None:
-            queue = consumer.queue
-            queue.consumers.remove(consumer, undo)
-            self.state.pending_checks.wake(queue)  # another consumer may be the active one now
-            if queue.auto_delete and not queue.consumers:
-                undo.growth(self.state.topology.abandoned)
-                self.state.topology.abandoned.append(queue)
+            _cancel(self, [consumer])
         return consumer
 
     # -- deliveries ------------------------------------------------------------------------------------------
@@ -356,12 +352,38 @@ class Channel:
         for delivery, _ in self.marked.values():
             if delivery.consumer is not None:
                 undo.attribute(delivery.consumer, "unacked")
-        for tag in list(self.consumers):
-            self.cancel(tag)
+        _cancel(self, list(self.consumers.values()))
         dropped = self.rollback(0)
         self._give_back(change, now_us)
         self.closed = self.closed or why
         return dropped
+
+
+def _check_consumers(channel: Channel, queue: Queue) -> None:
+    """Each message looks at the consumers of its queue. Raises NotAllowed, PreconditionFailed."""
+    if len(channel.consumers) >= CHANNEL_CONSUMERS:
+        raise NotAllowed(
+            f"reached maximum ({CHANNEL_CONSUMERS}) of consumers per channel", "open another channel"
+        )
+    user, count, shares = channel.who.user, len(queue.consumers), channel.state.names.shares
+    if shares.over(user, count + 1, QUEUE_CONSUMERS) > 0:
+        mine = sum(each.channel.who.user == user for each in queue.consumers)
+        shares.require(CONSUMERS, user, mine, count, QUEUE_CONSUMERS, [queue.vhost])
+
+
+def _cancel(channel: Channel, consumers: Sequence[Consumer]) -> None:
+    """In one pass over the consumers of each queue."""
+    state, by_queue = channel.state, dict[Queue, list[Consumer]]()
+    for consumer in consumers:
+        state.undo.item(channel.consumers, consumer.tag)
+        del channel.consumers[consumer.tag]
+        by_queue.setdefault(consumer.queue, []).append(consumer)
+    for queue, gone in by_queue.items():
+        queue.consumers.remove(gone, state.undo)
+        state.pending_checks.wake(queue)  # another consumer may be the active one now
+        if queue.auto_delete and not queue.consumers:
+            state.undo.growth(state.topology.abandoned)
+            state.topology.abandoned.append(queue)
 
 
 def _ready_rows(

@@ -216,7 +216,7 @@ def _load_queues(
         queue.loaded(clean=image.clean)
     for topology in state.virtual_hosts.by_name.values():
         topology.tally.total = sum(queue.kept for queue in topology.queues.values())
-        topology.bound.total = sum(exchange.size_bytes for exchange in topology.exchanges.values())
+        topology.memory.add(sum(exchange.size_bytes for exchange in topology.exchanges.values()))
 
 
 def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], BlockId]) -> RunRecord:

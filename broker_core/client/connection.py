@@ -115,7 +115,7 @@ class FlightConnection:
         self._reconnect_s = reconnect_s
         self._connect_s = connect_s
         self._live: Live | None = None
-        self._why: errors.ConnectionFailed | None = None  # the last attempt failed
+        self._why: errors.ConnectionFailed | errors.Busy | None = None  # the last attempt failed
         self._reached = False  # ever
         self._closed = False
         self._pid = os.getpid()
@@ -206,7 +206,7 @@ class FlightConnection:
             try:
                 self._why = None
                 return _try(self.address, "")
-            except errors.ConnectionFailed as error:
+            except (errors.ConnectionFailed, errors.Busy) as error:
                 self._why = error
                 return None
         made: list[Live] = []
@@ -221,7 +221,7 @@ class FlightConnection:
         starter.find_or_start(self.address.directory, answers)
         return made[-1]
 
-    def _failure(self) -> errors.ConnectionFailed:
+    def _failure(self) -> errors.ConnectionFailed | errors.Busy:
         directory = self.address.directory
         if self._why is not None:
             return self._why
@@ -259,8 +259,9 @@ def _try(address: Address, directory_id: str) -> Live | None:
     """A connection to the broker at a host and port; None if none answers, one of another data directory, or
     one that has not the token of ``address``.
 
-    Raises LoginRefused, OptionError; RemoteProtocolError if TLS cannot be agreed on, or what listens is no
-    broker of this version; ConnectionFailed if it may be only now that TLS cannot be agreed on.
+    Raises LoginRefused, OptionError; Busy: the user has too many connections; RemoteProtocolError if TLS
+    cannot be agreed on, or what listens is no broker of this version; ConnectionFailed if it may be only now
+    that TLS cannot be agreed on.
     """
     global _used
     if _forked_in_use:
@@ -298,7 +299,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
             raise crossed from None
         if directory_id:
             return None
-        if isinstance(crossed, errors.LoginRefused):
+        if isinstance(crossed, (errors.LoginRefused, errors.Busy)):
             raise crossed from None
         raise errors.RemoteProtocolError(
             f"what listens at {address} is not a txmq broker: {type(error).__name__}"

@@ -39,6 +39,7 @@ from broker_core.routing.exchange import (
     Q,
     check_type,
 )
+from broker_core.routing.memory import NamesMemory, bytes_of
 from broker_core.routing.route_cache import RouteCacheBudget
 from broker_core.routing.stale_bindings import StaleBindings
 
@@ -56,8 +57,8 @@ _EACH = 64  # the records of so many bindings are dropped one by one; the catalo
 
 
 class Exchanges(Generic[Q]):
-    """``routes`` and ``stale_bindings``: those that several virtual hosts share; None: its own. ``strict``:
-    it refuses arguments without effect.
+    """``routes``, ``stale_bindings`` and ``everywhere``: those that several virtual hosts share; None: its
+    own. ``strict``: it refuses arguments without effect.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class Exchanges(Generic[Q]):
         routes: RouteCacheBudget | None = None,
         stale_bindings: StaleBindings | None = None,
         queues_by_id: dict[QueueId, Q] | None = None,
+        everywhere: Tally | None = None,
     ) -> None:
         self._undo = undo
         self.routes = RouteCacheBudget() if routes is None else routes
         self._stale_bindings = StaleBindings(undo) if stale_bindings is None else stale_bindings
         self.vhost = vhost
         self.deleted = self.strict = False
-        self.bound = Tally(undo)  # of the bytes of bindings
+        self.memory = NamesMemory(undo, vhost, everywhere)
         self.queues: dict[str, Q] = {}
         self.queues_by_id: dict[QueueId, Q] = {} if queues_by_id is None else queues_by_id
         self.exchanges: dict[str, Exchange[Q]] = {"": DefaultExchange(self.queues)}
@@ -165,6 +167,7 @@ class Exchanges(Generic[Q]):
         check_exchange_arguments(of, arguments, strict=self.strict)
         alternate = str(arguments.get("alternate-exchange"))
         refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
+        self.memory.check(f"cannot declare exchange '{name}'")
         exchange = EXCHANGE_TYPES[type](
             name,
             durable=durable,
@@ -181,6 +184,7 @@ class Exchanges(Generic[Q]):
     def add_exchange(self, exchange: Exchange[Q]) -> None:
         self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
+        self.memory.add(bytes_of(exchange.name, exchange.arguments))
         exchange.route_budget, exchange.stale_bindings = self.routes, self._stale_bindings
         alternate = exchange.arguments.get("alternate-exchange")
         if isinstance(alternate, str):
@@ -220,7 +224,7 @@ class Exchanges(Generic[Q]):
             elif exchange.durable:
                 for kind in (BindingRecord, ExchangeBindingRecord):
                     change.drop(kind, (exchange.name, ANY, ANY, ANY, self.vhost))
-            self.bound.add(-exchange.size_bytes)
+            self.memory.add(-exchange.size_bytes - bytes_of(exchange.name, exchange.arguments))
             exchange.leave()
             pending += self._unbind_everywhere(change, exchange)
             exchange.divert(None)
@@ -237,7 +241,7 @@ class Exchanges(Generic[Q]):
         left.
         """
         sources = list(destination.upstream)
-        self.bound.add(-sum(source.bytes_of(destination) for source in sources))
+        self.memory.add(-sum(source.bytes_of(destination) for source in sources))
         gone = {source: source.unbind_all(destination) for source in sources}
         kind = _record_of(destination)
         if len(gone) > _EACH:
@@ -320,10 +324,11 @@ class Exchanges(Generic[Q]):
         check_binding(f"{kind} '{target.name}' in vhost '{self.vhost}'", arguments)
         if not source.is_bound(target, routing_key, arguments):
             sources = () if source in target.upstream else target.upstream
-            refusals.check_bindings(self.bound.total, sources, f"{kind} '{target.name}'", self.vhost)
+            self.memory.check(f"cannot bind {kind} '{target.name}'")
+            refusals.check_sources(sources, f"{kind} '{target.name}'")
         before = source.bytes_of(target)
         new = source.bind(target, routing_key, arguments)
-        self.bound.add(source.bytes_of(target) - before)
+        self.memory.add(source.bytes_of(target) - before)
         if new and _is_written(source, target):
             change.put(_record_of(target)(source.name, target.name, routing_key, arguments, self.vhost))
 
@@ -331,7 +336,7 @@ class Exchanges(Generic[Q]):
         target = binding.destination
         before = source.bytes_of(target)
         if source.unbind(*binding):
-            self.bound.add(source.bytes_of(target) - before)
+            self.memory.add(source.bytes_of(target) - before)
             self._drop_bindings(change, source, [binding])
             if source.auto_delete and not source.bound:
                 self._remove_exchanges(change, [source])

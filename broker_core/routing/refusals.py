@@ -15,7 +15,6 @@ from broker_core.core.errors import (
 )
 
 SOURCES = 4_096  # exchanges that lead to one queue or exchange: deleting it takes a step for each
-VHOST_BINDING_BYTES = 512 * 1024 * 1024  # about, of all bindings of a virtual host
 
 
 def no_vhost(name: str) -> NotAllowed:
@@ -40,17 +39,6 @@ def system_exchange(name: str, vhost: str) -> AccessRefused:
     return AccessRefused(
         f"deletion of system exchange '{name}' in vhost '{vhost}' not allowed", "it is part of the broker"
     )
-
-
-def check_bindings(size_bytes: int, sources: Collection[object], target: str, vhost: str) -> None:
-    """Before a binding to ``target``, which ``sources`` lead to. Raises PreconditionFailed."""
-    if size_bytes >= VHOST_BINDING_BYTES:
-        raise PreconditionFailed(
-            f"cannot bind {target}: the bindings of vhost '{vhost}' take {size_bytes} bytes, the limit is "
-            f"{VHOST_BINDING_BYTES}: "
-            "remove bindings that are not needed",
-        )
-    check_sources(sources, target)
 
 
 def check_sources(sources: Collection[object], target: str) -> None:

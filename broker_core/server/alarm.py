@@ -33,8 +33,9 @@ class AlarmLimits:
     """Publishers are stopped below ``disk_free_bytes``, or above so many bytes in memory.
 
     ``memory_bytes`` counts transient messages, those in queues that are not durable, what open and prepared
-    transactions hold, bindings, and records that outlive their call (outcomes, ended channels, apps,
-    attempts, branches, claims, reads, decided batches);
+    transactions hold, and records that outlive their call (outcomes, ended channels, apps, attempts,
+    branches, claims, reads, decided batches); not queues, exchanges and bindings, which have a bound of
+    their own: nobody frees them by waiting.
     ``unsealed_bytes`` what small commits have written and the background has not yet moved into a segment.
     """
 
@@ -125,7 +126,6 @@ class Alarm:
         memory += self._broker.state.transactions.history.size_bytes
         unsealed = 0
         with self._broker.look as state:
-            memory += sum(topology.bound.total for topology in state.virtual_hosts.by_name.values())
             for block in state.blocks.by_id.values():
                 if block.inbox is None:
                     continue

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pytest
 
 from broker_core.arrow.parts import stream_of
+from broker_core.broker import channel as broker_channel
+from broker_core.broker.channel import Channel
 from broker_core.broker.topology.topology import Topology
-from broker_core.core.change import Change
-from broker_core.core.errors import PreconditionFailed
+from broker_core.core.change import Author, Change
+from broker_core.core.errors import NotAllowed, PreconditionFailed
 from broker_core.core.records import BindingRecord
 from broker_core.engine import Engine, ReadTicket
 from broker_core.flight import contract
@@ -29,6 +31,7 @@ from broker_core.node.channel import LocalChannel
 from broker_core.routing import refusals
 from broker_core.routing.carbon_copy import carbon_copies
 from broker_core.routing.header_index import MATCHES
+from broker_core.routing.memory import bytes_of
 from broker_core.routing.topic_patterns import TopicPatterns
 from tests.broker.conftest import Node
 from tests.steps import steps
@@ -355,8 +358,11 @@ def test_so_many_exchanges_lead_to_a_queue_or_an_exchange_as_can_be_left_in_one_
 def test_the_bytes_of_bindings_are_counted_as_they_come_and_go(node: Node) -> None:
     def counted() -> int:
         topology = node.broker.state.topology
-        total = topology.bound.total
-        assert total == sum(exchange.size_bytes for exchange in topology.exchanges.values())
+        named = [(each.name, each.arguments) for each in topology.exchanges.values() if each.name]
+        named += [(each.name, each.arguments.declared) for each in topology.queues.values()]
+        total = sum(exchange.size_bytes for exchange in topology.exchanges.values())
+        names = sum(bytes_of(*each) for each in named)
+        assert topology.memory.total == node.broker.state.virtual_hosts.registry.memory.total == total + names
         return total
 
     with node.channel() as channel:
@@ -451,3 +457,55 @@ def test_to_delete_a_queue_or_an_exchange_costs_the_same_whatever_is_bound(
         node.broker.close()
     few, many = found
     assert many < few * 1.2 + 50, f"{few} steps for {2 * FEW} bindings, {many} for {MANY}"
+
+
+def consumers(node: Node, count: int, user: str, channel: Channel | None = None) -> Channel:
+    """Of the queue ``q``, on one channel."""
+    state = node.broker.state
+    made = Channel(state) if channel is None else channel
+    made.who = Author(user=user)
+    for number in range(count):
+        tag = f"{len(made.consumers)}-{number}"
+        made.consume(state.topology.queue("q"), tag, lambda *_: 0, lambda _: None)
+    return made
+
+
+def test_consumers_of_a_queue_and_of_a_channel_are_bounded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_channel, "QUEUE_CONSUMERS", 40)
+    monkeypatch.setattr(broker_channel, "CHANNEL_CONSUMERS", 30)
+    for user in ("man", "ann"):
+        node.broker.run(lambda state, change, _, user=user: state.users.add(change, user, ""))
+    with node.channel() as own:
+        own.queue_declare("q")
+    assert len(consumers(node, 4, "man").consumers) == 4
+    with pytest.raises(
+        PreconditionFailed, match="'man' has 4 consumers of one queue in vhost '/', which is its share"
+    ):
+        consumers(node, 1, "man")
+    ann = consumers(node, 4, "ann")
+    ann.cancel("0-0")
+    consumers(node, 1, "ann")
+    node.broker.run(lambda state, change, _: state.users.delete(change, "man"))
+    ann = consumers(node, 27, "ann", ann)
+    with pytest.raises(NotAllowed, match=r"reached maximum \(30\) of consumers per channel"):
+        consumers(node, 1, "ann", ann)
+    consumers(node, 5, "ann")
+    with pytest.raises(PreconditionFailed, match="40 consumers of one queue are there, which is the limit"):
+        consumers(node, 1, "ann")
+
+
+def test_a_channel_leaves_a_queue_in_one_pass(node: Node) -> None:
+    """Whatever the number of its consumers is: in steps, for each of them, with two hundred and two thousand."""
+    with node.channel() as own:
+        own.queue_declare("q")
+    counted = []
+    for count in (200, 2_000):
+        gone, stays = consumers(node, count, ""), consumers(node, 3, "")
+        counted.append(steps(gone.close) / count)
+        queue = node.broker.state.topology.queue("q")
+        assert list(queue.consumers) == list(stays.consumers.values())
+        stays.close()
+        assert not queue.consumers
+    assert counted[1] < 2 * counted[0], counted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
+from broker_core.routing import memory
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared, publish
 
@@ -567,6 +569,8 @@ def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) 
             ask()
     held.close()
     assert node.broker.outcome("x", vhost=SALES) == "rolled_back" and node.broker.prepared() == []
+    virtual_hosts = node.broker.state.virtual_hosts
+    assert virtual_hosts.registry.memory.total == virtual_hosts.get(VHOST).memory.total
     names = {getattr(record, "vhost", VHOST) for record in node.store.load().records}
     assert names == {VHOST}
     broker = node.restart()
@@ -594,3 +598,34 @@ def test_a_virtual_host_whose_record_is_lost_is_made_again_with_what_is_in_it(no
     assert kept(broker, SALES) == {"q": 1}
     assert any("virtual host 'sales' was made again" in text for text in broker.state.loaded.repaired.done)
     assert node.restart().state.loaded.repaired.done == []
+
+
+def fill(node: Node, vhost: str) -> None:
+    for count in itertools.count():
+        node.broker.channel(vhost=vhost).queue_declare(f"{count}", arguments={"a": "x" * (count % 7)})
+
+
+def test_a_full_virtual_host_leaves_three_times_its_memory_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart, and where several are full."""
+    hosts = [f"host{number}" for number in range(6)]
+    for host in hosts:
+        add(node, host)
+    registry = node.broker.state.virtual_hosts.registry
+    spare = 1_000_000
+    monkeypatch.setattr(memory, "NAMES_BYTES", registry.memory.total + spare)
+    full: list[int] = []
+    for number, host in enumerate(hosts):
+        virtual_hosts = node.broker.state.virtual_hosts
+        before = virtual_hosts.get(host).memory.total
+        with pytest.raises(errors.PreconditionFailed, match=f"of vhost '{host}' take"):
+            fill(node, host)
+        full.append(virtual_hosts.get(host).memory.total - before)
+        left = memory.NAMES_BYTES - virtual_hosts.registry.memory.total
+        assert abs(3 * (full[-1] + before) - left) < 20_000
+        if number == 2:
+            node.restart()
+            assert node.broker.state.virtual_hosts.registry.memory.total == memory.NAMES_BYTES - left
+    assert full[-1] > 3 * memory.NAME_BYTES
+    node.broker.channel().queue_declare("of the first one")

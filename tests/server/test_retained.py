@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.responses import Response
 
+from broker_core.broker import channel as broker_channel
 from broker_core.broker import commit
 from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
@@ -23,11 +24,12 @@ from broker_core.broker.batch import owners
 from broker_core.broker.batch.branch import StagedLimits
 from broker_core.broker.batch.owners import Actor
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.channel import Channel
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction import outcomes, transaction
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.core import errors
-from broker_core.core.change import Change
+from broker_core.core.change import Author, Change
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker
@@ -35,7 +37,7 @@ from broker_core.micro_batch import ledger
 from broker_core.micro_batch.claims import claim
 from broker_core.node import upkeep
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.routing import refusals, route_cache
+from broker_core.routing import memory, route_cache
 from broker_core.server import log_file
 from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit
@@ -270,16 +272,43 @@ def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: 
 
 
 def bindings(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    low.setattr(refusals, "VHOST_BINDING_BYTES", LOW * 1000)
     topology = broker._local.state.topology
+    low.setattr(memory, "NAMES_BYTES", 4 * (topology.memory.total + LOW * 1000))
     with broker.channel() as channel:
         channel.queue_declare("in")
         for user, name in things:
             with contextlib.suppress(errors.PreconditionFailed):
                 channel.queue_bind("in", "amq.topic", f"{user}.{name}", {"name": name})
     kept = len(topology.exchanges["amq.topic"].bindings)
-    assert broker.quotas.alarm is not None and topology.bound.total >= kept * 1000
+    assert topology.memory.total >= kept * 1000
     return kept, LOW
+
+
+def queues_and_exchanges(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    topology = broker._local.state.topology
+    low.setattr(memory, "NAMES_BYTES", 4 * (topology.memory.total + LOW * memory.NAME_BYTES))
+    predeclared = len(topology.exchanges)
+    with broker.channel() as channel:
+        for user, name in things:
+            with contextlib.suppress(errors.PreconditionFailed):
+                broker.channel().queue_declare(name)
+            with contextlib.suppress(errors.PreconditionFailed):
+                broker.channel().exchange_declare(name, "direct", arguments={"of": user})
+        channel.queue_declare("0-user0")  # what is there may be declared again
+    return len(topology.queues) + len(topology.exchanges) - predeclared, LOW
+
+
+def consumers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(broker_channel, "QUEUE_CONSUMERS", LOW)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+    state = broker._local.state
+    for user, name in things:
+        channel = Channel(state)
+        channel.who = Author(user=user)
+        with contextlib.suppress(errors.PreconditionFailed), broker._local.look:
+            channel.consume(state.topology.queue("q"), name, lambda *_: 0, lambda _: None)
+    return len(state.topology.queue("q").consumers), LOW
 
 
 def broker_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: Path) -> tuple[int, int]:
@@ -359,7 +388,9 @@ ROWS = {
     "errors of the upkeep that are logged once": Fill(f"{upkeep.LOGGED:,}", logged_errors),
     "cached routes": Fill(f"{route_cache.ROUTE_BYTES >> 20} MiB", routes),
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
-    "bindings": Fill(f"{refusals.VHOST_BINDING_BYTES >> 20} MiB", bindings),
+    "bindings": Fill(f"{memory.NAMES_BYTES >> 20} MiB", bindings),
+    "queues and exchanges": Fill(f"{memory.NAMES_BYTES >> 20} MiB", queues_and_exchanges),
+    "consumers of a queue": Fill(f"{broker_channel.QUEUE_CONSUMERS:,}", consumers),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
     "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),
     "answers of HTTP that are asked for often": Fill(

@@ -8,7 +8,7 @@ have nobody to share with. Where an option gives a bound for each user, that is 
 ====================================  ===============================================================
 shared                                who is above the share
 ====================================  ===============================================================
-PREPARED, PREPARED_BYTES              is refused, and told what to do
+PREPARED, PREPARED_BYTES, CONSUMERS   is refused, and told what to do
 connections, channels, calls, parts   is refused (``server/quotas.py``)
 outcomes, commits and ids of channels loses the oldest of its own, and nobody another's
 ====================================  ===============================================================
@@ -48,6 +48,10 @@ PREPARED = Shared(
 
 PREPARED_BYTES = Shared(
     "{n} bytes in prepared transactions", PREPARED.user_advice, "commit or roll back the old ones"
+)
+
+CONSUMERS = Shared(
+    "{n} consumers of one queue", "cancel some, or raise --user-share", "cancel some, or use several queues"
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from broker_core.broker.queue import Queue
-from broker_core.core.change import InboxRow
+from broker_core.core.change import Author, InboxRow
 from broker_core.core.undo import Undo
 
 
@@ -20,6 +20,7 @@ class ConsumerChannel(Protocol):
     """The attributes of a channel that a consumer uses (``channel.py``)."""
 
     connection: object
+    who: Author
     prefetch: int  # of all its consumers together; 0: no limit
     consuming: int  # deliveries that count against it
     last_tag: int

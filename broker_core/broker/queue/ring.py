@@ -9,7 +9,7 @@ message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from broker_core.core.errors import AccessRefused
@@ -60,9 +60,8 @@ class Consumers(Generic[C]):
 
     def check_access(self, exclusive: bool) -> None:
         """Raises AccessRefused if a consumer may not be added: an exclusive one must be the only one."""
-        if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (
-            exclusive and self.single
-        ):
+        first = next(iter(self), None)
+        if (first and (exclusive or first.exclusive)) or (exclusive and self.single):
             raise AccessRefused(f"{self._queue} in exclusive use")
 
     def add(self, consumer: C) -> None:
@@ -80,18 +79,16 @@ class Consumers(Generic[C]):
         if consumer.no_local and self.publishers is None:
             self.publishers = {}
 
-    def remove(self, consumer: C, undo: Undo) -> None:
-        """Removes a consumer. Its channel keeps the deliveries that it holds."""
-        undo.attribute(consumer, "active")
+    def remove(self, consumers: Iterable[C], undo: Undo) -> None:
+        """Removes them in one pass. Their channels keep the deliveries that they hold."""
         undo.attribute(self, "rings")
         undo.attribute(self, "_single")
-        consumer.active = False
-        left = [
-            (priority, deque(other for other in ring if other is not consumer))
-            for priority, ring in self.rings
-        ]
+        for consumer in consumers:
+            undo.attribute(consumer, "active")
+            consumer.active = False
+        left = [(priority, deque(each for each in ring if each.active)) for priority, ring in self.rings]
         self.rings = [(priority, ring) for priority, ring in left if ring]
-        if self._single is consumer:
+        if self._single is not None and not self._single.active:
             self._single = next(iter(self), None)
 
     def forget(self, start: int, end: int) -> None:

@@ -39,23 +39,25 @@ from broker_core.routing.exchange import Binding, DefaultExchange
 from broker_core.routing.exchanges import PREDECLARED as PREDECLARED
 from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
 from broker_core.routing.exchanges import Exchanges
+from broker_core.routing.memory import NamesMemory, bytes_of
 from broker_core.routing.route_cache import RouteCacheBudget
 from broker_core.routing.stale_bindings import StaleBindings
 
 
 class Registry:
     """``by_id``: every queue. ``last_id``: the highest id of a queue so far. ``routes``: room for the cached
-    routes of all exchanges. ``stale_bindings``: what their indexes have too much. ``ending``: queues of
-    deleted virtual hosts whose messages are not forgotten yet.
+    routes of all exchanges. ``stale_bindings``: what their indexes have too much. ``memory``: bytes of their
+    names, about. ``ending``: queues of deleted virtual hosts whose messages are not forgotten yet.
     """
 
-    __slots__ = ("by_id", "cancelled", "ending", "last_id", "routes", "stale_bindings")
+    __slots__ = ("by_id", "cancelled", "ending", "last_id", "memory", "routes", "stale_bindings")
 
     def __init__(self, undo: Undo) -> None:
         self.by_id: dict[QueueId, Queue] = {}
         self.last_id = 0
         self.routes = RouteCacheBudget()
         self.stale_bindings = StaleBindings(undo)
+        self.memory = Tally(undo)
         self.ending: list[Queue] = []
         # consumers of deleted queues; the shell notifies them and empties the list
         self.cancelled: list[Consumer] = []
@@ -69,7 +71,8 @@ class Topology(Exchanges[Queue]):
     ) -> None:
         self._registry = registry = Registry(blocks.undo) if registry is None else registry
         # ``queues_by_id`` has those of all virtual hosts
-        super().__init__(blocks.undo, vhost, registry.routes, registry.stale_bindings, registry.by_id)
+        shared = registry.routes, registry.stale_bindings, registry.by_id, registry.memory
+        super().__init__(blocks.undo, vhost, *shared)
         self._blocks = blocks
         self._numbers = numbers
         self.max_queues = self.max_messages = -1
@@ -149,7 +152,7 @@ class Topology(Exchanges[Queue]):
             check_arguments(of, arguments, strict=self.strict)
             return existing
         check_text("the name of a queue", name)
-        _check_room(self.queues.values(), name, self.vhost, self.max_queues)
+        _check_room(self.queues.values(), name, self.memory, self.max_queues)
         check_arguments(of, arguments, strict=self.strict)
         check_properties(of, arguments, durable, exclusive, auto_delete)
         # the commit sequence never decreases, even over restarts (state/change.py), so an id from it is
@@ -175,12 +178,12 @@ class Topology(Exchanges[Queue]):
             self._undo.enter(self._exclusive, connection, queue)
         self.add_queue(queue)
         if queue.written:
-            declared = queue.arguments.declared
-            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, declared, self.vhost))
+            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, arguments, self.vhost))
         return queue
 
     def add_queue(self, queue: Queue) -> None:
         self._undo.item(self._leased, queue)
+        self.memory.add(bytes_of(queue.name, queue.arguments.declared))
         super().add_queue(queue)
         self._registry.last_id = max(self._registry.last_id, queue.queue_id)
         if queue.arguments.expires_ms is not None:
@@ -254,6 +257,7 @@ class Topology(Exchanges[Queue]):
         self._undo.attribute(queue, "deleted")
         del self.queues[queue.name], self.queues_by_id[queue.queue_id]
         queue.deleted = True
+        self.memory.add(-bytes_of(queue.name, queue.arguments.declared))
         self.exchanges[""].changed()
         self._leased.pop(queue, None)
         if queue.exclusive:
@@ -339,8 +343,8 @@ class Topology(Exchanges[Queue]):
             change.drop(kind, (ANY, ANY, ANY, ANY, self.vhost))
         self.queues, self._leased, self._exclusive, self._alternates = {}, {}, {}, {}
         self.exchanges = {"": DefaultExchange(self.queues)}
-        self.abandoned = []
-        self.deleted = True
+        self.memory.add(-self.memory.total)
+        self.abandoned, self.deleted = [], True
 
     def end_some(self, change: Change, count: int) -> bool:
         """Forgets the messages of so many queues of deleted virtual hosts. Returns whether others are left;
@@ -361,12 +365,15 @@ def _restore_queues(by_id: dict[QueueId, Queue], queues: Iterable[Queue]) -> Non
         by_id[queue.queue_id] = queue
 
 
-def _check_room(queues: Collection[Queue], name: str, vhost: str, limit: int) -> None:
-    """Raises PreconditionFailed if ``queues`` of a virtual host are as many as its limit; -1: none."""
-    if limit < 0 or limit > len(queues) or name.startswith(REPLIES):
+def _check_room(queues: Collection[Queue], name: str, memory: NamesMemory, limit: int) -> None:
+    """Raises PreconditionFailed if ``queues`` of a virtual host are as many as its limit (-1: none), or its
+    memory is full.
+    """
+    if name.startswith(REPLIES):
         return
-    if sum(not queue.replies for queue in queues) >= limit:
+    memory.check(f"cannot declare queue '{name}'")
+    if 0 <= limit <= len(queues) and sum(not queue.replies for queue in queues) >= limit:
         raise PreconditionFailed(
-            f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
+            f"cannot declare queue '{name}': queue limit in vhost '{memory.vhost}' ({limit}) is reached",
             "delete a queue, or raise the limit with txmq vhosts limit",
         )
