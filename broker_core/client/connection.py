@@ -24,6 +24,7 @@ from broker_core.client import starter, tls
 from broker_core.core import endpoint, errors
 from broker_core.core.address import VHOST, Address, bracketed
 from broker_core.core.backoff import Backoff, Time
+from broker_core.core.credentials import Credentials
 from broker_core.core.endpoint import Endpoint, client_name
 from broker_core.flight import authorization, contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, proof
@@ -212,7 +213,9 @@ class FlightConnection:
         made: list[Live] = []
 
         def answers(found: Endpoint) -> bool:
-            near = Address(host=found.host, port=found.port, token=found.token, vhost=self.address.vhost)
+            near = Address(
+                found.host, found.port, credentials=Credentials(token=found.token), vhost=self.address.vhost
+            )
             live = _try(near, found.id)
             if live is not None:
                 made.append(live)
@@ -279,7 +282,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
         **tls.arguments(address),
     )
     try:
-        if address.token and not _proven(client, address.token):
+        if (token := address.credentials.token) and not _proven(client, token):
             client.close()
             return None
         login.send(_header(address))
@@ -325,6 +328,7 @@ def _proven(client: arrow_flight.FlightClient, token: str) -> bool:
 
 
 def _header(address: Address) -> str:
-    if address.token:
-        return Bearer(address.token).header
-    return Basic(address.user, address.password).header if address.user else ""
+    own = address.credentials
+    if own.token:
+        return Bearer(own.token).header
+    return Basic(own.user, own.password).header if own.user else ""

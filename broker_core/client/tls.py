@@ -25,32 +25,33 @@ def arguments(address: Address) -> dict[str, object]:
         return {}
     found: dict[str, object] = {}
     context(address)
-    if address.tls_ca:
-        found["tls_root_certs"] = _read("tlsCa", address.tls_ca)
-    if address.tls_cert:
-        found["cert_chain"] = _read("tlsCert", address.tls_cert)
-        found["private_key"] = _read("tlsKey", address.tls_key)
+    own = address.credentials
+    if own.tls_ca:
+        found["tls_root_certs"] = _read("tlsCa", own.tls_ca)
+    if own.tls_cert:
+        found["cert_chain"] = _read("tlsCert", own.tls_cert)
+        found["private_key"] = _read("tlsKey", own.tls_key)
     return found
 
 
 def context(address: Address) -> ssl.SSLContext:
     """For sockets of Python. Raises OptionError."""
+    own = address.credentials
     try:
-        made = ssl.create_default_context(cafile=address.tls_ca or None)
+        made = ssl.create_default_context(cafile=own.tls_ca or None)
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"option 'tlsCa' is {address.tls_ca!r}, which cannot be used: {error}",
+            f"option 'tlsCa' is {own.tls_ca!r}, which cannot be used: {error}",
             "name a readable PEM file with the authority of the broker's certificate",
         ) from None
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["h2"])
-    if address.tls_cert:
+    if own.tls_cert:
         try:
-            made.load_cert_chain(address.tls_cert, address.tls_key, lambda: "")
+            made.load_cert_chain(own.tls_cert, own.tls_key, lambda: "")
         except (OSError, ValueError) as error:
             raise OptionError(
-                f"options 'tlsCert' {address.tls_cert!r} and 'tlsKey' {address.tls_key!r} cannot be used: "
-                f"{error}",
+                f"options 'tlsCert' {own.tls_cert!r} and 'tlsKey' {own.tls_key!r} cannot be used: {error}",
                 "name readable PEM files, without a password",
             ) from None
     return made

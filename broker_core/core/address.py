@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from broker_core.core import errors
@@ -21,32 +21,22 @@ DEFAULT_AMQPS = "127.0.0.1:5671"
 NO_AMQP = "none"
 VHOST = "/"  # the virtual host that is always there
 MAX_VHOST_BYTES = 255
+_NONE = Credentials()
 _CONTROLS = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph separators
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker: a host and port, or a data directory (absolute path); and how a client proves who it is.
-
-    ``tls_*``: files, as in ``credentials.Credentials``.
+    """A broker: a host and port, or a data directory (absolute path); and how a client proves who it is, with
+    its password: another process may have neither the environment nor the files.
     """
 
     host: str = ""
     port: int = 0
     directory: str = ""
-    user: str = ""
-    password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
+    credentials: Credentials = _NONE
     tls: bool = False
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
     vhost: str = VHOST
-
-    @property
-    def credentials(self) -> Credentials:
-        """What this address was made with: for another process."""
-        return Credentials(self.user, self.password, "", self.token, self.tls_ca, self.tls_cert, self.tls_key)
 
     def __str__(self) -> str:
         if self.directory:
@@ -103,7 +93,7 @@ def parse_address(
         text = os.fspath(data)
         if not text:
             raise errors.OptionError("option 'data' is empty; it must name a directory")
-        if credentials is not None and credentials != Credentials():
+        if credentials is not None and credentials != _NONE:
             raise errors.OptionError(
                 "options of a login or of TLS are given with 'data'",
                 "leave them out: a client that may read the directory finds what it needs there",
@@ -117,7 +107,7 @@ def parse_address(
             f"option 'vhost' is {vhost[:255]!r}, and the virtual host of a url is its path",
             f"give url=txmq://host:{DEFAULT_PORT}/NAME, or data=DIR",
         )
-    return _parse_url(url, credentials or Credentials())
+    return _parse_url(url, credentials or _NONE)
 
 
 def _parse_url(url: str, credentials: Credentials) -> Address:
@@ -154,18 +144,7 @@ def _parse_url(url: str, credentials: Credentials) -> Address:
             "use txmqs://host:port, or leave out tlsCa, tlsCert and tlsKey",
         )
     found = _with_login(credentials, parts, url).resolved()
-    return Address(
-        host=parts.hostname,
-        port=port or DEFAULT_PORT,
-        user=found.user,
-        password=found.password,
-        token=found.token,
-        tls=tls,
-        tls_ca=found.tls_ca,
-        tls_cert=found.tls_cert,
-        tls_key=found.tls_key,
-        vhost=vhost,
-    )
+    return Address(parts.hostname, port or DEFAULT_PORT, credentials=found, tls=tls, vhost=vhost)
 
 
 def _with_login(credentials: Credentials, parts: SplitResult, url: str) -> Credentials:

@@ -13,6 +13,7 @@ import time
 from broker_core.client.connection import FlightConnection
 from broker_core.core import endpoint, errors
 from broker_core.core.address import Address, bracketed
+from broker_core.core.credentials import Credentials
 from broker_core.flight import contract
 from broker_core.store.durable import DurableStore
 
@@ -44,7 +45,7 @@ def _gives_up(directory: str) -> bool:
     found = endpoint.read_endpoint(directory)
     if found is None:
         return False
-    address = Address(host=found.host, port=found.port, token=found.token)
+    address = Address(found.host, found.port, credentials=Credentials(token=found.token))
     connection = FlightConnection(address, reconnect_s=0, connect_s=0)
     try:
         if connection.live().hello.id != found.id:

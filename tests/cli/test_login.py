@@ -127,7 +127,7 @@ def test_no_text_of_a_client_has_its_secrets(tmp_path: Path) -> None:
     ):
         client = BrokerClient("txmq://localhost:1", credentials=known, connect_s=0)
         again = pickle.loads(pickle.dumps(client))
-        assert SECRET in (again.address.password, again.address.token)
+        assert SECRET in (again.address.credentials.password, again.address.credentials.token)
         with pytest.raises(Exception) as caught:
             again.queues()
         texts = [client, again, known, client.address, vars(again), caught.value, vars(client._connection)]
@@ -157,7 +157,7 @@ def test_credentials_that_contradict_each_other_are_refused(known: Credentials, 
 def test_a_url_may_have_the_login_and_then_no_option_has_it() -> None:
     url = f"txmq://ann:{SECRET}@localhost:1"
     with BrokerClient(url) as client:
-        assert (client.address.user, client.address.password) == ("ann", SECRET)
+        assert (client.address.credentials.user, client.address.credentials.password) == ("ann", SECRET)
         assert SECRET not in repr(client)
     for more in (Credentials(user="bob", password="x"), Credentials(token="t")):
         with pytest.raises(OptionError, match="give each of them once") as caught:

@@ -10,6 +10,7 @@ import psutil
 
 from broker_core.client.connection import FlightConnection
 from broker_core.core.address import Address, parse_listen
+from broker_core.core.credentials import Credentials
 from broker_core.core.endpoint import read_endpoint
 from broker_core.core.errors import TxmqError
 from broker_core.flight.contract import Hello
@@ -56,7 +57,7 @@ def _failure(host: str, number: int) -> OSError | None:
 def hello(host: str, number: int, token: str = "") -> Hello | None:
     """What a broker at this address says of itself; None if no broker answers there."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    address = Address(host=everywhere.get(host, host), port=number, token=token)
+    address = Address(everywhere.get(host, host), number, credentials=Credentials(token=token))
     connection = FlightConnection(address, reconnect_s=0, connect_s=0)
     try:
         return connection.live().hello

@@ -44,7 +44,7 @@ def test_an_address_to_listen_on_is_read_alike_for_every_door(door: str) -> None
 
 def test_user_and_password_are_taken_and_never_shown() -> None:
     address = parse_address("txmq://guest:s%40cret@h:7")
-    assert (address.user, address.password) == ("guest", "s@cret")
+    assert (address.credentials.user, address.credentials.password) == ("guest", "s@cret")
     assert "cret" not in f"{address} {address!r}"
     for url in (
         "txmqs://guest:secret@h:0",

@@ -27,6 +27,7 @@ from broker_core.client.connection import FlightConnection
 from broker_core.core import endpoint, errors
 from broker_core.core import password as passwords
 from broker_core.core.address import Address
+from broker_core.core.credentials import Credentials
 from broker_core.core.undo import Undo
 from broker_core.flight import contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, parse, proof
@@ -894,7 +895,9 @@ def test_a_client_of_a_directory_sends_no_token_to_a_broker_that_cannot_prove_to
         with txmq.connect(data=directory) as client:
             assert client.queues() == []
     with Impostor("grpc://127.0.0.1:0", middleware={"note": Note()}) as impostor:
-        live = FlightConnection(Address(host="127.0.0.1", port=impostor.port, token=known.token), 0, 0)
+        live = FlightConnection(
+            Address("127.0.0.1", impostor.port, credentials=Credentials(token=known.token)), 0, 0
+        )
         with pytest.raises(errors.ConnectionFailed):
             live.live()
     assert {name for name, _ in seen} == {"headers", "prove"}
