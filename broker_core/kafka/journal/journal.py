@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import threading
 import time
 import uuid
@@ -22,7 +21,7 @@ from uuid import UUID
 from broker_core.core import failpoint
 from broker_core.core.backoff import Backoff
 from broker_core.core.errors import AccessRefused, DataLoss, QueueNotFound
-from broker_core.core.records import ReadRecord, ReleaseNoteRecord, canonical
+from broker_core.core.records import ReadRecord, ReleaseNoteRecord, canonical, parse
 from broker_core.engine import LedgerEntry, Ranges
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
@@ -392,8 +391,8 @@ class AppProgress:
     def _of(self, kind: str) -> list[list[Any]]:
         """Returns what the keys of a kind say behind it."""
         prefix = f'["{kind}",'
-        return [json.loads(key)[1:] for key in self._journal.facts if key.startswith(prefix)]
+        return [parse(key)[1:] for key in self._journal.facts if key.startswith(prefix)]
 
 
 def _key(kind: str, *values: int | str) -> str:
-    return json.dumps([kind, *values], separators=(",", ":"))
+    return canonical([kind, *values])

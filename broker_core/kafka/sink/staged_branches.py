@@ -15,7 +15,6 @@ stands before them belongs to attempts that can never be decided.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import uuid
@@ -31,7 +30,8 @@ from broker_core.arrow.outside import read_stream
 from broker_core.arrow.parts import branch_checksum, signed
 from broker_core.core import errors
 from broker_core.core.errors import CheckpointMismatch, MissingBranch, OptionError
-from broker_core.core.records import LedgerRecord
+from broker_core.core.records import LedgerRecord, canonical
+from broker_core.core.records import parse as parse_canonical
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import Isolation, TopicPartition, parse_log
@@ -99,13 +99,13 @@ class Receipt:
         values = {name: getattr(self, name) for name in self.__slots__}
         values |= {"place": str(self.place), "logs": [str(log) for log in self.logs]}
         values["topic_id"] = self.topic_id.hex if self.topic_id else ""
-        return json.dumps(values, separators=(",", ":"))
+        return canonical(values)
 
     @classmethod
     def parse(cls, text: str) -> Receipt:
         """Raises OptionError for a text that :meth:`text` did not write."""
         try:
-            values = json.loads(text)
+            values = parse_canonical(text)
             if values["kind"] not in get_args(BranchKind):
                 raise ValueError(values["kind"])
             values |= {

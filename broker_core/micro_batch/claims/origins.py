@@ -7,13 +7,12 @@ higher than before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from broker_core.core.address import VHOST
 from broker_core.core.errors import CheckpointMismatch, NotAllowed
-from broker_core.core.records import ClaimRecord, OriginRecord, canonical
+from broker_core.core.records import ClaimRecord, OriginRecord, canonical, parse
 from broker_core.core.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
 from broker_core.micro_batch.claims.logs import Logs
@@ -65,7 +64,7 @@ class Origins:
         if (
             len(known) >= most
             and entry.queues not in known
-            and not self._sharing(entry.app_id, json.loads(entry.queues))
+            and not self._sharing(entry.app_id, parse(entry.queues))
         ):
             raise too_many(entry.app_id, most)
 
@@ -91,7 +90,7 @@ class Origins:
         return [
             entry
             for entry in list(self._of.get(app_id, {}).values())
-            if wanted.intersection(json.loads(entry.queues))
+            if wanted.intersection(parse(entry.queues))
         ]
 
     def meaning(
@@ -153,7 +152,7 @@ class Origins:
         """Records a new meaning, in place of those of other sets of queues that share one with it."""
         if self._of.get(entry.app_id, {}).get(entry.queues) == entry:
             return
-        for other in self._sharing(entry.app_id, json.loads(entry.queues)):
+        for other in self._sharing(entry.app_id, parse(entry.queues)):
             if other.queues != entry.queues:
                 self._drop(sink, other)
         self._put(sink, entry)
