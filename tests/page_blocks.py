@@ -12,14 +12,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 HERE, SPARK = "tests/test_page_blocks.py", "tests/spark/test_page_blocks.py"
 CLIENTS = "tests/interop/test_clients_page.py"
-COMPILED = "is compiled; tests/spark/test_pipeline.py and others run streams of its kind"
-NO_CLUSTER = "the same with `data` is run; tests/spark/test_from_kafka_source.py and others read topics"
 
 
 class Block(NamedTuple):
     page: str
     words: str  # in this block alone of the page
-    how: str  # the file that runs it, or why nothing does
+    how: str  # the file that runs it
 
 
 BLOCKS = [
@@ -35,22 +33,22 @@ BLOCKS = [
     Block("docs/clients.md", "# shop.py", CLIENTS),
     Block("docs/clients.md", "from celery import chain", CLIENTS),
     Block("docs/commit_tokens.md", "amq.transaction", CLIENTS),
-    Block("docs/clients.md", "def hot(", COMPILED),
+    Block("docs/clients.md", "def hot(", SPARK),
     Block("docs/clients.md", "Broker.open", HERE),
     Block("docs/handlers.md", "class Namespaces", HERE),
     Block("docs/handlers.md", "serve(", HERE),
     Block("docs/handlers.md", "class Tracer", "tests/server/amqp/test_handlers.py"),
-    Block("docs/kafka.md", "kafka://", NO_CLUSTER),
+    Block("docs/kafka.md", "kafka://", SPARK),
     Block("docs/merge.md", "def customers(", SPARK),
-    Block("docs/tls.md", "txmq.Credentials", "needs a certificate of example.org; tests/server/test_tls.py logs in so"),
-    Block("docs/spark_reference.md", '"table", "apps"', COMPILED),
-    Block("docs/spark.md", "checkpoint-mail", COMPILED),
-    Block("docs/foreach_batch.md", "def enrich(", COMPILED),
-    Block("docs/ledger.md", "resume_from", "needs an engine that lost its ledger; tests/spark/test_resume.py loses one"),
-    Block("docs/ledger.md", '"batch": 17', "needs Kafka; tests/connector/test_ledger_start.py begins so"),
-    Block("docs/observe.md", "txmq.observe", COMPILED),
-    Block("docs/typed_messages.md", "amount double", COMPILED),
-    Block("docs/schema_registry.md", "SchemaRegistry", "needs a registry; tests/spark/test_registry.py has one"),
+    Block("docs/tls.md", "txmq.Credentials", HERE),
+    Block("docs/spark_reference.md", '"table", "apps"', SPARK),
+    Block("docs/spark.md", "checkpoint-mail", SPARK),
+    Block("docs/foreach_batch.md", "def enrich(", SPARK),
+    Block("docs/ledger.md", "resume_from", SPARK),
+    Block("docs/ledger.md", '"batch": 17', SPARK),
+    Block("docs/observe.md", "txmq.observe", SPARK),
+    Block("docs/typed_messages.md", "amount double", SPARK),
+    Block("docs/schema_registry.md", "SchemaRegistry", SPARK),
 ]  # fmt: skip
 
 
