@@ -382,7 +382,7 @@ BUDGETS = {
     "connector/ledger": 830,
     "connector/reject": 670,
     "connector/stream": 1520,
-    "connector/tables": 1150,
+    "connector/tables": 1170,
     "connector/typed": 3390,
     "txmq": 2400,
     "txmq/admin": 700,

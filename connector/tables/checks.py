@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.engine import InTable, LedgerEntry
 from connector.sql import nullable
-from connector.tables.commit_id import restored_in, txn_app_id
+from connector.tables.commit_id import ids_at, restored_in, txn_app_id
 from connector.tables.merge import Merge
 from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
@@ -134,9 +134,12 @@ def last_stored(tables: TableFormat, spark: SparkSession, table: Table, txn_app_
     any of its steps.
     """
     last: dict[int, int] = {0: 0}
-    for name, sequence in tables.sequences(spark, table, txn_app_id).items():
-        if (restored := restored_in(name, txn_app_id)) is not None:
-            last[restored] = max(sequence, last.get(restored, 0))
+    names = ids_at(txn_app_id, table.locations)
+    alike = txn_app_id if len(names) == 1 else txn_app_id.rpartition("/")[0]
+    for name, sequence in tables.sequences(spark, table, alike).items():
+        for restored in (restored_in(name, own) for own in names):
+            if restored is not None:
+                last[restored] = max(sequence, last.get(restored, 0))
     return max(last.items())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker_core.engine import LedgerEntry
@@ -26,9 +26,20 @@ def txn_app_id(app_id: str, identity: str, location: str, step: int = 0, restore
     It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
     Each step of a batch has its own one: a table skips a second commit with the same id and number.
     """
-    table = f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+    table = f"{app_id}@{identity}/{_digest(location)}"
     table = numbered_anew(table, restored)
     return f"{table}{STEP}{step}" if step else table
+
+
+def ids_at(txn_app_id: str, locations: Collection[str]) -> set[str]:
+    """The ids that an app would have on a table at other locations; a ledger has one id."""
+    head, _, last = txn_app_id.rpartition("/")
+    on_table = re.fullmatch("[0-9a-f]{8}", last) is not None
+    return {txn_app_id, *(f"{head}/{_digest(location)}" for location in locations if on_table)}
+
+
+def _digest(location: str) -> str:
+    return hashlib.sha256(location.encode()).hexdigest()[:8]
 
 
 def numbered_anew(txn_app_id: str, restored: int) -> str:

@@ -38,6 +38,14 @@ class Table:
         return bool(self.table_id)
 
     @property
+    def locations(self) -> set[str]:
+        """Its location, and what Spark Connect took for it before the table was made: its file system is not
+        known there until then, nor where the table of a name will be.
+        """
+        before = plain_location(self.name) if is_path(self.name) else f"name:{self.name.lower()}"
+        return {self.location, self.location.removeprefix("file:"), before}
+
+    @property
     def properties(self) -> dict[str, str]:
         """What TBLPROPERTIES says."""
         return dict(json.loads(self.metadata)["metaData"].get("configuration", {})) if self.metadata else {}
