@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import logging
 import os
 import re
@@ -16,18 +15,15 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame
 
 from broker_core.core.errors import OptionError
 from connector.batch.batch_reads import rows_of
 from connector.errors import error_summary
+from connector.stream.query_plan import explained
 from connector.tables.table import is_connect
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
 
 log = logging.getLogger("txmq")
 
@@ -109,13 +105,6 @@ def _query_of(batch: DataFrame) -> tuple[str, str]:
 
 def _no_query() -> OptionError:
     return OptionError("transactional was called outside a query", "use it in foreachBatch")
-
-
-def explained(query: StreamingQuery) -> str:
-    """The plans of the batch that a query executes."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        query.explain(extended=True)
-    return told.getvalue()
 
 
 def _columns(plan: str) -> set[str]:

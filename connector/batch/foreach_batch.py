@@ -38,8 +38,8 @@ from connector.errors import holds_java_trace, shortened
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
 from connector.options import AddressOptions, WriteOptions, write_options
-from connector.stream import staging
-from connector.stream.offset_log import OffsetLog
+from connector.stream import query_plan, staging
+from connector.stream.offset_log import OffsetLog, owner
 from connector.stream.task_identity import marked
 from connector.table_formats import table_format
 from connector.tables.checks import Checks
@@ -82,8 +82,8 @@ def transactional(
     of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote ``ledger``, if this one
     has the same messages under the same offsets. ``conflict_timeout_s``: how long a commit to a table is
     repeated that conflicts with those of other writers. ``checkpoint``: the ``checkpointLocation`` of the
-    query, which Spark Connect does not tell; needed there for ``ledger="auto"`` and for a source that is not
-    txmq.
+    query; needed on Spark Connect for ``ledger="auto"`` and for a source that is not txmq, if it is that of
+    the session, and no option of the query.
 
     With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
     on behind the table at once, before its source asks where to begin. Raises OptionError,
@@ -127,8 +127,12 @@ def _check(persist: object, needed_ledger: str | None, conflict_timeout_s: objec
 
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
     """Where the checkpoint of a running query is; None if Spark does not report it."""
-    known = execution(spark, query_id)
-    return None if known is None else str(known.resolvedCheckpointRoot())
+    if not is_connect(spark):
+        known = execution(spark, query_id)
+        return None if known is None else str(known.resolvedCheckpointRoot())
+    plans = map(query_plan.explained, query_plan.running(spark, query_id))
+    found = [place for place in map(query_plan.checkpoint_in, plans) if place is not None]
+    return next((place for place in found if owner(place, spark) == query_id), None)
 
 
 def active_session() -> SparkSession | None:
@@ -326,8 +330,7 @@ class Transactional:
             self.checks.taken = resume.ready(spark)
 
     def _checkpoint(self, spark: SparkSession, query_id: str) -> str | None:
-        found = None if is_connect(spark) else checkpoint_of(spark, query_id)
-        return found or self._options.checkpoint
+        return checkpoint_of(spark, query_id) or self._options.checkpoint
 
     # -- C6 --------------------------------------------------------------------------------------------------
     def _name_ledger(self, spark: SparkSession, query_id: str) -> None:
@@ -338,7 +341,7 @@ class Transactional:
         if location is None:
             raise OptionError(
                 "ledger='auto' does not know the checkpoint of this query (Spark Connect)",
-                "give checkpoint=, or name the Delta table with ledger=",
+                "give the query the option checkpointLocation, or name the Delta table with ledger=",
             )
         table = f"{location.rstrip('/')}_ledger"
         if self._ledger is not None and self._ledger_table != table:  # the object serves another query

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -23,6 +24,9 @@ from broker_core.core.errors import OptionError
 from connector.errors import error_summary
 from connector.options import AddressOptions
 from connector.stream.offset import is_offset
+from connector.stream.query_plan import explained, other_sources, running
+
+log = logging.getLogger("txmq")
 
 _OWN: dict[tuple[str, str], frozenset[str]] = {}  # engine and app -> the names of its logs, as last seen
 
@@ -44,7 +48,7 @@ class OffsetLog:
             return ""
         entry = None if self._checkpoint is None else self._entry(self._checkpoint, batch_id, query_id, spark)
         if entry is None:
-            return self._require_own(() if spark is None else _last_offsets(spark, query_id))
+            return self._require_own(query_id, spark)
         offsets = entry.splitlines()[2:]  # behind the version and the metadata
         if self._are_own(offsets):
             self._own = not any(map(_is_missing, offsets))
@@ -55,7 +59,7 @@ class OffsetLog:
         """Raises OptionError unless Spark reads it where this process does not."""
         try:
             if not self._query:
-                self._query = json.loads(_text(f"{checkpoint.rstrip('/')}/metadata", spark))["id"]
+                self._query = _id(checkpoint, spark)
             entry = _text(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
         except Exception as error:
             if spark is None:
@@ -72,9 +76,11 @@ class OffsetLog:
             )
         return entry
 
-    def _require_own(self, offsets: Iterable[str]) -> str:
+    def _require_own(self, query_id: str, spark: SparkSession | None) -> str:
         """Raises OptionError unless all sources are txmq's, as far as that is known without the entry."""
-        if self._logs(()) and self._are_own(offsets):
+        plans = [] if spark is None else [*map(explained, running(spark, query_id))]
+        if self._logs(()) and (spark is None or plans) and not any(map(other_sources, plans)):
+            self._own = True
             return ""
         raise OptionError(
             f"app {self._app_id!r} reads a source that is not txmq, or has another appId, and what a batch "
@@ -108,15 +114,22 @@ class OffsetLog:
         return known
 
 
+def owner(checkpoint: str, spark: SparkSession) -> str:
+    """The id of the query whose checkpoint it is; "" where it cannot be read."""
+    try:
+        return _id(checkpoint, spark)
+    except Exception as error:  # whatever Spark raises
+        log.debug("checkpoint %s cannot be read: %s", checkpoint, error_summary(error))
+        return ""
+
+
+def _id(checkpoint: str, spark: SparkSession | None) -> str:
+    return str(json.loads(_text(f"{checkpoint.rstrip('/')}/metadata", spark))["id"])
+
+
 def _is_missing(offset: str) -> bool:
     """A source had nothing yet."""
     return offset.rpartition(":")[2] in ("-", "null")
-
-
-def _last_offsets(spark: SparkSession, query_id: str) -> list[str]:
-    """Where each source was at the end of the last batch of this run; none before that."""
-    ended = [query.lastProgress for query in spark.streams.active if query.id == query_id]
-    return [str(source["endOffset"]) for last in ended if last is not None for source in last["sources"]]
 
 
 def _text(path: str, spark: SparkSession | None) -> str:

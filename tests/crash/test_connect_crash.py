@@ -4,13 +4,16 @@ and that process are killed while each pipeline is at its failpoint, and another
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.spark import shapes
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
@@ -109,5 +112,55 @@ def test_row_21_on_connect_a_copy_of_the_directory_from_any_step_of_the_first_ba
             assert last is None, (pipeline.app, last)
             assert [body.partition(":")[0] for body in pipeline.published()] == MESSAGES, pipeline.app
             assert pipeline.depth() == 0
+    finally:
+        served.stop()
+
+
+# where a random kill may find each of two batches
+ANYWHERE = [
+    *(("connector.latest_offset.claimed", hit) for hit in (1, 2, 3)),
+    ("connector.read.rows", 1),
+    *(
+        (f"foreach.{step}", hit)
+        for step in ("opened", "staged", "executed", "decided", "marked", "mirrored")
+        for hit in (1, 2)
+    ),
+]
+ONCE = [(step, hit) for step, hit in ANYWHERE if hit == 1]
+KINDS: dict[str, dict[str, Any]] = {
+    "effects": {"fn": "effects", "options": TWO_BATCHES},
+    "ledger": {"fn": "effects", "options": TWO_BATCHES, "ledger": "auto"},
+    "changes": {"fn": "changes", "tables": []},
+    "rejects": {"fn": "rejects", "shape": "typed"},
+}
+
+
+@pytest.mark.soak
+def test_soak_random_kills_of_server_and_worker_leave_each_row_once(
+    tmp_path: Path, rounds: int, seed: int
+) -> None:
+    """In each round each kind of function loses the server, or the process of its function and then the server."""
+    draw = random.Random(seed)
+    served = Served(tmp_path / "broker")
+    session = {"connect": "true", "spark.python.worker.reuse": "false"}
+    try:
+        for number in range(rounds):
+            runs = {}
+            for kind, special in KINDS.items():
+                messages = shapes.MESSAGES["typed"] if kind == "rejects" else MESSAGES
+                runs[kind] = Pipeline.create(f"{kind}{number}", served.url, tmp_path, messages, **special)
+            dead = replace(runs["rejects"], queue=f"{runs['rejects'].queue}.{shapes.OTHER}")
+            dead.declare()
+            empty_table(Path(runs["changes"].lake) / "changed", CHANGED)
+            at = [draw.choice(ANYWHERE if kind in ("effects", "ledger") else ONCE) for kind in KINDS]
+            how = draw.choice(("group", "worker"))
+            Driver(tmp_path, list(runs.values()), at=at, how=how, session=session).require_killed()
+            errors = Driver(tmp_path, list(runs.values()), session=session).require_done()
+            for kind, pipeline in runs.items():
+                what = f"{kind}, killed at {at}, {how}"
+                assert errors[pipeline.app] is None, (what, errors[pipeline.app])
+                pipeline.require_once(shapes.EXPECTED["typed"] if kind == "rejects" else MESSAGES)
+            runs["changes"].require_changed(MESSAGES)
+            assert replace(dead, out=dead.queue).published() == ["b,b", "d,d"]
     finally:
         served.stop()

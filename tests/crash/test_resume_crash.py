@@ -37,6 +37,10 @@ SELDOM = {"staged", "mirrored"}  # only in ``make soak``
 MARKED = ("foreach.marked", 2)  # applied, and the ledger does not have it
 
 
+Session = dict[str, str] | None
+SESSIONS: dict[str, Session] = {"classic": None, "connect": {"connect": "true"}}
+
+
 @dataclass
 class Outcome:
     pipelines: dict[str, Pipeline]
@@ -81,17 +85,19 @@ def _runs(pipelines: dict[str, Pipeline], before: dict[str, str]) -> list[Pipeli
     return runs
 
 
-def _outcome(scratch: Path, pipelines: dict[str, Pipeline], before: dict[str, str]) -> Outcome:
-    errors = Driver(scratch, _runs(pipelines, before)).require_done_each()
+def _outcome(
+    scratch: Path, pipelines: dict[str, Pipeline], before: dict[str, str], session: Session = None
+) -> Outcome:
+    errors = Driver(scratch, _runs(pipelines, before), session=session).require_done_each()
     half = len(pipelines)
     return Outcome(
         pipelines, before, dict(zip(pipelines, errors[:half])), dict(zip(pipelines, errors[half:]))
     )
 
 
-def _die(scratch: Path, pipelines: dict[str, Pipeline]) -> None:
+def _die(scratch: Path, pipelines: dict[str, Pipeline], session: Session = None) -> None:
     at = [KILLED.get(app, MARKED) for app in pipelines]
-    Driver(scratch, list(pipelines.values()), at=at).require_killed()
+    Driver(scratch, list(pipelines.values()), at=at, session=session).require_killed()
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +114,15 @@ def on_kafka(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Outcom
     return _outcome(scratch, pipelines, before)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.soak)])
 def embedded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("directory")
     served = Served(scratch / "broker")
     try:
         left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
         pipelines = _made(scratch, served.url, Pipeline, left_out)
-        _die(scratch, pipelines)
+        session = SESSIONS[request.param]
+        _die(scratch, pipelines, session)
         before = _identities(pipelines)
         served.stop()
         shutil.rmtree(scratch / "broker")
@@ -123,7 +130,7 @@ def embedded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for pipeline in pipelines.values():
             pipeline.declare()
             pipeline.send([*MESSAGES, *LATER])
-        yield _outcome(scratch, pipelines, before)
+        yield _outcome(scratch, pipelines, before, session)
     finally:
         served.stop()
 

@@ -163,10 +163,10 @@ class Driver:
             "spark.jobGroup.id": self.run_id,
             "streaming.sql.batchId": str(batch_id),
         }
-        session = Session(self.world, properties)
+        active = [Query(self.checkpoint.query_id, self.run_id)]
+        session = Session(self.world, properties, active=active)
         if self.world.sink == "connect":
-            query = Query(self.checkpoint.query_id, self.run_id)
-            session = Session(self.world, session_id=self.run_id, active=[query])
+            session = Session(self.world, session_id=self.run_id, active=active)
         self.executed = set()
         self.batch_id = batch_id
 

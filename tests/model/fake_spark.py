@@ -64,7 +64,9 @@ TAGS = "spark.job.tags"
 class Query:
     id: str
     runId: str
-    lastProgress: None = None
+
+    def explain(self, extended: bool) -> None:
+        print("~StreamingDataSourceV2ScanRelation[body#1] txmq")
 
 
 @dataclass(eq=False)  # a key, as a SparkContext
@@ -75,7 +77,7 @@ class Session:
     properties: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[tuple[Any, ...]] | Frame] = field(default_factory=dict)
     session_id: str = ""  # of Spark Connect
-    active: Sequence[Query] = ()  # the queries of the session, where Spark Connect tells them
+    active: Sequence[Query] = ()  # the queries of the session
 
     @property
     def sparkContext(self) -> Session:

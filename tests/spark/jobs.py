@@ -87,7 +87,8 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
     """Runs each pipeline until it reaches its failpoint, where its thread stays, or the process of its source, or on
     Spark Connect that of its function; then all of them die at once.
 
-    ``how``: ``group`` kills driver, JVM and sources, ``driver`` only the Python driver, ``stop`` suspends it; after
+    ``how``: ``group`` kills driver, JVM and sources, ``driver`` only the Python driver, ``worker`` first the process that
+    comes to each failpoint, of Spark Connect, and then as ``group``; ``stop`` suspends the driver; after
     SIGCONT the pipelines go on, and ``then`` says what it dies of.
     """
     going_on = threading.Event()
@@ -103,16 +104,20 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
         elsewhere = at.startswith("connector.") or is_connect(spark)
         if not elsewhere:
             failpoint.arm(at, stay, hit=hit)
-        Path(death["sources"]).write_text(f"{at}@{hit}=stop" if elsewhere else "")
+        action = "kill" if death["how"] == "worker" else "stop"
+        Path(death["sources"]).write_text(f"{at}@{hit}={action}" if elsewhere else "")
         before = suspended_processes()
         threads.append(threading.Thread(target=attempt, args=(spark, pipeline)))
         threads[-1].start()
+        if death["how"] == "worker":
+            threads[-1].join()
+            continue
         while not reached.wait(0.05) and not (elsewhere and suspended_processes() > before):
             if not threads[-1].is_alive():
                 print(f"{pipeline['app']} ended and did not reach {at}", file=sys.stderr, flush=True)
                 os._exit(1)
     Path(death["reached"]).touch()
-    if death["how"] == "group":
+    if death["how"] in ("group", "worker"):
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL if death["how"] == "driver" else signal.SIGSTOP)
     going_on.set()
@@ -313,14 +318,16 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         persist=pipeline.get("persist", False),
         settings=pipeline.get("settings") or None,
         resume_from=pipeline.get("resume_from"),
-        checkpoint=pipeline["checkpoint"] if pipeline.get("tells_checkpoint", True) else None,
+        checkpoint=pipeline["checkpoint"] if pipeline["checkpoint_of"] == "function" else None,
     )
     called = user_code.CALLS[pipeline["call"]](each, pipeline)
-    writer = (
-        source(spark, pipeline)
-        .writeStream.foreachBatch(called)
-        .option("checkpointLocation", pipeline["checkpoint"])
-    )
+    writer = source(spark, pipeline).writeStream.foreachBatch(called)
+    if pipeline["checkpoint_of"] == "query":
+        writer = writer.option("checkpointLocation", pipeline["checkpoint"])
+    else:
+        place = Path(pipeline["checkpoint"])
+        spark.conf.set("spark.sql.streaming.checkpointLocation", str(place.parent))
+        writer = writer.queryName(place.name)
     writer = writer.outputMode("update") if pipeline["fn"] == "counts" else writer
     batches = pipeline.get("batches")
     if batches is None:

@@ -93,7 +93,7 @@ class Pipeline:
     queue: str = ""
     out: str = ""
     source: str = "txmq"  # or "rate", "files", "both": messages and files
-    tells_checkpoint: bool = True  # to its function
+    checkpoint_of: str = "query"  # who is told where it is: or "session", "function" (and the session)
     ledger: str | None = None
     ledger_sync: bool = False
     on_new_checkpoint: str = "fail"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from broker_core.engines import connect
 from connector.batch.foreach_batch import transactional
 from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import Pipeline, Served, delta_rows
@@ -24,6 +26,7 @@ from tests.spark.test_user_code import run
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 OLDER = "an older checkpoint was restored. Nothing was done"
+UNTOLD = "of which offsets is not told here"
 NOT_TOLD = "give transactional checkpoint=, the checkpointLocation of the query"
 
 
@@ -38,7 +41,8 @@ def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_err
 ) -> None:
     """``behind``: two batches were decided since the copy, and the newest checkpoint comes back; ``last``: one batch,
     and a new checkpoint goes on with another directory; ``again``: Spark lost a commit alone, and replays the batch;
-    ``both``: a queue beside the files; ``untold``: nobody says where the checkpoint is.
+    ``both``: a queue beside the files; ``untold``: the session alone
+    says where the checkpoint is.
     """
     served = Served(tmp_path / "broker")
     try:
@@ -80,8 +84,8 @@ def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_err
             (kept(both, *files("1")), ""),
             (kept(both, copied(both), *files("2"), ["send", "m2"]), ""),
             (kept(both, restored(both), *files("3")), OLDER),
-            (kept(untold, *files("1", "2"), tells_checkpoint=False), NOT_TOLD if session else ""),
-            (kept(untold), ""),
+            (kept(untold, *files("1", "2"), checkpoint_of="session"), NOT_TOLD if session else ""),
+            (kept(untold, checkpoint_of="function"), ""),
         ]
         errors = run(tmp_path, [each for each, _ in runs], session=session)
         for pipeline, wanted in runs:
@@ -98,16 +102,16 @@ def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_err
         served.stop()
 
 
-def test_on_connect_a_queue_beside_files_is_refused_from_the_second_batch_on_without_the_checkpoint(
+def test_on_connect_a_queue_beside_files_is_refused_before_its_first_batch_without_the_checkpoint(
     tmp_path: Path,
 ) -> None:
     served = Served(tmp_path / "broker")
     try:
         both = Pipeline.create(
-            "both", served.url, tmp_path, ["m1"], source="both", tables=[], tells_checkpoint=False
+            "both", served.url, tmp_path, ["m1"], source="both", tables=[], checkpoint_of="session"
         )
         files = [["file", "1"], ["file", "2"]]
-        runs = [kept(both, *files), kept(both, tells_checkpoint=True)]
+        runs = [kept(both, *files), kept(both, checkpoint_of="function")]
         first, second = run(tmp_path, runs, session={"connect": "true"})["both"]
         assert first is not None and NOT_TOLD in first and second is None, (first, second)
         assert [body.partition(":")[0] for body in both.published()] == ["1", "2", "m1"]
@@ -223,3 +227,74 @@ def test_row_16_a_copy_of_a_checkpoint_in_another_place_stops_an_object_that_has
         start(copy, "3")
     start(checkpoint, "4")
     assert sorted(rig.bodies("out")) == ["1", "2", "3", "4"]
+
+
+def test_the_sink_that_reads_files_beside_a_queue_and_not_its_checkpoint_replays_once_and_stops_at_another_range(
+    rig: Any, files: Files, planned_once: None
+) -> None:
+    """The location comes from the session. An older checkpoint with the same range of the queue is not noticed:
+    docs/transactions.md says so.
+    """
+    where, checkpoint = "spark.sql.streaming.checkpointLocation", Path(rig.checkpoint("all")) / "named"
+    rig.declare("in")
+
+    def go(*names: str) -> None:
+        files.add(*names)
+        rows = rig.stream("in").selectExpr("CAST(body AS STRING) AS body").union(files.stream())
+        made = rows.writeStream.format("txmq").queryName("named")
+        to_the_end(made.options(url=rig.broker.url, appId="app", queue="out"))
+
+    rig.spark.conf.set(where, rig.checkpoint("all"))
+    try:
+        rig.publish("in", "a")
+        go("1")
+        files.copy("all/named", "older")
+        rig.publish("in", "b")
+        go("2")
+        last = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
+        (checkpoint / "commits" / str(last)).unlink()
+        rig.publish("in", "c")
+        go("3")
+        wanted = ["1", "2", "3", "a", "b", "c"]
+        assert sorted(rig.bodies("out")) == wanted and rig.bodies("in") == []
+        files.copy("older", "all/named")
+        rig.publish("in", "d")
+        with pytest.raises(Exception, match="Use the newest checkpoint"):
+            go("4")
+        assert sorted(rig.bodies("out")) == wanted and rig.bodies("in") == ["d"]
+    finally:
+        rig.spark.conf.unset(where)
+
+
+@pytest.mark.parametrize(
+    "session", [{}, pytest.param({"connect": "true"}, marks=pytest.mark.soak)], ids=["classic", "connect"]
+)
+def test_c7_an_app_of_files_goes_on_behind_its_ledger_with_a_new_checkpoint_and_a_later_start(
+    tmp_path: Path, session: dict[str, str]
+) -> None:
+    """Spark has not committed the last batch, which the engine knows from the ledger alone."""
+    served = Served(tmp_path / "broker")
+    try:
+        app = Pipeline.create(
+            "app", served.url, tmp_path, source="files", tables=[], ledger=str(tmp_path / "ledger")
+        )
+        (error,) = run(tmp_path, [kept(app, ["file", "1"], ["file", "2"])], session=session)["app"]
+        assert error is None, error
+        with closing(connect(served.url)) as engine:
+            behind = engine.identity("app")
+        served.stop()
+        shutil.rmtree(tmp_path / "broker")
+        served.start()
+        app.declare()
+        more = {"on_new_checkpoint": "resume", "resume_from": behind}
+        new = {"checkpoint": f"{app.checkpoint}-new", "lake": f"{app.lake}-new"}
+        runs = [
+            kept(app, ["remove", f"{app.checkpoint}/commits/1"], ["file", "3"], **more),
+            kept(app, ["file", "3"], **more, **new),
+        ]
+        first, second = run(tmp_path, runs, session=session)["app"]
+        assert first is not None and UNTOLD in first and second is None, (first, second)
+        assert [body.partition(":")[0] for body in app.published()] == ["3"]
+        assert app.entries() == 3
+    finally:
+        served.stop()

@@ -181,15 +181,24 @@ def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> CheckpointMi
 
 def require_same_offsets(entry: LedgerRecord, offset_log: str) -> None:
     """Raises CheckpointMismatch for a decided batch whose number Spark has given to other offsets (row
-    16).
+    16), or may have: a batch that was taken over from a Delta ledger has none.
     """
-    if entry.offset_log != offset_log:
-        raise CheckpointMismatch(
-            f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}), and Spark "
-            "has planned it anew: an older checkpoint was restored. Nothing was done",
-            "go on with the newest checkpoint. If it is lost, use a new one with onNewCheckpoint=resume, and "
-            "begin each source that is not txmq behind this batch (startingOffsets, modifiedAfter)",
+    if entry.offset_log == offset_log:
+        return
+    why, newest = (
+        (
+            "Spark has planned it anew: an older checkpoint was restored",
+            "go on with the newest checkpoint, or ",
         )
+        if entry.offset_log
+        else ("of which offsets is not told here: it comes from a Delta ledger", "")
+    )
+    raise CheckpointMismatch(
+        f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}), and {why}. "
+        "Nothing was done",
+        f"{newest}use a new checkpoint with onNewCheckpoint=resume, and begin each source that is not txmq "
+        "behind this batch (startingOffsets, modifiedAfter)",
+    )
 
 
 def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:
