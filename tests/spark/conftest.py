@@ -21,9 +21,17 @@ from broker_core.core import failpoint
 from broker_core.launcher import Broker
 from connector.delta.resolve import resolve
 from connector.delta.table_files import DISK
+from tests.spark import classic
 from tests.spark.jobs import INTERPRETED, PLANNED_ONCE, to_the_end
 from tests.spark.pipelines import delta_rows
 from tests.spark.sessions import CONNECT, Notes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items if CONNECT else ():
+        own = isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent
+        if own and (why := classic.reason(item)) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"classic: {why}"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,26 @@
+"""What is run in both sessions: the list of tests of classic sessions names tests, and notes of a function arrive."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.spark.classic import TESTS, WORDS
+from tests.spark.sessions import Notes
+
+HERE = Path(__file__).parent
+
+
+def test_each_name_of_the_list_is_a_test_and_each_word_is_in_one() -> None:
+    for name in TESTS:
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (HERE / file).read_text(), name
+    text = "".join(path.read_text() for path in HERE.glob("test_*.py"))
+    assert [words for words in WORDS if not re.search(words, text)] == []
+
+
+def test_notes_are_a_list_that_another_object_of_the_same_file_fills(tmp_path: Path) -> None:
+    notes, other = (Notes(tmp_path / "notes") for _ in range(2))
+    other.append(("a", 1))
+    notes.append(["b"])
+    assert notes == other == [("a", 1), ["b"]] and len(notes) == 2 and notes[-1] == ["b"]
