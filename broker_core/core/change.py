@@ -247,7 +247,7 @@ class Numbers:
         self._mark = NO_SEQUENCE
 
     def restore(self, mark: CommitSequence, records: Iterable[Record]) -> None:
-        """Restores the mark while loading. Records of older versions may name numbers above it."""
+        """Restores the mark while loading; a salvaged catalog has records that name numbers above it."""
         self._mark = mark
         named = max((number for record in records for number in _named_by(record)), default=0)
         self.sequence = CommitSequence(max(mark, named))

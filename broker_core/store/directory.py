@@ -48,7 +48,7 @@ def prepare(path: Path) -> None:
 
 
 def close_to_others(path: Path) -> None:
-    """Takes the rights of other users from a directory, which one of an older version or a volume gives them.
+    """Takes the rights of other users from a directory, which a volume or a copy gives them.
 
     It only warns if the directory belongs to another user.
     """

@@ -183,7 +183,7 @@ class World:
         self.expected.add(body)
 
     def put_in(self) -> None:
-        """What an older version let in."""
+        """What no door lets in."""
         properties, name = contents(self.choose), self.choose.choice([*SOURCES])
         body = self.body(properties)
         message = Message(body, name, "", properties)

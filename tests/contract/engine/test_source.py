@@ -318,7 +318,7 @@ def test_s4_a_batch_that_notes_its_range_without_reading_rows_consumes_it(bench:
 
 
 def test_s4_a_batch_decided_without_its_range_reads_it_later_until_the_source_goes_on(bench: Bench) -> None:
-    """Entries of older versions: only threads had read the batch, so it was decided without a range."""
+    """Only threads had read the batch."""
     bench.produce(b"a")
     end = bench.claim()
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
