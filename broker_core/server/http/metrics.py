@@ -56,18 +56,13 @@ def text(families: Families) -> Response:
     return Response(generate_latest(registry), headers={"content-type": TEXT})
 
 
-def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value)
+gauge, counter = GaugeMetricFamily, CounterMetricFamily
 
 
-def build_info() -> GaugeMetricFamily:
-    found = GaugeMetricFamily("txmq_build_info", "The version", labels=["version"])
-    found.add_metric([__version__], 1)
+def info(name: str, text: str, **labels: str) -> GaugeMetricFamily:
+    found = gauge(name, text, labels=list(labels))
+    found.add_metric(list(labels.values()), 1)
     return found
-
-
-def counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value)
 
 
 class _Totals:
@@ -97,25 +92,21 @@ class _Totals:
 
 def _ours(call: HttpCall) -> Response:
     served, found = call.served, _Totals(call.served)
-    counts = served.broker.committer.counts
+    committer, counts = served.broker.committer, served.broker.committer.counts
     families: Families = [
-        build_info(),
+        info("txmq_build_info", "The version", version=__version__),
         gauge("txmq_queues", "Queues", found.queues),
         gauge("txmq_messages", "Messages that are not settled", found.messages),
         gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
         gauge("txmq_consumers", "Consumers", found.consumers),
         gauge("txmq_connections", "Connections of AMQP", found.connections),
-        GaugeMetricFamily("txmq_channels", "Channels, by door", labels=["door"]),
+        gauge("txmq_channels", "Channels, by door", labels=["door"]),
         counter("txmq_published", "Messages that queues got since the start", found.counts.published),
         counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
         counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
         counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
         counter("txmq_commit_seconds", "Seconds that the disk took for them", counts.durable_s),
-        gauge(
-            "txmq_store_failed",
-            "1: the store takes no more commits",
-            served.broker.committer.failure is not None,
-        ),
+        gauge("txmq_store_failed", "1: the store takes no more commits", committer.failure is not None),
         gauge(
             "txmq_transaction_bytes",
             "Of open and prepared transactions in memory",
@@ -129,7 +120,7 @@ def _ours(call: HttpCall) -> Response:
         counter("txmq_logins_refused", "Logins refused since the start", served.logins.refusals),
         gauge("txmq_memory_bytes", "Resident memory of the process", found.memory),
         gauge("txmq_disk_free_bytes", "Free on the disk of the data directory", found.disk_free),
-        GaugeMetricFamily("txmq_alarm", "1: publishers wait", labels=["resource"]),
+        gauge("txmq_alarm", "1: publishers wait", labels=["resource"]),
     ]
     by_name = {each.name: each for each in families}
     for door, count in found.channels.items():
@@ -141,19 +132,14 @@ def _ours(call: HttpCall) -> Response:
 
 def of_apps(served: Served) -> Families:
     labels = ["vhost", "app"]
-    lag = GaugeMetricFamily("txmq_app_lag", "Messages that an app has not consumed", labels=labels)
-    lag_s = GaugeMetricFamily(
-        "txmq_app_lag_seconds", "At least, since the oldest of these was committed; 0: none", labels=labels
-    )
-    unapplied = GaugeMetricFamily(
-        "txmq_app_unapplied", "Its batches whose rows are not applied", labels=labels
-    )
-    unmirrored = GaugeMetricFamily("txmq_app_unmirrored", "Its batches that are not mirrored", labels=labels)
-    batch = CounterMetricFamily("txmq_app_batches", "Its decided batches", labels=labels)
-    at = GaugeMetricFamily(
-        "txmq_app_last_batch_timestamp_seconds", "When its last batch was decided", labels=labels
-    )
-    took = GaugeMetricFamily("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
+    lag = gauge("txmq_app_lag", "Messages that an app has not consumed", labels=labels)
+    oldest = "At least, since the oldest of these was committed; 0: none"
+    lag_s = gauge("txmq_app_lag_seconds", oldest, labels=labels)
+    unapplied = gauge("txmq_app_unapplied", "Its batches whose rows are not applied", labels=labels)
+    unmirrored = gauge("txmq_app_unmirrored", "Its batches that are not mirrored", labels=labels)
+    batch = counter("txmq_app_batches", "Its decided batches", labels=labels)
+    at = gauge("txmq_app_last_batch_timestamp_seconds", "When its last batch was decided", labels=labels)
+    took = gauge("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
     found = []
     for vhost in list(served.broker.state.virtual_hosts.by_name):
         found += [(app.lag, vhost, app, last) for app, last in served.pipelines(vhost, 2)]
@@ -173,18 +159,11 @@ def of_apps(served: Served) -> Families:
 def _rabbitmq(call: HttpCall) -> Response:
     """The names that RabbitMQ's own dashboards read."""
     served, found = call.served, _Totals(call.served)
-    identity = GaugeMetricFamily(
-        "rabbitmq_identity_info", "The broker", labels=["rabbitmq_node", "rabbitmq_cluster"]
-    )
-    identity.add_metric([NODE, served.cluster], 1)
-    build = GaugeMetricFamily(
-        "rabbitmq_build_info", "The version", labels=["product_name", "product_version"]
-    )
-    build.add_metric(["txmq", __version__], 1)
     limits = found.limits
+    disk, memory = (limits.disk_free_bytes, limits.memory_bytes) if limits is not None else (0, 0)
     families: Families = [
-        identity,
-        build,
+        info("rabbitmq_identity_info", "The broker", rabbitmq_node=NODE, rabbitmq_cluster=served.cluster),
+        info("rabbitmq_build_info", "The version", product_name="txmq", product_version=__version__),
         gauge("rabbitmq_queue_messages", "Messages", found.messages),
         gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.held),
         gauge("rabbitmq_queue_messages_unacked", "Messages that channels hold", found.held),
@@ -195,16 +174,8 @@ def _rabbitmq(call: HttpCall) -> Response:
         gauge("rabbitmq_process_resident_memory_bytes", "Resident memory", found.memory),
         gauge("rabbitmq_process_open_fds", "Open files", len(os.listdir("/proc/self/fd"))),
         gauge("rabbitmq_disk_space_available_bytes", "Free on the disk", found.disk_free),
-        gauge(
-            "rabbitmq_disk_space_available_limit_bytes",
-            "Below, publishers wait",
-            limits.disk_free_bytes if limits is not None else 0,
-        ),
-        gauge(
-            "rabbitmq_resident_memory_limit_bytes",
-            "Above, publishers wait",
-            limits.memory_bytes if limits is not None else 0,
-        ),
+        gauge("rabbitmq_disk_space_available_limit_bytes", "Below, publishers wait", disk),
+        gauge("rabbitmq_resident_memory_limit_bytes", "Above, publishers wait", memory),
         gauge("rabbitmq_alarms_memory_used_watermark", "1: publishers wait", "memory" in found.shortage),
         gauge("rabbitmq_alarms_free_disk_space_watermark", "1: publishers wait", "disk" in found.shortage),
     ]
