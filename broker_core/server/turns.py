@@ -17,6 +17,7 @@ import asyncio
 import heapq
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,6 +25,7 @@ logger = logging.getLogger("txmq.amqp")
 
 TURN_S = 0.01  # of all connections together, in one iteration of the loop
 SHARE_S = 0.001  # of one connection while others wait
+DRAIN_S = 0.002  # between two reads of closed connections
 
 
 class Taker(Protocol):
@@ -42,6 +44,10 @@ class Taker(Protocol):
 
     def stop_reading(self) -> None:
         """Its turn comes later: it takes no more meanwhile. It reads again when nothing is left."""
+        ...
+
+    def read(self) -> None:
+        """It may read again."""
         ...
 
 
@@ -64,6 +70,8 @@ class Turns:
         self._least = 0.0
         self._ends = 0.0  # the time of this iteration
         self._scheduled = False
+        self._drained: deque[Taker] = deque()
+        self._drains = False  # the next one will be read
 
     @property
     def idle(self) -> bool:
@@ -89,6 +97,21 @@ class Turns:
         self._asked += 1
         heapq.heappush(self._line, (who.spent, self._asked, who))
         self._schedule(None)
+
+    def drain(self, who: Taker) -> None:
+        """A closed connection, whose client still sends, has stopped reading. One of them reads at a time, so
+        that others have the loop, and each client can come to its close-ok.
+        """
+        self._drained.append(who)
+        if not self._drains:
+            self._drains = True
+            self._loop.call_later(DRAIN_S, self._drain_next)
+
+    def _drain_next(self) -> None:
+        self._drains = bool(self._drained)
+        if self._drains:
+            self._drained.popleft().read()
+            self._loop.call_later(DRAIN_S, self._drain_next)
 
     def _begin(self, who: Taker) -> None:
         """A new connection has no such advantage: it may be one of very many."""

@@ -53,13 +53,13 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 DEFAULT_FRAME_MAX = 131072
 # both sides take frames of this size, and before tune-ok no larger ones (specification 4.2.3, 4.2.1)
 FRAME_MIN = 4096
-DEFAULT_MAX_BODY_BYTES = 128 << 20
-DEFAULT_MAX_PENDING_BYTES = 256 << 20
+DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PENDING_BYTES = 128 << 20, 256 << 20
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
-FRAME_END = 0xCE
-FRAME_OVERHEAD = 8  # type, channel and size before the payload, the end octet behind it
+_LEAST = {METHOD: 4, HEADER: 12, BODY: 0}  # bytes of a payload
+FRAME_END, FRAME_OVERHEAD = 0xCE, 8  # type, channel and size before the payload, the end octet behind it
 
+OPEN_BYTES = 64 * 1024  # that may come before connection.open
 PIECE_BYTES = 16 * 1024  # of one piece, but for publishes that differ only in their bodies: one event
 PIECE_FRAMES = 128  # of them beside the fast path
 
@@ -124,7 +124,7 @@ class Decoder:
         self.max_body_bytes = max_body_bytes
         self.max_pending_bytes = max_pending_bytes
         self.expect_header = handshake
-        self.expect_open = handshake
+        self.expect_open = OPEN_BYTES + 1 if handshake else 0  # fewer may come before it
         self.pending_bytes = 0  # of contents in assembly
         self._assemblies: dict[int, _Assembly] = {}
         self._discarded: set[int] = set()  # channels whose contents are skipped
@@ -339,13 +339,13 @@ class Decoder:
 
     def _frame(self, events: list[Decoded], kind: int, channel: int, payload: bytes) -> None:
         length = len(payload)
-        known = (
-            (kind == METHOD and length >= 4)
-            or (kind == HEADER and length >= 12)
-            or kind == BODY
-            or (kind == HEARTBEAT and not length)
-        )
-        if not known:
+        known = length >= _LEAST.get(kind, 1 << 32) or (kind == HEARTBEAT and not length)
+        if self.expect_open:
+            self.expect_open = self.expect_open - FRAME_OVERHEAD - length or -1
+        if self.expect_open < 0:
+            text = f"more than {OPEN_BYTES} bytes came before connection.open; log in first"
+            self._violate(events, ResourceExhausted(text), channel)
+        elif not known:
             self._violate(events, FrameError(f"type {kind}, {snippet(payload)}: unknown_frame"), channel)
         elif kind == HEARTBEAT and channel == 0:
             self.empty_frames += 1
@@ -393,7 +393,7 @@ class Decoder:
         # A method with content on channel 0 is wrong whatever its content is; the state tables say so.
         if not method.HAS_CONTENT or channel == 0:
             if channel == 0 and isinstance(method, ConnectionOpen):
-                self.expect_open = False
+                self.expect_open = 0
             elif channel == 0 and isinstance(method, ConnectionTuneOk):
                 self.frame_max = min(method.frame_max or self._negotiable, self._negotiable)
             elif isinstance(method, ChannelCloseOk):

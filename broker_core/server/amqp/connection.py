@@ -169,6 +169,7 @@ class Connection(asyncio.Protocol):
         self.input.came(data)
         if self._out.closed_for_sending:  # it may be the answer to connection.close
             self.flush_later()
+            self.input.came_late(len(data), logged_in=self in self.server.quotas.connections)
 
     def eof_received(self) -> None:
         self.input.last_turn()
@@ -188,12 +189,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self, why: str) -> None:
         """Close the socket at once."""
-        logger.log(
-            logging.INFO if self.state is ConnectionState.closed else logging.WARNING,
-            "connection %s is closed: %s",
-            self.name,
-            why,
-        )
+        level = logging.INFO if self.state is ConnectionState.closed else logging.WARNING
+        logger.log(level, "connection %s is closed: %s", self.name, why)
         self.protocol.lost()
         self.input.read_on()
         if self._transport is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
+from broker_core.amqp.v0_9_1.decoder import OPEN_BYTES
 from broker_core.server.turns import TURN_S, Turns
 
 
@@ -32,7 +33,8 @@ class Input:
     """
 
     __slots__ = (
-        "_carry_out", "_protocol", "_reads", "_sessions", "_transport", "_turns", "paused", "spent", "waits",
+        "_carry_out", "_late", "_protocol", "_reads", "_sessions", "_transport", "_turns", "paused", "spent",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, protocol: AmqpConnection, turns: Turns, carry_out: Callable[[float], None]) -> None:
@@ -41,6 +43,7 @@ class Input:
         self._carry_out = carry_out
         self._transport: asyncio.Transport | None = None
         self._reads = True
+        self._late = 0  # bytes that came when the connection was closed
         self._sessions: dict[Resumable, None] = {}  # in the order in which they asked
         self.paused: set[object] = set()
         self.spent = 0.0
@@ -59,6 +62,15 @@ class Input:
         self._turns.come(self)
         if self.waits:
             self.stop_reading()
+
+    def came_late(self, size_bytes: int, *, logged_in: bool) -> None:
+        """The connection is closed, and only its close-ok is looked for: so many bytes more came. A client
+        without a login is read no further than it may send before one; its time ends.
+        """
+        self._late += size_bytes
+        self.stop_reading()
+        if logged_in or self._late <= OPEN_BYTES:
+            self._turns.drain(self)
 
     def go_on(self, session: Resumable) -> None:
         """Its commands that waited are due; it asks again while it has some left."""
@@ -83,7 +95,7 @@ class Input:
         if sessions or protocol.due:
             return True
         if not self.paused:
-            self._read()
+            self.read()
         return False
 
     # -- the socket ------------------------------------------------------------------------------------------
@@ -118,7 +130,7 @@ class Input:
             self._reads = False
             self._transport.pause_reading()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         if not self._reads and self._transport is not None and not self._transport.is_closing():
             self._reads = True
             self._transport.resume_reading()

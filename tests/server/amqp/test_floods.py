@@ -7,6 +7,7 @@ Not here: seconds (``flood_p99_ms`` of the bench), and turns within one packet (
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from bench.floods import FLOODS, LOGIN, OPEN, Flood
-from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder
+from bench.floods import FLOODS, LOGIN, OPEN, Flood, _frame, _opened, _publish
+from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder, encode_method
+from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
-from broker_core.amqp.v0_9_1.decoder import PIECE_BYTES, PIECE_FRAMES
-from broker_core.amqp.v0_9_1.events import Command, Failed
+from broker_core.amqp.v0_9_1.decoder import OPEN_BYTES, PIECE_BYTES, PIECE_FRAMES
+from broker_core.amqp.v0_9_1.events import Command, Failed, Violation
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.server import turns
@@ -27,6 +29,7 @@ from broker_core.server.commit_queue import MOST, Lines
 from broker_core.server.turns import SHARE_S, TURN_S, Turns
 from tests.amqp_in_process import Served, serving
 from tests.amqp_peer import Closed, Peer, content, peer
+from tests.progress import wait_until
 
 B, Q = commands.Basic, commands.Queue
 BYTES = 48 * 1024  # of each flooding connection, that have come at once
@@ -289,3 +292,127 @@ def test_many_channels_have_no_more_works_in_a_commit_than_their_turn(name: str,
             with contextlib.suppress(Closed):
                 while not (isinstance(frame := client.receive(), tuple) and isinstance(frame[1], B.QosOk)):
                     pass
+
+
+# -- before connection.open, and behind a refusal --------------------------------------------------------------
+
+
+UNOPENED: dict[str, bytes] = {
+    "heartbeats": HEARTBEAT,
+    "start-ok": LOGIN,
+    "tune-ok": encode_method(0, m.ConnectionTuneOk(0, 4096, 0)),
+    "update-secret": encode_method(0, m.ConnectionUpdateSecret(b"x" * 4000, "")),
+    "close-ok": encode_method(0, m.ConnectionCloseOk()),
+    "secure-ok": encode_method(0, m.ConnectionSecureOk(b"x" * 3000)),
+}
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1 << 20])
+@pytest.mark.parametrize("name", UNOPENED)
+def test_before_open_so_many_bytes_may_come_however_they_are_cut(name: str, cut: int) -> None:
+    frame = UNOPENED[name]
+    fed = Decoder()
+    data = PROTOCOL_HEADER + frame * (2 * OPEN_BYTES // len(frame))
+    events = [event for at in range(0, len(data), cut) for event in fed.feed(data[at : at + cut])]
+    assert len(events) == 2 + OPEN_BYTES // len(frame)  # the header, and the violation
+    assert isinstance(events[-1], Violation) and f"more than {OPEN_BYTES} bytes" in str(events[-1].error)
+    assert not fed.undecoded
+
+
+def test_what_comes_behind_open_has_no_such_bound() -> None:
+    fed = Decoder()
+    opened = PROTOCOL_HEADER + LOGIN + OPEN
+    events = fed.feed(opened + HEARTBEAT * OPEN_BYTES + _opened(1))
+    assert len(events) == 4 + OPEN_BYTES + 1 and isinstance(events[-1], Command)
+
+
+REFUSED = {
+    "heartbeats": PROTOCOL_HEADER + HEARTBEAT * 200,
+    "no protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "a body": PROTOCOL_HEADER + _frame(3, b"x"),
+    "a header": PROTOCOL_HEADER + _frame(2, bytes(14)),
+    "a method of a channel": PROTOCOL_HEADER + _opened(1),
+    "an unknown frame": PROTOCOL_HEADER + _frame(7, b"x"),
+    "a large frame": PROTOCOL_HEADER + _frame(1, bytes(5000), 0),
+    "a wrong password": PROTOCOL_HEADER
+    + encode_method(0, m.ConnectionStartOk({}, "PLAIN", b"\0guest\0wrong", "en_US")),
+    "a step too early": PROTOCOL_HEADER + OPEN,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_client_without_a_login_that_was_refused_is_read_no_further(name: str, served: Served) -> None:
+    """Whatever it sends then, and also in single bytes: its socket fills, and is closed when its time is over."""
+    for whole in (True, False):
+        with Peer(served.url) as client:
+            data = REFUSED[name]
+            for at in range(0, len(data), len(data) if whole else 1):
+                client.write(data[at : at + len(data)] if whole else data[at : at + 1])
+
+            def refused() -> Any:
+                return in_loop(
+                    served,
+                    lambda: [each for each in served.server.connections if each.protocol.closing],
+                )
+
+            (connection,) = wait_until(refused, f"{name} is refused")
+            client._socket.setblocking(False)
+            sent = 0
+
+            def stuck(connection: Any = connection) -> bool:
+                """Nothing more can be sent, in two looks."""
+                nonlocal sent
+                before = sent
+                with contextlib.suppress(BlockingIOError, OSError):
+                    while True:
+                        sent += client._socket.send(b"x" * 65_536)
+                return sent == before and not connection.input._reads
+
+            wait_until(stuck, "it is not read any more", poll_s=0.05)
+            assert OPEN_BYTES < connection.input._late < OPEN_BYTES + 1024 * 1024
+            connection.input.abort()
+
+
+@pytest.mark.parametrize("megabytes", [0, 8])
+def test_a_client_that_has_sent_much_behind_an_error_still_comes_to_its_close_ok(
+    megabytes: int, served: Served
+) -> None:
+    with peer(served.url, 1) as client:
+        client.write(_frame(7, b"unknown"))
+        sender = threading.Thread(target=client.write, args=(_publish(1) * (megabytes << 20 >> 6),))
+        sender.start()
+        while not isinstance(client.receive()[1], commands.Connection.Close):
+            pass
+        sender.join()
+        client.send(0, commands.Connection.CloseOk())
+        with pytest.raises(Closed):
+            client.receive()
+        wait_until(lambda: not served.server.connections, "its socket is closed")
+
+
+def test_closed_connections_are_read_one_at_a_time() -> None:
+    calls: list[Any] = []
+    read: list[int] = []
+
+    class Later:
+        def call_later(self, _seconds: float, function: Any) -> None:
+            calls.append(function)
+
+    class Reader:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def read(self) -> None:
+            read.append(self.number)
+            if len(read) < 20:
+                line.drain(self)  # type: ignore[arg-type]
+
+    line = Turns(Later())  # type: ignore[arg-type]
+    for number in range(5):
+        line.drain(Reader(number))  # type: ignore[arg-type]
+    while calls:
+        assert len(calls) == 1
+        calls.pop()()
+    assert read[:20] == [0, 1, 2, 3, 4] * 4 and len(read) == 24
+    line.drain(Reader(9))  # type: ignore[arg-type]
+    assert len(calls) == 1
