@@ -30,7 +30,7 @@ from broker_core.core.errors import (
 )
 from broker_core.engine import Engine
 from broker_core.message.properties import Properties
-from txmq import accounts, channels, ledger, move, serve, topology, vhosts  # noqa: F401  they declare commands
+from txmq import accounts, channels, ledger, move, policies, serve, topology, vhosts  # noqa: F401  they declare commands
 from txmq.address import BROKER, admin_at, app_names, client_at, engine_at, queue_names
 from txmq.admin import backup, damage, definitions, publish, status, top  # noqa: F401
 from txmq.admin.screen import watch

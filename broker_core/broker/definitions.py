@@ -12,7 +12,6 @@ exchange that is there in another form stays as it is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +20,15 @@ from broker_core.admin import Imported, Skipped
 from broker_core.broker.access.permission import check_pattern
 from broker_core.broker.access.users import DEFAULT_USER, TAGS
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.topology.policies import APPLY_TO, OPERATOR, POLICY
 from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.broker.topology.virtual_hosts import NO_LIMIT
 from broker_core.core import password as passwords
 from broker_core.core.address import VHOST, check_vhost
 from broker_core.core.change import Change
 from broker_core.core.errors import OptionError, PreconditionFailed, ResourceLocked
-from broker_core.core.records import UserRecord
+from broker_core.core.records import PolicyRecord, UserRecord
+from broker_core.message.arguments.policy import SETTINGS, settings_without_effect
 from broker_core.message.arguments.table import EXCHANGE, QUEUE, QUEUE_TYPES, ArgumentRule, without_effect
 from broker_core.routing.exchange import EXCHANGE_TYPES
 
@@ -39,21 +40,11 @@ _WRITTEN = (
     "exchanges", "queues", "bindings",
 )  # fmt: skip
 _ABOUT = (
-    "explanation",
-    "original_cluster_name",
-    "original_vhost_name",
-    "rabbit_version",
-    "rabbitmq_version",
-    "product_name",
-    "product_version",
-    "rabbitmq_definition_format",
-)
+    "explanation", "original_cluster_name", "original_vhost_name", "rabbit_version", "rabbitmq_version",
+    "product_name", "product_version", "rabbitmq_definition_format",
+)  # fmt: skip
 _STAYS = "it is there in another form, which stays, as in RabbitMQ"
 _NO_END = "its source or destination is not there: RabbitMQ exports no internal exchanges"
-_NO_POLICIES = (
-    "txmq has no policies: give the queues these arguments, x-message-ttl for message-ttl and so on"
-)
-
 
 PASSWORDS = 1_000  # in one document: each takes tens of milliseconds
 
@@ -81,6 +72,7 @@ class Definitions:
     exchanges: list[Row] = field(default_factory=list)
     queues: list[Row] = field(default_factory=list)
     bindings: list[Row] = field(default_factory=list)
+    policies: list[PolicyRecord] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     target: ImportTarget = field(default_factory=ImportTarget)
     plain: int = 0  # passwords that were hashed
@@ -278,7 +270,11 @@ def _hash(found: Definitions, row: Row) -> str:
 def _read_parameters(found: Definitions, rows: Mapping[str, list[Row]]) -> None:
     for row in rows["parameters"]:
         vhost = str(row.get("vhost", found.target.vhost))
-        if row.get("component") != "vhost-limits":
+        if row.get("component") == OPERATOR:
+            of = f"operator policy {row.get('name')!r}"
+            own = _table_of(row.get("value"), of)
+            _read_policy(found, {**own, "vhost": vhost, "name": row.get("name")}, OPERATOR)
+        elif row.get("component") != "vhost-limits":
             found.skip(f"{row.get('component')} parameter", row, "txmq has none of this kind")
         elif vhost in found.vhosts or vhost in found.target.vhosts:
             limits = _table_of(row.get("value"), f"vhost-limits of {vhost!r}")
@@ -288,7 +284,33 @@ def _read_parameters(found: Definitions, rows: Mapping[str, list[Row]]) -> None:
     for row in rows["global_parameters"]:
         found.skip("global parameter", row, "txmq has none")
     for row in rows["policies"]:
-        found.skip("policy", row, f"{_NO_POLICIES}: {json.dumps(row.get('definition'), default=str)}")
+        _read_policy(found, row, POLICY)
+
+
+def _read_policy(found: Definitions, row: Row, kind: str) -> None:
+    """Leaves out and lists what is no setting here. Raises OptionError."""
+    of = f"{kind.replace('_', ' ')} {row.get('name')!r}"
+    name, pattern = row.get("name"), row.get("pattern")
+    priority, apply_to = row.get("priority") or 0, row.get("apply-to") or "all"
+    if not isinstance(name, str) or not isinstance(pattern, str) or type(priority) is not int:
+        raise OptionError(
+            f"{of} of the definitions must have a name and a pattern, texts, and a whole priority"
+        )
+    settings = _table_of(row.get("definition"), f"the definition of {of}")
+    definition = {each: value for each, value in settings.items() if each in SETTINGS}
+    unknown = dict.fromkeys(settings.keys() - definition.keys(), "txmq has no such setting")
+    for each, why in (unknown | settings_without_effect(definition)).items():
+        found.skip(f"setting of {kind.replace('_', ' ')}", row, f"no effect: {why}", f"{name}: {each}")
+    vhost = str(row.get("vhost", found.target.vhost))
+    try:
+        check_pattern(pattern)
+    except OptionError as error:
+        found.skip("policy", row, str(error))
+    else:
+        if apply_to not in APPLY_TO:
+            found.skip("policy", row, f"txmq has no {apply_to}")
+        elif definition:
+            found.policies.append(PolicyRecord(vhost, kind, name, pattern, apply_to, priority, definition))
 
 
 def _read_permission(
@@ -383,7 +405,7 @@ def _read_binding(found: Definitions, row: Row, gone: Names) -> None:
 
 
 # -- applying ------------------------------------------------------------------------------------------------
-def apply(definitions: Definitions, state: BrokerState, change: Change) -> Imported:
+def apply(definitions: Definitions, state: BrokerState, change: Change, now: int) -> Imported:
     """Raises OptionError, PreconditionFailed and others that name what is wrong: then nothing is changed."""
     hosts, users = state.virtual_hosts, state.users
     for name, limits in definitions.vhosts.items():
@@ -403,6 +425,10 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
     for row in definitions.topic_permissions:
         hosts.require(row["vhost"])
         users.permit_topic(change, row["user"], row["exchange"], row["write"], row["read"], row["vhost"])
+    for policy in definitions.policies:
+        hosts.require(policy.vhost)
+        for queue in hosts.by_name[policy.vhost].policies.put(change, policy):
+            state.pending_checks.obey_soon(queue, now)
     skipped = list(definitions.skipped)
     for kind, declare in (("exchange", _declare_exchange), ("queue", _declare_queue)):
         for row in getattr(definitions, f"{kind}s"):
@@ -422,7 +448,8 @@ def apply(definitions: Definitions, state: BrokerState, change: Change) -> Impor
             skipped.append(Skipped("binding", binding_name(row), row["vhost"], _NO_END))
     for row in bound:
         _bind(_topology(state, row), row, change)
-    kinds = ("vhosts", "users", "permissions", "topic_permissions", "exchanges", "queues", "bindings")
+    left_out = {"parameters", "global_parameters", *(() if definitions.policies else ("policies",))}
+    kinds = [kind for kind in _WRITTEN if kind not in left_out]
     counts = {kind: len(getattr(definitions, kind)) for kind in kinds}
     return Imported({**counts, "bindings": len(bound)}, tuple(skipped))
 

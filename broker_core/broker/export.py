@@ -19,11 +19,18 @@ from broker_core.admin import Exported, Skipped
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.definitions import Row, binding_name
 from broker_core.broker.queue import Queue
+from broker_core.broker.topology.policies import OPERATOR
 from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.broker.topology.virtual_hosts import NO_LIMIT
 from broker_core.core import password as passwords
 from broker_core.core.pieces import in_order
-from broker_core.core.records import PermissionRecord, TopicPermissionRecord, UserRecord, VhostRecord
+from broker_core.core.records import (
+    PermissionRecord,
+    PolicyRecord,
+    TopicPermissionRecord,
+    UserRecord,
+    VhostRecord,
+)
 from broker_core.routing.exchange import Binding, Exchange
 
 _NAME = itemgetter(0)
@@ -37,6 +44,7 @@ class Host:
     queues: list[tuple[str, Queue]]
     exchanges: list[tuple[str, Exchange[Queue]]]
     bindings: list[tuple[str, list[Binding]]]  # by exchange
+    policies: list[PolicyRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ def _host(limits: VhostRecord, topology: Topology) -> Host:
         list(topology.queues.items()),
         exchanges,
         [(name, exchange.bindings) for name, exchange in exchanges if name and exchange.bound],
+        list(topology.policies.by_key.values()),
     )
 
 
@@ -101,7 +110,16 @@ def document(found: Definable, version: str) -> Exported:
     ]
     limits = [_vhost_limits(name, host.limits) for name, host in vhosts]
     written["parameters"] = [each for each in limits if each["value"]]
-    written["global_parameters"], written["policies"] = [], []
+    policies = in_order(
+        chain.from_iterable(host.policies for _, host in vhosts), lambda each: (each.vhost, each.name)
+    )
+    for policy in policies:
+        if policy.kind == OPERATOR:
+            value = {name: item for name, item in _policy(policy).items() if name not in ("vhost", "name")}
+            where = {"component": OPERATOR, "name": policy.name, "vhost": policy.vhost}
+            written["parameters"].append({**where, "value": value})
+    written["global_parameters"] = []
+    written["policies"] = [_policy(each) for each in policies if each.kind != OPERATOR]
     for kind, rows in (("queue", _queues), ("exchange", _exchanges), ("binding", _bindings)):
         written[f"{kind}s"] = []
         for vhost, host in vhosts:
@@ -134,6 +152,17 @@ def _vhost_limits(vhost: str, found: VhostRecord) -> Row:
     limits = {"max-queues": found.max_queues, "max-connections": found.max_connections}
     value = {name: limit for name, limit in limits.items() if limit != NO_LIMIT}
     return {"component": "vhost-limits", "name": "limits", "vhost": vhost, "value": value}
+
+
+def _policy(policy: PolicyRecord) -> Row:
+    return {
+        "vhost": policy.vhost,
+        "name": policy.name,
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "definition": policy.definition,
+        "priority": policy.priority,
+    }
 
 
 def _queues(host: Host) -> list[Row]:

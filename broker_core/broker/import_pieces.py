@@ -26,7 +26,7 @@ def pieces(found: Definitions, given: Collection[str] = ()) -> Iterator[Definiti
     """In the order in which they are applied: administrators come before who is none any more. ``skipped`` is
     in none of them. ``given``: users whose passwords the users file has.
     """
-    kinds = ("permissions", "topic_permissions", "exchanges", "queues", "bindings")
+    kinds = ("permissions", "topic_permissions", "policies", "exchanges", "queues", "bindings")
     users = sorted(found.users, key=lambda user: not is_administrator(user, given))
     rows: list[tuple[str, Any]] = [("vhosts", each) for each in found.vhosts.items()]
     rows += [("users", user) for user in users]
@@ -66,12 +66,14 @@ class Needed:
                 (queues if known is self._queues else exchanges)[end] = known[end]
         named = {row["vhost"] for kind in (piece.permissions, piece.topic_permissions) for row in kind}
         named |= {row["vhost"] for kind in (piece.exchanges, piece.queues, piece.bindings) for row in kind}
-        vhosts = {name: self._found.vhosts[name] for name in sorted(named & self._found.vhosts.keys())}
+        names = {policy.vhost for policy in piece.policies} | named
+        vhosts = {name: self._found.vhosts[name] for name in sorted(names & self._found.vhosts.keys())}
         return Definitions(
             vhosts=vhosts | piece.vhosts,
             users=[*users.values(), *(user for user in piece.users if user.name not in users)],
             permissions=piece.permissions,
             topic_permissions=piece.topic_permissions,
+            policies=piece.policies,
             exchanges=_joined(exchanges, piece.exchanges),
             queues=_joined(queues, piece.queues),
             bindings=piece.bindings,

@@ -16,9 +16,10 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
+from broker_core.broker.topology.policies import kind_of
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.block import ReadBlock
-from broker_core.core.change import ROUTE, HistoryBeside, InboxRow, routes_of
+from broker_core.core.change import ROUTE, Damaged, HistoryBeside, InboxRow, routes_of
 from broker_core.core.errors import CorruptCatalog
 from broker_core.core.ids import BlockId, CommitSequence, QueueId
 from broker_core.core.records import (
@@ -27,7 +28,6 @@ from broker_core.core.records import (
     BindingRecord,
     ChannelCommitRecord,
     ClaimRecord,
-    Damaged,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
@@ -40,6 +40,7 @@ from broker_core.core.records import (
     OutcomeRecord,
     PartRecord,
     PermissionRecord,
+    PolicyRecord,
     PreparedRecord,
     ProgressRecord,
     QueueRecord,
@@ -102,6 +103,8 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
     for block_id, (rows, why) in found.lost_blocks.items():
         state.blocks.lose(block_id, rows, why)
     state.virtual_hosts.restore(by_class.get(VhostRecord, ()))
+    for policy in by_class.get(PolicyRecord, ()):  # before the queues and exchanges that obey them
+        state.virtual_hosts.get(policy.vhost).policies.restore(policy)
     for exchange in by_class.get(ExchangeRecord, ()):
         _restore_exchange(state, exchange)
     for queue in by_class.get(QueueRecord, ()):
@@ -149,6 +152,7 @@ def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
             state.blocks,
             **flags,
             arguments=record.arguments,
+            policy=topology.policies.of(record.name, kind_of(record.arguments)),
             vhost=record.vhost,
             tally=topology.tally,
         )
@@ -185,7 +189,7 @@ def _load_queues(
         deliveries.setdefault(delivery.queue_id, []).append(delivery)
     for queue_id, found in deliveries.items():
         if queue_id in state.virtual_hosts.registry.by_id:
-            state.virtual_hosts.registry.by_id[queue_id].restore_counts(found)
+            state.virtual_hosts.registry.by_id[queue_id].restore_counts(found, state.undo)
     _load_runs(
         state, [_readable(state, run, new_block_id) for run in by_class.get(RunRecord, ())], image.inbox
     )

@@ -19,13 +19,12 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.topology.topology import PREDECLARED
 from broker_core.core.address import VHOST
-from broker_core.core.change import ROUTE, Drop, InboxRow, routes_of
+from broker_core.core.change import ROUTE, Damaged, Drop, InboxRow, routes_of
 from broker_core.core.ids import BlockId, QueueId
 from broker_core.core.records import (
     AttemptRecord,
     BindingRecord,
     ClaimRecord,
-    Damaged,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
@@ -35,6 +34,7 @@ from broker_core.core.records import (
     LineageRecord,
     OriginRecord,
     PartRecord,
+    PolicyRecord,
     PreparedRecord,
     ProgressRecord,
     QueueRecord,
@@ -51,7 +51,7 @@ R = TypeVar("R", bound=Record)
 _IN_HOSTS: tuple[type[Any], ...] = (
     QueueRecord, ExchangeRecord, BindingRecord, ExchangeBindingRecord, ClaimRecord, OriginRecord,
     ReadRecord, LineageRecord, AttemptRecord, PartRecord, LedgerRecord, ReleaseRecord, ReleaseNoteRecord,
-    PreparedRecord,
+    PreparedRecord, PolicyRecord,
 )  # fmt: skip
 _SHOWN = 3  # offsets or names in one line
 
@@ -118,11 +118,8 @@ class _Log:
         return end <= self.floor or self.settled.covers(max(start, self.floor), end)
 
     def counts(self, offset: int) -> bool:
-        """Returns whether a delivery count of this entry is used."""
-        arguments = self.queue.arguments
-        return (
-            arguments.get("x-delivery-limit") is not None or arguments.get("x-queue-type") == "quorum"
-        ) and not self.is_settled(offset)
+        """Returns whether a delivery count of this entry may be used: a policy may have set the limit."""
+        return not self.is_settled(offset)
 
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or self.settled.contains(offset)

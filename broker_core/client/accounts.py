@@ -12,6 +12,8 @@ from typing import Any
 from broker_core.admin import Exported, Imported, PermissionInfo, UserInfo, VhostInfo
 from broker_core.client.broker import BrokerClient
 from broker_core.core import password as passwords
+from broker_core.core.address import VHOST
+from broker_core.core.records import PolicyRecord
 
 
 class RemoteAccounts:
@@ -103,3 +105,16 @@ class RemoteVhosts:
     def delete_vhost(self, name: str) -> None:
         """With its queues, exchanges, permissions and apps; its connections are closed."""
         self._client.administer(type(None), "delete_vhost", name=name)
+
+    def policies(self, vhost: str | None = None) -> list[PolicyRecord]:
+        """Those of one virtual host, or of all."""
+        return self._client.administer(list[PolicyRecord], "policies", vhost=vhost)
+
+    def set_policy(self, name: str, pattern: str, definition: dict[str, object], **where: Any) -> None:
+        """``where``: vhost, apply_to, priority, operator (limits beside all others)."""
+        self._client.administer(
+            type(None), "set_policy", name=name, pattern=pattern, definition=definition, **where
+        )
+
+    def delete_policy(self, name: str, *, vhost: str = VHOST, operator: bool = False) -> None:
+        self._client.administer(type(None), "delete_policy", name=name, vhost=vhost, operator=operator)

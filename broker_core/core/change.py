@@ -74,6 +74,15 @@ class HistoryBeside(NamedTuple):
     messages: list[InboxRow]
 
 
+class Damaged(NamedTuple):
+    """A row of the history of commits that cannot be read. ``number``: of its record, 0 for one that is
+    beside messages.
+    """
+
+    number: int
+    why: str
+
+
 ROUTE = struct.Struct("<qq")
 
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from broker_core.core.address import VHOST
 from broker_core.core.ids import BlockId, CommitSequence, QueueId
@@ -407,6 +407,20 @@ class VhostRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyRecord(Record):
+    """What names that ``pattern`` matches obey. ``kind``: policy, operator_policy."""
+
+    TABLE, KEY = "policy", ("vhost", "kind", "name")
+    vhost: str
+    kind: str
+    name: str
+    pattern: str
+    apply_to: str
+    priority: int
+    definition: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryRecord(Record):
     """What some commits have done, in the order of their numbers ``first`` to ``last``
     (``history/rows.py``). ``packed``: 1, it took the place of several rows; 2: and is compressed.
@@ -419,15 +433,6 @@ class HistoryRecord(Record):
     ended_at: int
     packed: int
     commits: bytes
-
-
-class Damaged(NamedTuple):
-    """A row of the history of commits that cannot be read. ``number``: of its record, 0 for one that is
-    beside messages.
-    """
-
-    number: int
-    why: str
 
 
 RECORDS: tuple[type[Record], ...] = (
@@ -458,6 +463,7 @@ RECORDS: tuple[type[Record], ...] = (
     AppUserRecord,
     WriteUserRecord,
     VhostRecord,
+    PolicyRecord,
     HistoryRecord,
 )
 

@@ -283,7 +283,7 @@ class Upkeep:
             pending_checks, queues = state.pending_checks, list(state.queues)
             pending_checks.overfull = {queue: None for queue in pending_checks.overfull if not queue.deleted}
             topologies = list(state.virtual_hosts.by_name.values())
-            unused = [(topology, found) for topology in topologies if (found := topology.unused_queues(now))]
+            unused = [(topology, found) for topology in topologies if (found := topology.leases.unused(now))]
         for topology, found in unused:
             self._committer.run(partial(_delete_unused, topology, found))
             self._committer.published.tell_consumers()

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from broker_core.core.address import VHOST
 from broker_core.core.change import ANY, Change
-from broker_core.core.errors import AccessRefused, PreconditionFailed
+from broker_core.core.errors import AccessRefused
 from broker_core.core.ids import QueueId
 from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
 from broker_core.core.undo import Tally, Undo
@@ -81,6 +81,7 @@ class Exchanges(Generic[Q]):
         self.exchanges: dict[str, Exchange[Q]] = {"": DefaultExchange(self.queues)}
         # exchange name -> exchanges with this alternate exchange
         self._alternates: dict[str, dict[Exchange[Q], None]] = {}
+        self._diverted: dict[Exchange[Q], str] = {}  # the same, by exchange
         for name, kind in PREDECLARED.items():
             self.add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=undo))
 
@@ -165,17 +166,9 @@ class Exchanges(Generic[Q]):
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(of, arguments, strict=self.strict)
-        alternate = str(arguments.get("alternate-exchange"))
-        refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
         self.memory.check(f"cannot declare exchange '{name}'")
-        exchange = EXCHANGE_TYPES[type](
-            name,
-            durable=durable,
-            auto_delete=auto_delete,
-            internal=internal,
-            arguments=arguments,
-            undo=self._undo,
-        )
+        flags = {"durable": durable, "auto_delete": auto_delete, "internal": internal}
+        exchange = EXCHANGE_TYPES[type](name, **flags, arguments=arguments, undo=self._undo)
         self.add_exchange(exchange)
         if durable:
             change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments, self.vhost))
@@ -186,12 +179,27 @@ class Exchanges(Generic[Q]):
         self.exchanges[exchange.name] = exchange
         self.memory.add(bytes_of(exchange.name, exchange.arguments))
         exchange.route_budget, exchange.stale_bindings = self.routes, self._stale_bindings
-        alternate = exchange.arguments.get("alternate-exchange")
-        if isinstance(alternate, str):
-            self._undo.enter(self._alternates, alternate, exchange)
-            exchange.divert(self.exchanges.get(alternate))
+        self.divert(exchange, self.alternate_of(exchange))
         for other in self._alternates.get(exchange.name, ()):
             other.divert(exchange)
+
+    def alternate_of(self, exchange: Exchange[Q]) -> object:
+        return exchange.arguments.get("alternate-exchange")
+
+    def divert(self, exchange: Exchange[Q], alternate: object) -> None:
+        """Sets the alternate exchange; no text: none. Raises PreconditionFailed: too many have that one."""
+        before = self._diverted.get(exchange)
+        if before == alternate:
+            return
+        self._undo.item(self._diverted, exchange)
+        if before is not None:
+            self._undo.leave(self._alternates, self._diverted.pop(exchange), exchange)
+            exchange.divert(None)
+        if isinstance(alternate, str):
+            refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
+            self._diverted[exchange] = alternate
+            self._undo.enter(self._alternates, alternate, exchange)
+            exchange.divert(self.exchanges.get(alternate))
 
     def delete_exchange(self, change: Change, name: str, *, if_unused: bool = False) -> None:
         """Deletes an exchange, if it exists. Raises AccessRefused (reserved names), PreconditionFailed (it
@@ -205,8 +213,7 @@ class Exchanges(Generic[Q]):
         if exchange is None:
             return
         if if_unused and exchange.bound:
-            bound = f"it has {exchange.size} bindings"
-            raise PreconditionFailed(f"exchange '{name}' in vhost '{self.vhost}' in use", bound)
+            raise refusals.in_use(name, self.vhost, exchange.size)
         self._remove_exchanges(change, [exchange])
 
     def _remove_exchanges(self, change: Change, pending: list[Exchange[Q]]) -> None:
@@ -227,10 +234,7 @@ class Exchanges(Generic[Q]):
             self.memory.add(-exchange.size_bytes - bytes_of(exchange.name, exchange.arguments))
             exchange.leave()
             pending += self._unbind_everywhere(change, exchange)
-            exchange.divert(None)
-            alternate = exchange.arguments.get("alternate-exchange")
-            if isinstance(alternate, str):
-                self._undo.leave(self._alternates, alternate, exchange)
+            self.divert(exchange, None)
             for other in self._alternates.get(exchange.name, ()):
                 other.divert(None)
             if exchange.durable:

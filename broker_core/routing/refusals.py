@@ -48,3 +48,7 @@ def check_sources(sources: Collection[object], target: str) -> None:
             f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit: "
             "bind it to fewer exchanges",
         )
+
+
+def in_use(name: str, vhost: str, bindings: int) -> PreconditionFailed:
+    return PreconditionFailed(f"exchange '{name}' in vhost '{vhost}' in use", f"it has {bindings} bindings")

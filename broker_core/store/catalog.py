@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker_core.core import failpoint
-from broker_core.core.change import ANY, InboxRow
+from broker_core.core.change import ANY, Damaged, InboxRow
 from broker_core.core.errors import DataDirectoryFormat
 from broker_core.core.files import sync
 from broker_core.core.ids import BlockId
-from broker_core.core.records import RECORDS, Damaged, HistoryRecord, Record
+from broker_core.core.records import RECORDS, HistoryRecord, Record
 from broker_core.store.codec import (
     Encoded,
     Row,
@@ -48,7 +48,7 @@ from broker_core.store.inbox import (
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 
-FORMAT = 13
+FORMAT = 14
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024

@@ -187,6 +187,11 @@ CREATE TABLE vhost (
   PRIMARY KEY (name)
 ) WITHOUT ROWID;
 
+CREATE TABLE policy (
+  vhost TEXT, kind TEXT, name TEXT, pattern TEXT, apply_to TEXT, priority INTEGER, definition TEXT, guard INTEGER,
+  PRIMARY KEY (vhost, kind, name)
+) WITHOUT ROWID;
+
 CREATE TABLE release_note (
   app_id TEXT, queue TEXT, vhost TEXT, queue_id TEXT, released_at INTEGER, released_by TEXT, interrupted INTEGER,
   position INTEGER, ends TEXT, guard INTEGER,

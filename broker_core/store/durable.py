@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from broker_core.arrow.part_file import PartFile
 from broker_core.core import failpoint
-from broker_core.core.change import Change, InboxRow
+from broker_core.core.change import Change, Damaged, InboxRow
 from broker_core.core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
 from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
-from broker_core.core.records import Damaged
 from broker_core.store.cache import BlockCache
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from broker_core.core.change import Change, HistoryBeside, InboxRow
+from broker_core.core.change import Change, Damaged, HistoryBeside, InboxRow
 from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
-from broker_core.core.records import Damaged, Record
+from broker_core.core.records import Record
 from broker_core.message.message import Location as Location
 
 

@@ -71,7 +71,7 @@ SHAPES: dict[str, Shape] = {
             exchanges=[exchange("x")],
             bindings=[binding("x", "q")],
         ),
-        skipped=(("policy", "ha-all"),),
+        skipped=(("setting of policy", "ha-all: ha-mode"),),
         queues=("q",),
         logins=("dev:of dev",),
     ),
@@ -215,7 +215,6 @@ SHAPES: dict[str, Shape] = {
                 }
             ],
         ),
-        skipped=(("operator_policy parameter", "most"),),
     ),
     "quorum queues without a limit, of 4.0": Shape(
         {"queues": [queue(**Q, x_delivery_limit=-1, x_quorum_initial_group_size=3)]},

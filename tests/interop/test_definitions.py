@@ -48,7 +48,6 @@ SKIPPED = [
     ("password", "guest", ""),
     ("password", "old", ""),
     ("permissions", "ben", "sales/eu"),
-    ("policy", "short", "/"),
     ("queue", "stream", "/"),
     ("tag", "ben", ""),
 ]
@@ -61,6 +60,7 @@ def _check(broker: Broker, imported: Imported) -> None:
         "users": 5,
         "permissions": 5,
         "topic_permissions": 1,
+        "policies": 1,
         "exchanges": 2,
         "queues": 4,
         "bindings": 3,

@@ -111,7 +111,7 @@ SECTIONS = {
     "Clients": ("connections", "channels", "consumers", "close"),
     "Transactions": ("transactions", "transaction", "prepared", "commit", "rollback"),
     "Spark apps": ("apps", "ledger", "staged", "discard", "unapplied", "skip", "release"),
-    "Users and virtual hosts": ("users", "permissions", "vhosts"),
+    "Users and virtual hosts": ("users", "permissions", "vhosts", "policies"),
     "Data directory": ("backup", "verify", "salvage", "skip-damaged", "export", "import"),
 }
 

@@ -12,6 +12,7 @@ Not here: what a user may do (``rights.py``), and how users are kept (``users.py
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
@@ -60,13 +61,19 @@ def matches(pattern: str, text: str) -> bool:
         return False
 
 
-def _search(pattern: str, text: str) -> bool:
-    """Raises ArrowException, UnicodeError for an invalid pattern."""
+def matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+    """Whether ``pattern``, which ``check_pattern`` accepted, is found anywhere in each text."""
     parts = _excepting(pattern)
     if parts is None:
-        return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), pattern).as_py())
-    excepted, permitted = (_search(part, text) for part in parts)
-    return permitted and not excepted
+        found = pc.match_substring_regex(pa.array(texts, pa.string()), pattern).to_pylist()
+        return [bool(each) for each in found]
+    excepted, permitted = (matching(part, texts) for part in parts)
+    return [does and not excepts for does, excepts in zip(permitted, excepted, strict=True)]
+
+
+def _search(pattern: str, text: str) -> bool:
+    """Raises ArrowException, UnicodeError for an invalid pattern."""
+    return matching(pattern, [text])[0]
 
 
 def _excepting(pattern: str) -> tuple[str, str] | None:

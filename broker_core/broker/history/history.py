@@ -24,10 +24,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from broker_core.broker.history.rows import LINES, NAMES_BYTES, PLAIN_BYTES, Entries, Names, commits, written
-from broker_core.core.change import Change, Effects, HistoryBeside, InboxRow, Numbers
+from broker_core.core.change import Change, Damaged, Effects, HistoryBeside, InboxRow, Numbers
 from broker_core.core.errors import OptionError
 from broker_core.core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, CommitSequence
-from broker_core.core.records import Damaged, ForgottenRecord, HistoryRecord, LedgerRecord, Record
+from broker_core.core.records import ForgottenRecord, HistoryRecord, LedgerRecord, Record
 from broker_core.core.undo import Undo
 
 TOGETHER = 256  # commits whose rows are packed into one

@@ -36,8 +36,10 @@ class Overflow:
                 and queue.arguments.refuses
                 and self.would_overflow(queue, messages, size_bytes)
             ):
-                declared = queue.arguments.declared
-                limits = " and ".join(f"{name} {declared[name]}" for name in _LIMITS if name in declared)
+                most = (queue.arguments.max_length, queue.arguments.max_bytes)
+                limits = " and ".join(
+                    f"{name} {limit}" for name, limit in zip(_LIMITS, most, strict=True) if limit is not None
+                )
                 kept = (
                     f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
                 )

@@ -39,6 +39,13 @@ class PendingChecks:
         self.overfull[queue] = None
         self.plan(queue, now)
 
+    def obey_soon(self, queue: Queue, now: int) -> None:
+        """The queue has other limits: a commit soon makes it keep them."""
+        if queue.arguments.limited and not queue.arguments.refuses:
+            self.cut_later(queue, now)
+        else:
+            self.plan(queue, now)
+
     def plan(self, queue: Queue, deadline: int) -> None:
         """Checks the queue at ``deadline``, or earlier."""
         if deadline < self._planned.get(queue, NEVER):

@@ -25,6 +25,7 @@ from broker_core.core.ids import QueueId
 from broker_core.core.records import DeliveryRecord, HoleRecord, ProgressRecord
 from broker_core.core.undo import Tally, Undo
 from broker_core.message.arguments import QueueArguments
+from broker_core.message.arguments.policy import NO_POLICY, Policy
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
@@ -66,6 +67,7 @@ class Queue:
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: Mapping[str, object] | None = None,
+        policy: Policy = NO_POLICY,
         vhost: str = VHOST,
         tally: Tally | None = None,
     ) -> None:
@@ -77,7 +79,7 @@ class Queue:
         self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete
-        parsed = self.arguments = QueueArguments.parse(arguments or {})
+        parsed = self.arguments = QueueArguments.parse(arguments or {}, policy)
         self.connection: object = None  # of an exclusive queue
         self.upstream: dict[Any, None] = {}  # the exchanges with a binding to it
         # an exclusive queue ends with its connection, so it has no records
@@ -247,16 +249,17 @@ class Queue:
         self.ready.dispatched_below = progress.dispatched_below
         self.log.next_offset = max([progress.next_offset, progress.floor, *(hole.end for hole in holes)])
 
-    def restore_counts(self, records: Iterable[DeliveryRecord]) -> None:
+    def restore_counts(self, records: Iterable[DeliveryRecord], undo: Undo) -> None:
         """After the progress: restores the delivery counts. The offset of a lost transient message is not
         used again.
         """
         records = list(records)
         self.log.next_offset = max([self.log.next_offset, *(record.offset + 1 for record in records)])
-        if self.ready.deliveries is not None:
-            self.ready.deliveries.restore(
-                record for record in records if not self.progress.is_settled(record.offset)
-            )
+        if self.ready.deliveries is None:  # a policy is gone that had them counted
+            self.ready.deliveries = Deliveries(None, undo)
+        self.ready.deliveries.restore(
+            record for record in records if not self.progress.is_settled(record.offset)
+        )
 
     def restore_claim(self, start: int, end: int) -> None:
         """After the progress and before any ``reserve``: restores a claim that the catalog names."""

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 from broker_core.broker.queue import REPLIES, Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.topology import ownership
+from broker_core.broker.topology.leases import Leases
+from broker_core.broker.topology.policies import Policies, kind_of
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
 from broker_core.core.change import ANY, DELETED, Change, Numbers
@@ -35,7 +37,7 @@ from broker_core.message.arguments import (
     inequivalent_arguments,
 )
 from broker_core.routing import refusals
-from broker_core.routing.exchange import Binding, DefaultExchange
+from broker_core.routing.exchange import Binding, DefaultExchange, Exchange
 from broker_core.routing.exchanges import PREDECLARED as PREDECLARED
 from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
 from broker_core.routing.exchanges import Exchanges
@@ -71,6 +73,8 @@ class Topology(Exchanges[Queue]):
     ) -> None:
         self._registry = registry = Registry(blocks.undo) if registry is None else registry
         # ``queues_by_id`` has those of all virtual hosts
+        self.policies = Policies(blocks.undo, self)
+        self.leases = Leases(blocks.undo)
         shared = registry.routes, registry.stale_bindings, registry.by_id, registry.memory
         super().__init__(blocks.undo, vhost, *shared)
         self._blocks = blocks
@@ -79,7 +83,6 @@ class Topology(Exchanges[Queue]):
         self.tally = Tally(self._undo)  # of the messages in ``queues``
         # auto-delete queues without their last consumer: the shell deletes them
         self.abandoned: list[Queue] = []
-        self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
 
     # -- looking up ------------------------------------------------------------------------------------------
@@ -170,6 +173,7 @@ class Topology(Exchanges[Queue]):
             exclusive=exclusive,
             auto_delete=auto_delete,
             arguments=arguments,
+            policy=self.policies.of(name, kind_of(arguments)),
             vhost=self.vhost,
             tally=self.tally,
         )
@@ -182,32 +186,19 @@ class Topology(Exchanges[Queue]):
         return queue
 
     def add_queue(self, queue: Queue) -> None:
-        self._undo.item(self._leased, queue)
         self.memory.add(bytes_of(queue.name, queue.arguments.declared))
         super().add_queue(queue)
         self._registry.last_id = max(self._registry.last_id, queue.queue_id)
-        if queue.arguments.expires_ms is not None:
-            self._leased[queue] = None
+        self.leases.renew(queue)
+
+    def alternate_of(self, exchange: Exchange[Queue]) -> object:
+        return self.policies.alternate_of(exchange)
 
     def touch(self, queue: Queue, now: int) -> None:
         """Records that the queue is used (declared, consumed or got from) at ``now``, in microseconds since
         the epoch. Its x-expires starts again.
         """
         queue.marks.used_at_us = now
-
-    def unused_queues(self, now: int) -> list[Queue]:
-        """Returns the queues whose x-expires is over, for ``delete_unused``. A queue with consumers or an
-        owner, or checked for the first time, is not due.
-        """
-        due: list[Queue] = []
-        for queue in self._leased:
-            if queue.consumers or queue.owner:
-                queue.marks.used_at_us = 0  # the time starts when they have left
-            elif not queue.marks.used_at_us:
-                queue.marks.used_at_us = now
-            elif queue.marks.used_at_us + (queue.arguments.expires_ms or 0) * 1000 <= now:
-                due.append(queue)
-        return due
 
     def delete_queue(
         self,
@@ -253,13 +244,12 @@ class Topology(Exchanges[Queue]):
     def _remove_queue(self, change: Change, queue: Queue) -> None:
         self._undo.item(self.queues, queue.name)
         self._undo.item(self.queues_by_id, queue.queue_id)
-        self._undo.item(self._leased, queue)
         self._undo.attribute(queue, "deleted")
         del self.queues[queue.name], self.queues_by_id[queue.queue_id]
         queue.deleted = True
         self.memory.add(-bytes_of(queue.name, queue.arguments.declared))
         self.exchanges[""].changed()
-        self._leased.pop(queue, None)
+        self.leases.renew(queue)
         if queue.exclusive:
             self._undo.leave(self._exclusive, queue.connection, queue)
         queue.leave(self._undo)
@@ -325,7 +315,7 @@ class Topology(Exchanges[Queue]):
     # -- the virtual host ------------------------------------------------------------------------------------
     def delete_all(self, change: Change) -> None:
         """Deletes the virtual host's names at once, also those in use. Its queues are ``ending`` then."""
-        for name in ("deleted", "exchanges", "queues", "abandoned", "_leased", "_exclusive", "_alternates"):
+        for name in ("deleted", "exchanges", "queues", "abandoned", "_exclusive", "_alternates", "_diverted"):
             self._undo.attribute(self, name)
         queues, by_id = list(self.queues.values()), self.queues_by_id
         self._undo.append((_restore_queues, by_id, queues))
@@ -338,10 +328,13 @@ class Topology(Exchanges[Queue]):
                 change.drop(QueueRecord, (queue.queue_id,))
         for exchange in self.exchanges.values():
             exchange.forget_routes()
+        self.policies.delete_all(change)
         change.drop(ExchangeRecord, (ANY, self.vhost))
         for kind in (BindingRecord, ExchangeBindingRecord):
             change.drop(kind, (ANY, ANY, ANY, ANY, self.vhost))
-        self.queues, self._leased, self._exclusive, self._alternates = {}, {}, {}, {}
+        self.queues, self._exclusive = {}, {}
+        self._alternates, self._diverted = {}, {}
+        self.leases.end_all()
         self.exchanges = {"": DefaultExchange(self.queues)}
         self.memory.add(-self.memory.total)
         self.abandoned, self.deleted = [], True

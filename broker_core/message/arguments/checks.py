@@ -18,6 +18,7 @@ from math import isfinite
 from typing import Any
 
 from broker_core.core.errors import AccessRefused, PreconditionFailed
+from broker_core.message.arguments.policy import NO_POLICY, Policy, obeyed
 from broker_core.message.arguments.table import COMPARED, CONSUMER, EXCHANGE, QUEUE, ArgumentRule
 from broker_core.message.arguments.values import invalid, type_name
 from broker_core.message.field_table import MAX_NESTING
@@ -152,11 +153,12 @@ def _queue_type(arguments: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueArguments:
-    """Arguments of one queue, parsed once. ``declared`` is what the client gave; it is recorded, and compared
-    with later declarations.
+    """What one queue obeys: its arguments and a policy, parsed once. ``declared`` is what the client gave; it
+    is recorded, and compared with later declarations.
     """
 
     declared: dict[str, object] = field(default_factory=dict)
+    policy: Policy = NO_POLICY
     expires_ms: int | None = None
     ttl_ms: int | None = None
     dead_letter_exchange: str = ""  # of a queue that ``dead_letters``
@@ -175,13 +177,19 @@ class QueueArguments:
     dead_letters: bool = False
 
     @classmethod
-    def parse(cls, declared: Mapping[str, Any]) -> QueueArguments:
-        """Parses arguments that ``check_arguments`` accepted when they were declared."""
-        get = declared.get
-        limited = not declared.keys().isdisjoint(("x-max-length", "x-max-length-bytes"))
+    def parse(cls, declared: Mapping[str, Any], policy: Policy = NO_POLICY) -> QueueArguments:
+        """Parses arguments that ``check_arguments`` accepted when they were declared, and a policy that
+        ``check_definition`` accepted.
+        """
+        holds = declared
+        if policy.settings:
+            holds = obeyed(declared, policy, QUEUE)
+        get = holds.get
+        limited = not holds.keys().isdisjoint(("x-max-length", "x-max-length-bytes"))
         overflow = str(get("x-overflow", "drop-head"))
         return cls(
             dict(declared),
+            policy,
             expires_ms=get("x-expires"),
             ttl_ms=get("x-message-ttl"),
             dead_letter_exchange=str(get("x-dead-letter-exchange", "")),
@@ -197,7 +205,7 @@ class QueueArguments:
             counts_deliveries=get("x-delivery-limit") is not None or _queue_type(declared) == "quorum",
             limited=limited,
             refuses=limited and overflow.startswith("reject-publish"),
-            dead_letters="x-dead-letter-exchange" in declared,
+            dead_letters="x-dead-letter-exchange" in holds,
         )
 
 

@@ -222,8 +222,8 @@ class Accounts:
             require_one(users | {user.name: user for user in found.users}, given)
 
     def _checked(self, piece: definitions_module.Definitions) -> Imported:
-        def work(state: BrokerState, change: Change, _now: int) -> Imported:
-            raise _Checked(definitions_module.apply(piece, state, change))
+        def work(state: BrokerState, change: Change, now: int) -> Imported:
+            raise _Checked(definitions_module.apply(piece, state, change, now))
 
         try:
             return self._broker.run(work)
@@ -233,8 +233,8 @@ class Accounts:
     def _applied(self, piece: definitions_module.Definitions, number: int, pieces: int) -> Imported:
         """Raises what ``apply`` does, where something has changed since the check, or a limit is reached."""
 
-        def work(state: BrokerState, change: Change, _now: int) -> Imported:
-            return keep_one(state.users, lambda: definitions_module.apply(piece, state, change))
+        def work(state: BrokerState, change: Change, now: int) -> Imported:
+            return keep_one(state.users, lambda: definitions_module.apply(piece, state, change, now))
 
         try:
             return self._broker.run(work)

@@ -12,8 +12,12 @@ from operator import itemgetter
 from broker_core.admin import VhostInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
+from broker_core.broker.topology.policies import KINDS
+from broker_core.broker.topology.topology import Topology
 from broker_core.broker.topology.virtual_hosts import LIMITS, NO_LIMIT
+from broker_core.core.address import VHOST
 from broker_core.core.change import Change
+from broker_core.core.records import PolicyRecord
 from broker_core.node.committer import changes
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
@@ -85,6 +89,52 @@ class Vhosts:
         limits = {limit: value for limit, value in given.items() if value is not None}
         self._broker.run(changes(self._broker.state.virtual_hosts.limit, name, limits))
         self._record("limit_vhost", name=name, **limits)
+
+    # -- policies --------------------------------------------------------------------------------------------
+    def policies(self, vhost: str | None = None) -> list[PolicyRecord]:
+        """Those of one virtual host, or of all. Raises OptionError."""
+        with self._broker.look as state:
+            hosts = state.virtual_hosts
+            if vhost is not None:
+                hosts.require(vhost)
+            return [
+                record
+                for topology in hosts.by_name.values()
+                if vhost in (None, topology.vhost)
+                for record in topology.policies.all()
+            ]
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        definition: dict[str, object],
+        *,
+        vhost: str = VHOST,
+        operator: bool = False,
+        apply_to: str = "all",
+        priority: int = 0,
+    ) -> None:
+        """In one commit, for what is there and what will be declared. Raises OptionError."""
+        record = PolicyRecord(vhost, KINDS[operator], name, pattern, apply_to, priority, definition)
+        self._change_policies(vhost, lambda topology, change: topology.policies.put(change, record))
+        what = {"pattern": pattern, "apply_to": apply_to, "priority": priority, "definition": definition}
+        self._record("set_policy", name=name, vhost=vhost, operator=operator, **what)
+
+    def delete_policy(self, name: str, *, vhost: str = VHOST, operator: bool = False) -> None:
+        """Raises OptionError."""
+        self._change_policies(
+            vhost, lambda topology, change: topology.policies.delete(change, KINDS[operator], name)
+        )
+        self._record("delete_policy", name=name, vhost=vhost, operator=operator)
+
+    def _change_policies(self, vhost: str, step: Callable[[Topology, Change], list[Queue]]) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> None:
+            state.virtual_hosts.require(vhost)
+            for queue in step(state.virtual_hosts.by_name[vhost], change):
+                state.pending_checks.obey_soon(queue, now)
+
+        self._broker.run(work)
 
     def delete_vhost(self, name: str) -> None:
         """Deletes it with its queues, exchanges, permissions and apps, rolls back what is prepared there, and

@@ -34,6 +34,9 @@ ACCOUNTS: dict[str, tuple[str, ...] | None] = {
     "add_vhost": ("name", *LIMITS),
     "limit_vhost": ("name", *LIMITS),
     "delete_vhost": ("name",),
+    "policies": None,
+    "set_policy": ("name", "vhost", "operator", "pattern", "apply_to", "priority", "definition"),
+    "delete_policy": ("name", "vhost", "operator"),
     "export_definitions": (),
     "import_definitions": ("vhost", "check"),
 }

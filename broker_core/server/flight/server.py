@@ -85,7 +85,7 @@ class FlightServer:
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
-            **{word: getattr(vhosts if "vhost" in word else accounts, word) for word in audited.ACCOUNTS},
+            **{word: getattr(vhosts, word, None) or getattr(accounts, word) for word in audited.ACCOUNTS},
         }
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from broker_core.broker.history.history import unreadable
 from broker_core.broker.repair import leave_out_history, repair
-from broker_core.core.change import HistoryBeside, InboxRow
+from broker_core.core.change import Damaged, HistoryBeside, InboxRow
 from broker_core.core.errors import CorruptCatalog, DataDirectoryInvalid, DiskFull, StoreError, TxmqError
 from broker_core.core.ids import BlockId
-from broker_core.core.records import Damaged, Record
+from broker_core.core.records import Record
 from broker_core.store.catalog import Catalog, SegmentRow
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog

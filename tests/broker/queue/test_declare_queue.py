@@ -404,7 +404,7 @@ def test_a_queue_that_an_app_owns_is_neither_deleted_nor_expired(node: Node) -> 
     state = node.broker.state
     node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "etl"))
     now = node.clock()
-    assert state.topology.unused_queues(now) == state.topology.unused_queues(now + 10**9) == []
+    assert state.topology.leases.unused(now) == state.topology.leases.unused(now + 10**9) == []
     node.broker.run(
         lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("q")])
     )
@@ -412,8 +412,8 @@ def test_a_queue_that_an_app_owns_is_neither_deleted_nor_expired(node: Node) -> 
         channel.queue_delete("q")
     assert caught.value.summary.startswith("queue 'q' belongs to app 'etl': ")
     node.broker.run(lambda state, change, _now: release(change, state.topology.queue("q")))
-    assert state.topology.unused_queues(now + 10**9) == []
-    assert state.topology.unused_queues(now + 2 * 10**9) == [state.topology.queue("q")]
+    assert state.topology.leases.unused(now + 10**9) == []
+    assert state.topology.leases.unused(now + 2 * 10**9) == [state.topology.queue("q")]
 
 
 def test_unused_queues_are_deleted_with_their_records_and_those_that_are_used_again_are_not(
@@ -484,32 +484,32 @@ def leased() -> Topology:
 def test_a_queue_expires_when_it_was_not_used_for_its_time_and_each_use_starts_it_again() -> None:
     found = leased()
     queue = found.queue("q")
-    assert found.unused_queues(START + 99 * MS) == []
-    assert found.unused_queues(START + 100 * MS) == [queue]
+    assert found.leases.unused(START + 99 * MS) == []
+    assert found.leases.unused(START + 100 * MS) == [queue]
     found.touch(queue, START + 60 * MS)
-    assert found.unused_queues(START + 159 * MS) == []
-    assert found.unused_queues(START + 160 * MS) == [queue]
-    found.delete_unused(Change(), found.unused_queues(START + 160 * MS))
-    assert list(found.queues) == ["other"] and found.unused_queues(START + 10**12) == []
+    assert found.leases.unused(START + 159 * MS) == []
+    assert found.leases.unused(START + 160 * MS) == [queue]
+    found.delete_unused(Change(), found.leases.unused(START + 160 * MS))
+    assert list(found.queues) == ["other"] and found.leases.unused(START + 10**12) == []
 
 
 def test_a_queue_with_consumers_does_not_expire_and_its_time_starts_when_they_have_gone(node: Node) -> None:
     declared(node, "q", **{"x-expires": 100})
     state = node.broker.state
     channel = consume(state, "q")
-    assert state.topology.unused_queues(START) == state.topology.unused_queues(START + 10**9) == []
+    assert state.topology.leases.unused(START) == state.topology.leases.unused(START + 10**9) == []
     channel.cancel("c")
-    assert state.topology.unused_queues(START + 2 * 10**9) == [], (
+    assert state.topology.leases.unused(START + 2 * 10**9) == [], (
         "the time starts when it is first seen without them"
     )
-    assert state.topology.unused_queues(START + 2 * 10**9 + 100 * MS) == [state.topology.queue("q")]
+    assert state.topology.leases.unused(START + 2 * 10**9 + 100 * MS) == [state.topology.queue("q")]
 
 
 def test_the_time_of_a_queue_starts_again_with_the_broker(node: Node) -> None:
     declared(node, "q", **{"x-expires": 100})
     state = node.restart().state
-    assert state.topology.unused_queues(START + 10**12) == []
-    assert state.topology.unused_queues(START + 10**12 + 100 * MS) == [state.topology.queue("q")]
+    assert state.topology.leases.unused(START + 10**12) == []
+    assert state.topology.leases.unused(START + 10**12 + 100 * MS) == [state.topology.queue("q")]
 
 
 def test_the_mark_of_a_federation_is_kept_and_must_be_text() -> None:

@@ -751,12 +751,14 @@ def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp
             ("delete_user", {"name": "bob"}),
             ("add_vhost", {"name": "sales", "max_queues": 5}),
             ("limit_vhost", {"name": "sales", "max_messages": 7}),
+            ("set_policy", {"name": "p", "pattern": "^q", "definition": {"max-length": 1}}),
+            ("delete_policy", {"name": "p"}),
             ("delete_vhost", {"name": "sales"}),
             ("import_definitions", {"definitions": {}}),
             ("export_definitions", {}),
         ]
         for word, arguments in calls:
-            getattr(broker.vhosts if "vhost" in word else accounts, word)(**arguments)
+            getattr(broker.vhosts if hasattr(broker.vhosts, word) else accounts, word)(**arguments)
         with pytest.raises(errors.OptionError):
             accounts.delete_user("nobody")
         raw = Raw(broker.url, Basic("ann", "new-secret").header)

@@ -58,9 +58,6 @@ management
     GET /api/txmq/openapi.json
     GET /api/txmq/transactions/{sequence}
     GET /api/extensions
-    GET /api/policies
-    GET /api/policies/{vhost}
-    GET /api/operator-policies
     GET /api/parameters
     GET /api/parameters/{component}
     GET /api/deprecated-features
@@ -93,7 +90,6 @@ own
     GET /api/connections/{name}/channels
     GET /api/channels/{name}
 vhost
-    GET /api/operator-policies/{vhost}
     GET /api/parameters/{component}/{vhost}
     GET /api/federation-links/{vhost}
     GET /api/shovels/{vhost}
@@ -130,6 +126,12 @@ names
     POST /api/bindings/{vhost}/e/{source}/{kind}/{destination}
     GET /api/aliveness-test/{vhost}
 monitoring
+    GET /api/policies
+    GET /api/policies/{vhost}
+    GET /api/policies/{vhost}/{name}
+    GET /api/operator-policies
+    GET /api/operator-policies/{vhost}
+    GET /api/operator-policies/{vhost}/{name}
     GET /api/nodes
     GET /api/nodes/{node}
     GET /api/nodes/{node}/memory
@@ -144,6 +146,10 @@ monitoring
     GET /api/txmq/store
     GET /api/txmq/alarms
 administrator
+    PUT /api/policies/{vhost}/{name}
+    DELETE /api/policies/{vhost}/{name}
+    PUT /api/operator-policies/{vhost}/{name}
+    DELETE /api/operator-policies/{vhost}/{name}
     POST /api/txmq/queues/{vhost}/{name}/skip-damaged
     PUT /api/vhosts/{vhost}
     DELETE /api/vhosts/{vhost}

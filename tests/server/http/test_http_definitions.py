@@ -54,8 +54,10 @@ def test_what_a_real_rabbitmq_exported_is_imported_and_its_users_log_in(broker: 
     answer = boss.ask("POST", "/api/definitions", json.loads(RECORDED.read_text()))
     assert answer.status == 200 and answer.body["imported"]["users"] == 5
     skipped = {(each["kind"], each["name"]) for each in answer.body["skipped"]}
-    assert ("policy", "short") in skipped and all(each["why"] for each in answer.body["skipped"])
+    assert ("global parameter", "colour") in skipped and all(each["why"] for each in answer.body["skipped"])
     assert "orders" in names(broker)
+    (policy,) = boss.get("/api/policies")
+    assert (policy["name"], policy["definition"]) == ("short", {"message-ttl": 1000, "max-length": 5})
     user, password = next((name, text) for name, text in PASSWORDS.items() if name in _users(boss))
     assert Api(broker.http_urls[0], user, password).ask("GET", "/api/whoami").body.get("reason") in (
         None,

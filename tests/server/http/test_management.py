@@ -200,7 +200,7 @@ def test_every_key_that_tools_read_is_there(world: World, path: str) -> None:
 
 
 LISTS = (
-    "parameters/shovel", "parameters/shovel/%2F", "parameters/federation-upstream", "operator-policies/%2F",
+    "parameters/shovel", "parameters/shovel/%2F", "parameters/federation-upstream", "operator-policies/%2F", "policies",
     "user-limits/guest", "deprecated-features", "shovels", "shovels/%2F", "federation-links/%2F",
 )  # fmt: skip
 

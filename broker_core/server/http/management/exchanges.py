@@ -26,7 +26,17 @@ _KINDS: dict[str, Literal["queue", "exchange"]] = {"q": "queue", "e": "exchange"
 
 
 def exchange_rows(topology: Topology) -> list[Row]:
-    return [shown.exchange_row(each, topology.vhost) for _, each in sorted(topology.exchanges.items())]
+    names = sorted(topology.exchanges)
+    policies = topology.policies.of_all(names, "exchanges")
+    return [
+        shown.exchange_row(topology.exchanges[name], topology.vhost, policy)
+        for name, policy in zip(names, policies, strict=True)
+    ]
+
+
+def _exchange_row(call: HttpCall) -> Row:
+    found = exchange(call, call.params["name"])
+    return shown.exchange_row(found, call.vhost, call.topology.policies.of(found.name, "exchanges"))
 
 
 def _all(call: HttpCall) -> object:
@@ -195,7 +205,7 @@ ROUTES = (
     read(
         "/api/exchanges/{vhost}/{name}",
         "vhost",
-        lambda call: only(call, shown.exchange_row(exchange(call, call.params["name"]), call.vhost)),
+        lambda call: only(call, _exchange_row(call)),
         "One exchange",
     ),
     Route("PUT", "/api/exchanges/{vhost}/{name}", "vhost", _declare, "Declare an exchange"),

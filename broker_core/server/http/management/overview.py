@@ -178,9 +178,6 @@ ROUTES = (
         read(f"/api/{name}", "management", lambda _call: [], f"There are no {text}: an empty list")
         for name, text in (
             ("extensions", "extensions"),
-            ("policies", "policies"),
-            ("policies/{vhost}", "policies"),
-            ("operator-policies", "operator policies"),
             ("parameters", "runtime parameters"),
             ("parameters/{component}", "runtime parameters"),
             ("global-parameters", "global parameters"),
@@ -194,7 +191,6 @@ ROUTES = (
     *(
         read(f"/api/{name}", "vhost", lambda _call: [], f"There are no {text}: an empty list")
         for name, text in (
-            ("operator-policies/{vhost}", "operator policies"),
             ("parameters/{component}/{vhost}", "runtime parameters"),
             ("federation-links/{vhost}", "links to other brokers"),
             ("shovels/{vhost}", "shovels"),

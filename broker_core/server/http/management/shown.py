@@ -15,6 +15,7 @@ from broker_core.admin import BindingInfo, ConnectionInfo, ExchangeInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
+from broker_core.message.arguments.policy import Policy, settings_without_effect
 from broker_core.message.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.routing.exchange import Binding, Exchange, canonical
@@ -100,9 +101,7 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
         "arguments_without_effect": without_effect(QUEUE, queue.arguments.declared),
         "node": NODE,
         "state": "running",
-        "policy": None,
-        "operator_policy": None,
-        "effective_policy_definition": {},
+        **_policies(queue.arguments.policy),
         "exclusive_consumer_tag": exclusive,
         "single_active_consumer_tag": single.tag if single is not None else None,
         "consumers": consumers,
@@ -115,8 +114,21 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
     }
 
 
-def exchange_row(exchange: Exchange[Queue], vhost: str) -> Row:
-    return {**exchange_columns(exchange, vhost), "policy": None, "user_who_performed_action": ""}
+def exchange_row(exchange: Exchange[Queue], vhost: str, policy: Policy) -> Row:
+    return {
+        **exchange_columns(exchange, vhost),
+        **_policies(policy),
+        "user_who_performed_action": "",
+    }
+
+
+def _policies(policy: Policy) -> Row:
+    return {
+        "policy": policy.name,
+        "operator_policy": policy.operator,
+        "effective_policy_definition": dict(policy.settings),
+        "settings_without_effect": settings_without_effect(policy.settings),
+    }
 
 
 def exchange_columns(exchange: Exchange[Queue] | ExchangeInfo, vhost: str) -> Row:
