@@ -448,10 +448,7 @@ def apply(definitions: Definitions, state: BrokerState, change: Change, now: int
             skipped.append(Skipped("binding", binding_name(row), row["vhost"], _NO_END))
     for row in bound:
         _bind(_topology(state, row), row, change)
-    left_out = {"parameters", "global_parameters", *(() if definitions.policies else ("policies",))}
-    kinds = [kind for kind in _WRITTEN if kind not in left_out]
-    counts = {kind: len(getattr(definitions, kind)) for kind in kinds}
-    return Imported({**counts, "bindings": len(bound)}, tuple(skipped))
+    return Imported({"bindings": len(bound)}, tuple(skipped))
 
 
 def _has_ends(state: BrokerState, row: Row) -> bool:

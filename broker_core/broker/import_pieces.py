@@ -86,7 +86,8 @@ def _joined(needed: dict[tuple[str, str], Row], own: list[Row]) -> list[Row]:
 
 def together(found: Definitions, done: list[Imported]) -> Imported:
     """What was imported, of all pieces."""
-    kinds = ("vhosts", "users", "permissions", "topic_permissions", "exchanges", "queues")
+    kinds = ["vhosts", "users", "permissions", "topic_permissions", "exchanges", "queues"]
+    kinds += ["policies"] if found.policies else []
     left = dict.fromkeys(each for piece in done for each in piece.skipped)  # a piece has what others need too
     counts = {kind: len(getattr(found, kind)) for kind in kinds}
     for each in left:
