@@ -26,7 +26,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.core import failpoint
-from broker_core.core.errors import ConnectionFailed, OptionError, TxmqError
+from broker_core.core.errors import CheckpointMismatch, ConnectionFailed, OptionError, TxmqError
 from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
 from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, check_functions
@@ -222,7 +222,7 @@ class Transactional:
         if started is None or started[0] != running:
             # C5 of an earlier process or query, before this batch, to keep the order
             self._name_ledger(spark, query_id)
-            self.resume(spark)
+            self.resume(spark, query_id)
             self.apply.decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
         if started is None or started[:2] != (running, run):
@@ -320,14 +320,24 @@ class Transactional:
         return self.engine.entries(self.app_id)
 
     # -- C7 --------------------------------------------------------------------------------------------------
-    def resume(self, spark: SparkSession) -> None:
-        """Goes on behind the Delta ledger, if the engine has none of the app. Raises CheckpointMismatch."""
+    def resume(self, spark: SparkSession, query_id: str | None = None) -> None:
+        """Goes on behind the Delta ledger, if the engine has none of the app. ``query_id``: of a batch, whose
+        source has begun elsewhere. Raises CheckpointMismatch.
+        """
         if self._ledger_table is not None and self._ledger_table != AUTO:
+            before = self.engine.last_entry(self.app_id)
             on_new = self._options.on_new_checkpoint
             resume = Resume(
                 self.tables, self._ledger_table, self.engine, self.app_id, on_new, self._resume_from
             )
             self.checks.taken = resume.ready(spark)
+            last = self.engine.last_entry(self.app_id)
+            if before is None and last is not None and query_id not in (None, last.query_id):
+                raise CheckpointMismatch(
+                    f"app {self.app_id!r} goes on behind batch {last.sequence} of its Delta ledger now, and "
+                    f"query {query_id} had asked before where to begin. Nothing was consumed",
+                    "start it once more, with a new checkpoint and onNewCheckpoint=resume",
+                )
 
     def _checkpoint(self, spark: SparkSession, query_id: str) -> str | None:
         return checkpoint_of(spark, query_id) or self._options.checkpoint

@@ -56,6 +56,7 @@ ADVICE: dict[str, str] = {
     "has claimed damaged messages of": "tests/server/test_skip_damaged.py::test_what_an_app_has_claimed_is_not_taken_from_it",
     "only its stream consumes it": "tests/cli/test_cli.py::test_apps_are_listed_and_their_queues_released",
     "which say where app {app_id} is, were deleted": "tests/kafka/sink/test_sink.py::test_an_app_whose_topic_was_emptied_hides_no_other_app",
+    "had asked before where to begin": "tests/crash/test_resume_crash.py::test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once",
     "begin each source that is not txmq behind": "tests/spark/test_other_sources.py::test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing",
     "the checkpoint holds offsets of": "tests/contract/engine/test_release.py::test_s2_a_stream_with_a_queue_more_or_less_goes_on_with_a_new_checkpoint_and_resume",
     "and the range {start} to {end} names them": "tests/contract/engine/test_source.py::test_s4_fail_on_data_loss_false_reads_what_is_left",

@@ -21,6 +21,9 @@ WORDS: Mapping[str, str] = {
 JVM_ERROR = "an error of the JVM, which is another one on Connect"
 HERE = "keeps what the function has in this process"
 TESTS: Mapping[str, str] = {
+    "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": (
+        "Connect asks a table for types and constraints alone"
+    ),
     "test_foreach_batch.py::test_an_exception_with_a_long_java_trace_ends_the_query_as_failed": JVM_ERROR,
     "test_foreach_batch.py::test_tx_is_of_no_use_after_its_function": HERE,
     "test_merge.py::test_what_a_table_would_refuse_stops_before_anything_is_consumed": HERE,
