@@ -6,8 +6,10 @@ import contextlib
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as arrow_flight
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +17,18 @@ from hypothesis import strategies as st
 from broker_core.arrow.part_file import PartFile, PartWriter
 from broker_core.arrow.parts import PART_BYTES, PART_ROWS, branch_checksum, normalise, part_checksum, parts
 from broker_core.arrow.rows import Piece, assemble
+from broker_core.broker.batch.branch import StagedLimits
 from broker_core.client.broker import BrokerClient
+from broker_core.client.channel import RemoteChannel
 from broker_core.core import errors
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight import contract
+from broker_core.launcher import Broker
 from broker_core.message.message import MESSAGE_SCHEMA, READ_SCHEMA
+from broker_core.server.quotas import QuotaLimits
 from broker_core.store.salvage.verify import verify
 from tests.server.conftest import Served, bodies, fill
+from tests.server.flight.flight_calls import Raw, messages
 
 Intervals = tuple[tuple[int, int], ...]
 
@@ -223,3 +230,128 @@ def test_a_descriptor_of_the_broker_itself_is_not_taken_for_a_writers_file(serve
                 )
         assert taken == 0
         assert all(path.stat().st_nlink == 1 for path in (served.directory / "segments").iterdir())
+
+
+# -- what comes before a message that is refused -----------------------------------------------------------------
+
+
+def _bad(number: int) -> dict[str, pa.Buffer]:
+    """Messages that are refused, by why."""
+    good = contract.encode_numbered(number, messages(b"good"))
+    return {
+        "damaged rows": good[: len(good) - 40],
+        "no rows": contract.encode_numbered(number, messages(b"x"))[:4],
+        "another schema": contract.encode_numbered(number, pa.record_batch({"n": [1]})),
+        "over the limit": contract.encode_numbered(number, messages(b"x" * 60_000)),
+    }
+
+
+def _put(raw: Raw, header: BranchHeader, parts_: list[pa.Buffer], *, whole: bool) -> tuple[list[Any], str]:
+    """Sends them in one stream, all of them before an answer is read or each after the answer to the one
+    before. Returns the receipts and the error.
+    """
+    writer, reader = raw.client.do_put(
+        arrow_flight.FlightDescriptor.for_command(contract.encode(header)), contract.NO_COLUMNS
+    )
+    receipts: list[Any] = []
+
+    def received() -> bool:
+        answer = reader.read()
+        if answer is not None:
+            receipts.append(contract.decode(contract.PartReceipt, answer))
+        return answer is not None
+
+    failed = (arrow_flight.FlightError, pa.ArrowException, OSError)
+    with contextlib.suppress(*failed):
+        for part in parts_:
+            writer.write_metadata(part)
+            if not whole and not received():
+                break
+    with contextlib.suppress(*failed):
+        writer.done_writing()
+    with contextlib.suppress(*failed):
+        while received():
+            pass
+    try:
+        writer.close()
+    except failed as error:
+        return receipts, str(contract.error_from(error))
+    return receipts, ""
+
+
+@pytest.mark.parametrize("why", _bad(0))
+def test_parts_before_one_that_is_refused_are_staged_and_acknowledged_before_the_error(
+    why: str, tmp_path: Path
+) -> None:
+    """Whether they are sent at once or one by one, and wherever it comes; then the branch goes on behind them."""
+    quotas = QuotaLimits(staged=StagedLimits(user_bytes=50_000))
+    with Broker.open(tmp_path / "data", quotas=quotas) as broker, broker.channel() as channel:
+        channel.queue_declare("in")
+        with BrokerClient(broker.url) as client:
+            for place in (0, 1, 3):
+                ends = []
+                for whole in (True, False):
+                    token = f"{place}-{whole}"
+                    client.open_batch(token, token, 0, "fail", token=token)
+                    header = BranchHeader(token, f"b-{token}", "publish", {"routing_key": "in"})
+                    good = [contract.encode_numbered(n, messages(b"%d" % n)) for n in range(place)]
+                    raw = Raw(broker.url)
+                    receipts, refused = _put(
+                        raw,
+                        header,
+                        [*good, _bad(place)[why], contract.encode_numbered(place + 1, messages(b"z"))],
+                        whole=whole,
+                    )
+                    assert [each.part for each in receipts] == list(range(place)) and refused
+                    rest = [contract.encode_numbered(place, messages(b"last"))]
+                    more, none = _put(raw, header, rest, whole=whole)
+                    assert [each.part for each in more] == [place] and none == ""
+                    raw.client.close()
+                    checksum = branch_checksum(each.checksum for each in (*receipts, *more))
+                    staged = StagedBranch(header.branch, 0, 0, place + 1, checksum)
+                    entry = client.commit_batch(token, token, 0, token, [staged]).entry
+                    assert entry.published == place + 1
+                    ends.append((bodies(client, "in"), refused.replace(token, "")))
+                    channel.queue_purge("in")
+                assert ends[0] == ends[1]
+                assert ends[0][0] == [*(b"%d" % n for n in range(place)), b"last"]
+
+
+@pytest.mark.parametrize("gathered", [1, 2, 128])
+@pytest.mark.parametrize("wrong", ["exchange", "properties"])
+def test_publishes_of_a_transaction_have_the_same_end_however_many_are_sent_together(
+    wrong: str, gathered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is refused ends the transaction: nothing of it is committed, and what was before stays."""
+    monkeypatch.setattr("broker_core.client.channel.PUBLISHES", gathered)
+    bad: dict[str, dict[str, Any]] = {
+        "exchange": {"exchange": "missing"},
+        "properties": {"properties": b"\xff\xff\xff"},
+    }
+    with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
+        for place in range(4):
+            with client.channel() as channel:
+                channel.queue_declare("q")
+                channel.tx_select()
+                channel.publish(b"before", routing_key="q")
+                channel.tx_commit()
+                assert channel.get("q") is not None
+
+                def all_of_it(channel: RemoteChannel = channel, place: int = place) -> None:
+                    for number in range(4):
+                        more = {"routing_key": "q", **(bad[wrong] if number == place else {})}
+                        channel.publish(b"lost", **more)
+                    channel.tx_commit(f"t{place}")
+
+                with pytest.raises(errors.TxmqError) as refused:
+                    all_of_it()
+                assert not isinstance(refused.value, errors.ConnectionFailed)
+                with pytest.raises(errors.TransactionState, match="the channel is closed"):
+                    channel.tx_commit()
+            assert not client.committed(f"t{place}")
+            with client.channel() as channel:
+                found = channel.get("q")
+                assert found is not None and (found.message.body, found.redelivered) == (b"before", True)
+                assert channel.get("q") is None
+                channel.queue_purge("q")
+                channel.ack(found.tag)
