@@ -64,13 +64,14 @@ class Input:
             self.stop_reading()
 
     def came_late(self, size_bytes: int, *, logged_in: bool) -> None:
-        """The connection is closed, and only its close-ok is looked for: so many bytes more came. A client
-        without a login is read no further than it may send before one; its time ends.
+        """The connection is closed, and only its close-ok is looked for: so many bytes more came. Behind what
+        may come before a login, it is read by turns; without a login no further, and its time ends.
         """
         self._late += size_bytes
-        self.stop_reading()
-        if logged_in or self._late <= OPEN_BYTES:
-            self._turns.drain(self)
+        if self._late > OPEN_BYTES:
+            self.stop_reading()
+            if logged_in:
+                self._turns.drain(self)
 
     def go_on(self, session: Resumable) -> None:
         """Its commands that waited are due; it asks again while it has some left."""

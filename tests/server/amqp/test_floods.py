@@ -390,6 +390,25 @@ def test_a_client_that_has_sent_much_behind_an_error_still_comes_to_its_close_ok
         wait_until(lambda: not served.server.connections, "its socket is closed")
 
 
+def test_who_answers_a_close_does_not_wait_for_others(served: Served) -> None:
+    """However many are closed at once."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(peer(served.url, 1)) for _ in range(20)]
+        drained: list[object] = []
+        served.server.turns.drain = drained.append  # type: ignore[method-assign]
+        for client in clients:
+            client.write(_frame(7, b"unknown"))
+            while not isinstance(client.receive()[1], commands.Connection.Close):
+                pass
+            client.send(0, commands.Connection.CloseOk())
+        for client in clients:
+            with pytest.raises(Closed):
+                client.receive()
+            client.abort()
+        wait_until(lambda: not served.server.connections, "all sockets are closed")
+        assert drained == []
+
+
 def test_closed_connections_are_read_one_at_a_time() -> None:
     calls: list[Any] = []
     read: list[int] = []
