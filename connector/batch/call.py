@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from broker_core.core.errors import OptionError
 from connector.batch.batch_reads import rows_of
 from connector.errors import error_summary
-from connector.stream.query_plan import explained
+from connector.stream.query_plan import explained, running
 from connector.tables.table import is_connect
 
 log = logging.getLogger("txmq")
@@ -89,7 +89,7 @@ _queries: dict[tuple[int, str], tuple[str, str]] = {}
 
 def _query_of(batch: DataFrame) -> tuple[str, str]:
     """On Spark Connect: the query of the session in whose plan are the columns of ``batch``."""
-    active = batch.sparkSession.streams.active
+    active = running(batch.sparkSession)
     if len(active) > 1:
         columns = _columns(rows_of(batch)._explain_string(extended=False))  # type: ignore[operator]
         active = [query for query in active if columns <= _columns(explained(query))]

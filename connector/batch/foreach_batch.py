@@ -175,13 +175,12 @@ class Transactional:
     def _forget_process(self) -> None:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
-        # Spark context and query that it last ran for; the run, and its offsets: the next
-        # run may have a copy of the checkpoint
+        # context and query that it last ran for; the run, and its offsets: the next may have a copy
         self._started: tuple[object, str, OffsetLog] | None = None
         self.checks = Checks(self.tables, self.app_id, self._decided, self._entries)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
-        self._session = SparkSession.getActiveSession()  # the user's session; a batch has a clone of it
+        self._session = SparkSession.getActiveSession()  # the user's session; a batch may have a clone of it
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(self.__dict__)
@@ -192,6 +191,7 @@ class Transactional:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._forget_process()
+        query_plan.root = self._session
 
     # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:

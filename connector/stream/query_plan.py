@@ -10,7 +10,6 @@ import contextlib
 import io
 import logging
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -29,9 +28,14 @@ _CHECKPOINT = re.compile(
 _TXMQ = re.compile(r"~StreamingDataSourceV2ScanRelation\[.*\] txmq$")
 
 
-def running(spark: SparkSession, query_id: str) -> Iterator[StreamingQuery]:
-    """The query, if it is one of the session."""
-    return (query for query in spark.streams.active if query.id == query_id)
+# Active when the function was unpickled. Since Spark 4.3 a batch has a clone of it, in which no query runs.
+root: SparkSession | None = None
+
+
+def running(spark: SparkSession, query_id: str | None = None) -> list[StreamingQuery]:
+    """The queries of the session, or that one of them."""
+    active = spark.streams.active or (root.streams.active if root is not None else [])
+    return [query for query in active if query_id in (None, query.id)]
 
 
 def explained(query: StreamingQuery) -> str:

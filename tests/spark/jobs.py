@@ -320,7 +320,7 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         resume_from=pipeline.get("resume_from"),
         checkpoint=pipeline["checkpoint"] if pipeline["checkpoint_of"] == "function" else None,
     )
-    called = user_code.CALLS[pipeline["call"]](each, pipeline)
+    called = (user_code.CALLS | user_code.ON_CONNECT)[pipeline["call"]](each, pipeline)
     writer = source(spark, pipeline).writeStream.foreachBatch(called)
     if pipeline["checkpoint_of"] == "query":
         writer = writer.option("checkpointLocation", pipeline["checkpoint"])

@@ -59,13 +59,18 @@ def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missi
             MESSAGES,
             ledger=str(tmp_path / "ledger"),
             options={"maxOffsetsPerTrigger": "2"},
+            call="beside_the_root",
         )
         rate = Pipeline.create("rate", served.url, tmp_path, source="rate", batches=1)
         messages = shapes.MESSAGES["typed"]
-        typed = Pipeline.create("typed", served.url, tmp_path, messages, shape="typed", fn="rejects")
+        typed = Pipeline.create(
+            "typed", served.url, tmp_path, messages, shape="typed", fn="rejects", call="beside_the_root"
+        )
         dead = replace(typed, queue=f"{typed.queue}.{shapes.OTHER}", out=f"{typed.queue}.{shapes.OTHER}")
         dead.declare()
-        changes = Pipeline.create("changes", served.url, tmp_path, MESSAGES, fn="changes", tables=[])
+        changes = Pipeline.create(
+            "changes", served.url, tmp_path, MESSAGES, fn="changes", tables=[], call="beside_the_root"
+        )
         empty_table(Path(changes.lake) / "changed", CHANGED)
         with encrypted(tmp_path) as (tls, broker):
             several = [pipeline, rate, typed, changes, tls]

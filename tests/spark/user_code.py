@@ -33,6 +33,7 @@ from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.tables.table import is_connect
 from connector.typed.decode import decode
 from tests.progress import wait_until
+from tests.spark.cloned_session import beside_the_root
 from tests.spark.shapes import OTHER
 
 Effects = Callable[[DataFrame, BatchTransaction], None]
@@ -662,6 +663,7 @@ CALLS: dict[str, Callable[[Each, dict[str, Any]], Each]] = {
     call.__name__: call
     for call in (directly, by_a_function, two_apps, twice, in_a_thread, by_itself, within_its_own)
 }
+ON_CONNECT = {"beside_the_root": beside_the_root}
 REFUSED_CALLS = {
     "two_apps": "give both the same",
     "in_a_thread": "called outside a query",
