@@ -141,11 +141,11 @@ def test_the_number_of_tasks_does_not_depend_on_the_number_of_queues(rig: Any, q
 
 def test_a_running_query_reads_what_comes_later_and_goes_on_from_its_checkpoint(rig: Any) -> None:
     rig.declare("q")
-    seen: list[str] = []
+    seen = rig.notes()
 
     def start() -> Any:
         writer = rig.stream("q").writeStream.foreachBatch(
-            lambda batch, _id: seen.extend(bodies(batch.collect()))
+            lambda batch, _id: seen.append(bodies(batch.collect()))
         )
         return (
             writer.option("checkpointLocation", rig.checkpoint()).trigger(processingTime="0 seconds").start()
@@ -161,7 +161,7 @@ def test_a_running_query_reads_what_comes_later_and_goes_on_from_its_checkpoint(
     query = start()
     query.processAllAvailable()
     query.stop()
-    assert seen == ["a", "b", "c"]
+    assert [body for batch in seen for body in batch] == ["a", "b", "c"]
 
 
 def test_a_stream_that_starts_on_an_empty_queue_loses_nothing_over_a_restart(rig: Any) -> None:
@@ -203,7 +203,7 @@ def test_a_stream_starts_at_the_first_message_committed_at_or_after_a_time(rig: 
 
 def test_too_few_messages_wait_for_more_and_no_longer_than_the_delay(rig: Any) -> None:
     rig.declare("q")
-    seen: list[list[str]] = []
+    seen = rig.notes()
 
     def start(delay: str) -> Any:
         stream = rig.stream("q", minOffsetsPerTrigger=2, maxTriggerDelay=delay)
