@@ -202,6 +202,9 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "delete_vhost": {"name": "new"},
     "export_definitions": {},
     "import_definitions": {"definitions": {}, "vhost": "/", "check": True},
+    "policies": {"vhost": "/"},
+    "set_policy": {"name": "p", "pattern": "^q", "definition": {"max-length": 1}, "vhost": "/"},
+    "delete_policy": {"name": "p", "vhost": "/", "operator": False},
 }
 HEADER = {
     "token": "s",
