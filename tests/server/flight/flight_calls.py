@@ -202,8 +202,8 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "delete_vhost": {"name": "new"},
     "export_definitions": {},
     "import_definitions": {"definitions": {}, "vhost": "/", "check": True},
-    "policies": {"vhost": "/"},
-    "set_policy": {"name": "p", "pattern": "^q", "definition": {"max-length": 1}, "vhost": "/"},
+    "policies": {},
+    "set_policy": {"name": "p", "pattern": "^q", "definition": {}, "vhost": "/"},
     "delete_policy": {"name": "p", "vhost": "/", "operator": False},
 }
 HEADER = {
