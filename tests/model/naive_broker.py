@@ -59,6 +59,7 @@ class NaiveBroker:
     prepared: dict[str, Work] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     owned: bool = False  # the queue ``in`` by the app
+    bounded: set[str] = field(default_factory=lambda: {"short"})  # by an argument, or a policy
 
     def declare(self, name: str, *, durable: bool) -> None:
         self.queues[name] = []
@@ -86,7 +87,7 @@ class NaiveBroker:
                 if outcome == "reject":
                     self._bury(name, copy, now_us)
         for name in requeued:
-            self._overflow(name, now_us)
+            self.overflow(name, now_us)
         if xid:
             self.outcomes[xid] = "committed"
 
@@ -101,10 +102,13 @@ class NaiveBroker:
 
     def _enqueue(self, name: str, copy: Copy, now_us: int) -> None:
         self.queues[name].append(copy)
-        self._overflow(name, now_us)
+        self.overflow(name, now_us)
 
-    def _overflow(self, name: str, now_us: int) -> None:
-        if name != "short":
+    def bound(self, name: str, bound: bool) -> None:
+        (self.bounded.add if bound else self.bounded.discard)(name)
+
+    def overflow(self, name: str, now_us: int) -> None:
+        if name not in self.bounded:
             return
         while len(ready := [copy for copy in self.queues[name] if copy.state == "ready"]) > LENGTH:
             self._remove(name, ready[0])

@@ -29,6 +29,8 @@ from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
+from broker_core.node.vhost_engines import VhostEngines
+from broker_core.server.access.vhosts import Vhosts
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
@@ -416,6 +418,28 @@ class WholeBroker(RuleBasedStateMachine):
         self.naive.delete(name)
         for peer in self.peers:
             peer.work.forget(name)
+
+    @rule(bound=st.booleans(), crash=CRASH)
+    def policy(self, bound: bool, crash: str) -> None:
+        """Of the queue ``plain``; what it has too much leaves soon after the commit of the policy."""
+        vhosts = Vhosts(self.broker, VhostEngines(self.broker))
+        if bound:
+            self.do(
+                lambda: nothing(vhosts.set_policy("p", "^plain$", {"max-length": LENGTH})),
+                lambda naive: naive.bound("plain", True),
+                crash,
+            )
+        elif self.is_bound():
+            self.do(
+                lambda: nothing(vhosts.delete_policy("p")), lambda naive: naive.bound("plain", False), crash
+            )
+        self.naive.bound("plain", self.is_bound())  # a crash shows no difference in what is there
+        if not crash:
+            self.expire()
+            self.naive.overflow("plain", self.now_us())
+
+    def is_bound(self) -> bool:
+        return bool(self.broker.state.topology.policies.by_key)
 
     # -- what the broker does by itself ----------------------------------------------------------------------
     def expire(self) -> None:
