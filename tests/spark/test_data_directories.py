@@ -4,7 +4,6 @@ version.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -20,10 +19,7 @@ from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.delta.before.append_rows import append
 from connector.delta.resolve import resolve
 from connector.ledger.delta_ledger import DeltaLedger
-from connector.options import write_options
-from connector.sql import nullable
-from connector.stream import staging
-from connector.tables.commit_id import CommitId, offsets_of, txn_app_id
+from connector.tables.commit_id import CommitId, txn_app_id
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
 
@@ -195,50 +191,6 @@ def test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batche
     place.spark.sql(f"DROP TABLE delta.`{place.table}`")
     place.run("h")
     assert warnings() == []
-
-
-def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
-    place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That version named the app alone, wrote no token, and died between append and mark (``b``) or before
-    the append (``c``).
-    """
-    engine = place.rig.broker.engine
-    rows_of = {body: spark.createDataFrame([(body,)], "body string") for body in "abc"}
-    schema = nullable(rows_of["a"].schema).json()
-    target = {
-        "table": resolve(spark, str(place.table)).name,
-        "options": {},
-        "partition_by": [],
-        "schema": schema,
-    }
-    for number, (body, rows) in enumerate(rows_of.items()):
-        opened = engine.open_batch("app", "earlier", number, "fail")
-        address = write_options({"url": place.rig.broker.url, "appId": "app"}, "stream write").address
-        frame = staging.staging_frame(
-            rows.coalesce(1),
-            "append",
-            target,
-            token=opened.token,
-            identity=("app", "earlier", number),
-            address=address,
-        )
-        entry = engine.commit_batch("app", "earlier", number, opened.token, staging.staged(frame)).entry
-        told = {name: value for name, value in offsets_of(entry).items() if name != "token"}
-        if body != "c":
-            writer = (
-                rows.write.format("delta")
-                .mode("append")
-                .option("txnAppId", "app")
-                .option("txnVersion", str(entry.sequence))
-            )
-            writer.option("userMetadata", json.dumps(told)).save(str(place.table))
-        if body == "a":
-            engine.mark_applied("app", entry.sequence)
-    place.run("d", on_new_checkpoint="resume")
-    assert place.bodies() == ["a", "b", "c", "d"]
-    txn = (txn_app_id("app", engine.identity(), resolve(spark, str(place.table)).location), 4)
-    assert delta_transactions(place.table) == [("app", 1), ("app", 2), ("app", 3), txn]
 
 
 def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(
