@@ -426,8 +426,7 @@ def apply(definitions: Definitions, state: BrokerState, change: Change, now: int
         hosts.require(row["vhost"])
         users.permit_topic(change, row["user"], row["exchange"], row["write"], row["read"], row["vhost"])
     for policy in definitions.policies:
-        hosts.require(policy.vhost)
-        for queue in hosts.by_name[policy.vhost].policies.put(change, policy):
+        for queue in hosts.require(policy.vhost).policies.put(change, policy):
             state.pending_checks.obey_soon(queue, now)
     skipped = list(definitions.skipped)
     for kind, declare in (("exchange", _declare_exchange), ("queue", _declare_queue)):
@@ -463,8 +462,7 @@ def binding_name(row: Row) -> str:
 
 def _topology(state: BrokerState, row: Row) -> Topology:
     """Raises OptionError: its virtual host is not there."""
-    state.virtual_hosts.require(row["vhost"])
-    return state.virtual_hosts.by_name[row["vhost"]]
+    return state.virtual_hosts.require(row["vhost"])
 
 
 def _declare_exchange(topology: Topology, row: Row, change: Change) -> None:

@@ -115,11 +115,11 @@ def document(found: Definable, version: str) -> Exported:
     )
     for policy in policies:
         if policy.kind == OPERATOR:
-            value = {name: item for name, item in _policy(policy).items() if name not in ("vhost", "name")}
+            value = {name: item for name, item in policy_row(policy).items() if name not in ("vhost", "name")}
             where = {"component": OPERATOR, "name": policy.name, "vhost": policy.vhost}
             written["parameters"].append({**where, "value": value})
     written["global_parameters"] = []
-    written["policies"] = [_policy(each) for each in policies if each.kind != OPERATOR]
+    written["policies"] = [policy_row(each) for each in policies if each.kind != OPERATOR]
     for kind, rows in (("queue", _queues), ("exchange", _exchanges), ("binding", _bindings)):
         written[f"{kind}s"] = []
         for vhost, host in vhosts:
@@ -154,7 +154,8 @@ def _vhost_limits(vhost: str, found: VhostRecord) -> Row:
     return {"component": "vhost-limits", "name": "limits", "vhost": vhost, "value": value}
 
 
-def _policy(policy: PolicyRecord) -> Row:
+def policy_row(policy: PolicyRecord) -> dict[str, object]:
+    """In RabbitMQ's form."""
     return {
         "vhost": policy.vhost,
         "name": policy.name,

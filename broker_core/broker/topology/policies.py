@@ -133,8 +133,7 @@ class Policies:
 
     def alternate_of(self, exchange: Exchange[Queue]) -> object:
         """Returns the name of the alternate exchange, of its arguments or its policy; None: it has none."""
-        policy = self.of(exchange.name, "exchanges")
-        return obeyed(exchange.arguments, policy, EXCHANGE).get("alternate-exchange")
+        return _alternate_of(exchange, self.of(exchange.name, "exchanges"))
 
     def all(self) -> list[PolicyRecord]:
         """Returns them in the order of the rule, those of an operator last."""
@@ -145,8 +144,7 @@ class Policies:
         for kind, names in self._by_kind().items():
             for each, policy in zip(names.values(), self.of_all(list(names), kind), strict=True):
                 if isinstance(each, Exchange):
-                    alternate = obeyed(each.arguments, policy, EXCHANGE).get("alternate-exchange")
-                    self._host.divert(each, alternate)
+                    self._host.divert(each, _alternate_of(each, policy))
                 elif each.arguments.policy != policy:
                     _obey(self._undo, each, policy)
                     self._host.leases.renew(each)
@@ -197,6 +195,10 @@ def _obey(undo: Undo, queue: Queue, policy: Policy) -> None:
     elif parsed.counts_deliveries:
         undo.attribute(ready, "deliveries")
         ready.deliveries = Deliveries(parsed.delivery_limit, undo)
+
+
+def _alternate_of(exchange: Exchange[Queue], policy: Policy) -> object:
+    return obeyed(exchange.arguments, policy, EXCHANGE).get("alternate-exchange")
 
 
 def _set_by(policy: PolicyRecord | None, operator: PolicyRecord | None) -> Policy:

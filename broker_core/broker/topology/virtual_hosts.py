@@ -99,12 +99,13 @@ class VirtualHosts:
                 "clients that name none use it; take their permissions, or set its limits to 0",
             )
 
-    def require(self, name: str) -> None:
-        """Raises OptionError: there is none of this name."""
+    def require(self, name: str) -> Topology:
+        """Like ``get``, for an operator. Raises OptionError: there is none of this name."""
         if name not in self.by_name:
             raise OptionError(
                 f"virtual host '{name}' does not exist", "list those that exist with txmq vhosts list"
             )
+        return self.by_name[name]
 
     def _put(self, change: Change, record: VhostRecord) -> None:
         for limit in LIMITS:

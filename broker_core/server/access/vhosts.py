@@ -130,8 +130,7 @@ class Vhosts:
 
     def _change_policies(self, vhost: str, step: Callable[[Topology, Change], list[Queue]]) -> None:
         def work(state: BrokerState, change: Change, now: int) -> None:
-            state.virtual_hosts.require(vhost)
-            for queue in step(state.virtual_hosts.by_name[vhost], change):
+            for queue in step(state.virtual_hosts.require(vhost), change):
                 state.pending_checks.obey_soon(queue, now)
 
         self._broker.run(work)

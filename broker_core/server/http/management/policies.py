@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker_core.broker.export import policy_row
 from broker_core.broker.topology.policies import KINDS
-from broker_core.core.records import PolicyRecord
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.management.listing import listed
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route, read_all
 
 Row = dict[str, object]
-
-
-def _row(policy: PolicyRecord) -> Row:
-    return {
-        "vhost": policy.vhost,
-        "name": policy.name,
-        "pattern": policy.pattern,
-        "apply-to": policy.apply_to,
-        "definition": policy.definition,
-        "priority": policy.priority,
-    }
 
 
 def _rows(operator: bool) -> Callable[[HttpCall], list[Row]]:
@@ -32,7 +21,9 @@ def _rows(operator: bool) -> Callable[[HttpCall], list[Row]]:
         if vhost not in (None, *call.served.broker.state.virtual_hosts.by_name):
             raise not_found()
         found = call.served.vhosts.policies(vhost)
-        return [_row(each) for each in found if each.kind == KINDS[operator] and name in (None, each.name)]
+        return [
+            policy_row(each) for each in found if each.kind == KINDS[operator] and name in (None, each.name)
+        ]
 
     return rows
 
