@@ -16,7 +16,6 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
-from broker_core.broker.topology.policies import kind_of
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.block import ReadBlock
 from broker_core.core.change import ROUTE, Damaged, HistoryBeside, InboxRow, routes_of
@@ -103,12 +102,15 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
     for block_id, (rows, why) in found.lost_blocks.items():
         state.blocks.lose(block_id, rows, why)
     state.virtual_hosts.restore(by_class.get(VhostRecord, ()))
-    for policy in by_class.get(PolicyRecord, ()):  # before the queues and exchanges that obey them
-        state.virtual_hosts.get(policy.vhost).policies.restore(policy)
     for exchange in by_class.get(ExchangeRecord, ()):
         _restore_exchange(state, exchange)
     for queue in by_class.get(QueueRecord, ()):
         _restore_queue(state, queue)
+    policies: dict[str, list[PolicyRecord]] = {}
+    for policy in by_class.get(PolicyRecord, ()):
+        policies.setdefault(policy.vhost, []).append(policy)
+    for vhost, records in policies.items():
+        state.virtual_hosts.get(vhost).policies.restore(records)
     for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
         _restore_binding(state.virtual_hosts.get(binding.vhost), binding)
     for part in by_class.get(PartRecord, ()):
@@ -143,16 +145,16 @@ def _restore_exchange(state: BrokerState, record: ExchangeRecord) -> None:
 
 
 def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
-    flags = {"durable": record.durable, "exclusive": record.exclusive, "auto_delete": record.auto_delete}
     topology = state.virtual_hosts.get(record.vhost)
     topology.add_queue(
         Queue(
             record.queue_id,
             record.name,
             state.blocks,
-            **flags,
+            durable=record.durable,
+            exclusive=record.exclusive,
+            auto_delete=record.auto_delete,
             arguments=record.arguments,
-            policy=topology.policies.of(record.name, kind_of(record.arguments)),
             vhost=record.vhost,
             tally=topology.tally,
         )

@@ -77,9 +77,9 @@ class Policies:
         change.put(record)
         return self._apply()
 
-    def restore(self, record: PolicyRecord) -> None:
-        """Restores one while loading, before queues and other exchanges than the predeclared ones."""
-        self.by_key[record.kind, record.name] = record
+    def restore(self, records: Iterable[PolicyRecord]) -> None:
+        """Restores all while loading, after the queues and exchanges: each pattern is matched once."""
+        self.by_key = {(record.kind, record.name): record for record in records}
         self._sort()
         self._apply()
 
