@@ -1,4 +1,5 @@
-"""import_ms and cli_ms: how long `import txmq` and `txmq queues` take, from the start of Python to its end.
+"""import_ms and cli_ms: how long `import txmq` and `txmq queue list` take, from the start of Python to its
+end.
 
 The reference of both is a Python that does nothing.
 """
@@ -27,7 +28,7 @@ def cli_ms(folder: Path) -> list[Figure]:
     with serving(folder / "cli") as served:
         with BrokerClient(served.url) as client, client.channel() as channel:
             channel.queue_declare("orders")
-        return [_started("cli_ms", ("-m", "txmq", "queues", "--url", served.url))]
+        return [_started("cli_ms", ("-m", "txmq", "queue", "list", "--url", served.url))]
 
 
 def _started(figure: str, arguments: Sequence[str]) -> Figure:

@@ -20,7 +20,7 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One row of ``txmq queues``."""
+    """One row of ``txmq queue list``."""
 
     name: str
     messages: int  # committed and not settled
@@ -48,7 +48,7 @@ class DamagedMessages:
 
 @dataclass(frozen=True, slots=True)
 class SkippedDamage:
-    """What ``txmq skip-damaged`` leaves out, or would leave out."""
+    """What ``txmq queue skip-damaged`` leaves out, or would leave out."""
 
     messages: list[DamagedMessages]
     blocks: int = 0  # damaged ones, also those that are intact in memory
@@ -56,7 +56,7 @@ class SkippedDamage:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeInfo:
-    """One row of ``txmq exchanges``; ``name`` "" is the default exchange."""
+    """One row of ``txmq exchange list``; ``name`` "" is the default exchange."""
 
     name: str
     type: str
@@ -69,7 +69,7 @@ class ExchangeInfo:
 
 @dataclass(frozen=True, slots=True)
 class BindingInfo:
-    """One row of ``txmq bindings``: from an exchange to a queue or to another exchange."""
+    """One row of ``txmq exchange bindings``: from an exchange to a queue or to another exchange."""
 
     exchange: str
     destination: str
@@ -80,9 +80,9 @@ class BindingInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """One row of ``txmq channels``: who holds what. ``open_s``: the age of its open transaction, 0 for none;
-    ``publishes``, ``acks`` and ``size_bytes`` are of that. ``unacknowledged``: how many deliveries of each
-    queue it holds; ``consumes``: the queues of its consumers.
+    """One row of ``txmq connection channels``: who holds what. ``open_s``: the age of its open transaction, 0
+    for none; ``publishes``, ``acks`` and ``size_bytes`` are of that. ``unacknowledged``: how many deliveries
+    of each queue it holds; ``consumes``: the queues of its consumers.
     """
 
     id: str
@@ -101,8 +101,8 @@ class ChannelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One row of ``txmq consumers``. ``channel``: its id, as ``txmq channels`` lists it. ``unacknowledged``:
-    deliveries that it holds.
+    """One row of ``txmq connection consumers``. ``channel``: its id, as ``txmq connection channels`` lists
+    it. ``unacknowledged``: deliveries that it holds.
     """
 
     queue: str
@@ -120,7 +120,7 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """One row of ``txmq connections``. ``client``: what it calls itself. ``silent_s``: since it last sent
+    """One row of ``txmq connection list``. ``client``: what it calls itself. ``silent_s``: since it last sent
     anything. ``channels`` of Flight: 0, as they do not belong to a connection.
     """
 
@@ -158,7 +158,7 @@ class ConnectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """One line of ``txmq setup``."""
+    """One line of ``txmq broker setup``."""
 
     part: str  # topics, or the role that needs a right: driver, executor, operator
     state: str  # of a topic: missing, there, wrong, unknown; of a right: needed, optional
@@ -173,7 +173,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class UserInfo:
-    """One row of ``txmq users list``. ``source``: catalog, file (``--users``), both, or default."""
+    """One row of ``txmq user list``. ``source``: catalog, file (``--users``), both, or default."""
 
     name: str
     tags: tuple[str, ...]
@@ -182,7 +182,7 @@ class UserInfo:
 
 @dataclass(frozen=True, slots=True)
 class PermissionInfo:
-    """One row of ``txmq permissions list``; ``exchange`` "" for all names, else of a topic exchange, whose
+    """One row of ``txmq permission list``; ``exchange`` "" for all names, else of a topic exchange, whose
     routing keys ``write`` and ``read`` permit.
     """
 
@@ -196,7 +196,7 @@ class PermissionInfo:
 
 @dataclass(frozen=True, slots=True)
 class VhostInfo:
-    """One row of ``txmq vhosts list``. ``connections``: of AMQP; ``max_*`` None: no limit."""
+    """One row of ``txmq vhost list``. ``connections``: of AMQP; ``max_*`` None: no limit."""
 
     name: str
     queues: int
@@ -346,7 +346,7 @@ class Admin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedInfo:
-    """One row of ``txmq prepared``."""
+    """One row of ``txmq tx list``."""
 
     xid: str
     age_s: float

@@ -248,7 +248,7 @@ class AppInfo:
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """One row of ``txmq staged``: what was staged for a micro-batch or a batch write that is not
+    """One row of ``txmq app staged``: what was staged for a micro-batch or a batch write that is not
     decided.
     """
 

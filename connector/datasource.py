@@ -54,7 +54,7 @@ class TxmqDataSource(DataSource):
     +------+-----+
 
     ``includeTransaction`` adds the column ``transaction``, a long: the number of the commit that published
-    the message, as ``txmq transaction`` and the table ``transactions`` know it. On Kafka it is null.
+    the message, as ``txmq history show`` and the table ``transactions`` know it. On Kafka it is null.
     ``includeProperties`` adds the column ``properties``: a struct of content_type, content_encoding, headers,
     delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
     app_id. It is null for a message without properties.

@@ -9,7 +9,7 @@ import click
 
 from txmq import cli
 from txmq.address import BROKER
-from txmq.command.declare import JSON, ROOT, SECTIONS, Argument
+from txmq.command.declare import JSON, ROOT, Argument
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEADING = "## Options for the broker\n"
@@ -19,9 +19,9 @@ assert cli  # it declares them
 def commands() -> str:
     """The part of the page behind its heading."""
     blocks = ["", "A command that needs a broker takes these:", *_table(BROKER)]
-    for name, command in _in_sections():
-        if not isinstance(command, click.Command):
-            blocks += ["", f"## {name}"]
+    for name, command in _leaves("txmq", ROOT):
+        if isinstance(command, click.Group):
+            blocks += ["", f"## {name}", "", str(command.help)]
             continue
         shown = [str(param.metavar) for param in command.params if isinstance(param, Argument)]
         of_broker = " at a broker" if any("--timeout" in param.opts for param in command.params) else ""
@@ -37,20 +37,12 @@ def commands() -> str:
     return "\n".join(blocks).rstrip() + "\n"
 
 
-def _in_sections() -> Iterator[tuple[str, click.Command | None]]:
-    """The title of each section, and behind it the commands."""
-    for title, words in SECTIONS.items():
-        yield title, None
-        for word in words:
-            yield from _leaves(f"txmq {word}", ROOT.commands[word])
-
-
 def _leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group):
-        yield name, command
-        return
-    for word, child in command.commands.items():
-        yield from _leaves(f"{name} {word}", child)
+    """Each group, and behind it its commands."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for word in command.list_commands(click.Context(command)):
+            yield from _leaves(f"{name} {word}", command.commands[word])
 
 
 def _table(options: Iterable[click.Option]) -> list[str]:

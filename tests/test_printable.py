@@ -51,11 +51,11 @@ def test_names_of_users_are_printed_without_escape_sequences(
         with broker.channel() as channel:
             channel.queue_declare(name)
         broker.engine.open_batch(name, name, 0, "fail")
-        for command in (["queues"], ["apps"], ["staged"]):
+        for command in (["queue", "list"], ["app", "list"], ["app", "staged"]):
             assert cli.main([*command, "--data", directory]) == 0
             printed = capsys.readouterr().out
             assert "\\x1b[2J" in printed and all(map(str.isprintable, printed.splitlines()))
-        assert cli.main(["release", "nobody", name, "--data", directory]) == 1
+        assert cli.main(["app", "release", "nobody", name, "--data", directory]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.isprintable()
 

@@ -284,7 +284,7 @@ def test_every_function_and_class_is_used(package: str) -> None:
         r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|eof_received|(pause|resume)_writing|sending_headers"
         r"|call_completed"
         r"|send_400_response"  # uvicorn
-        r"|get_help_record|format_commands"  # click
+        r"|get_help_record|list_commands|collect_usage_pieces|get_short_help_str"  # click
     )
     dead = [
         f"{module}.{node.name}"

@@ -1,4 +1,4 @@
-"""``txmq users`` and ``txmq permissions``: who may use the broker, and for what.
+"""``txmq user`` and ``txmq permission``: who may use the broker, and for what.
 
 Not here: the rules (``broker_core/broker/access/users.py``). A password is read from the terminal, from
 standard input or from a file, never from an argument: others see the arguments of a process.
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from broker_core.client.accounts import RemoteAccounts
 from broker_core.core.errors import OptionError
-from txmq.address import BROKER, client_at
-from txmq.command.declare import YES, Options, argument, command, group, option
+from txmq.address import BROKER, app_names, client_at
+from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import confirm, done, show
 
 ADMINISTRATOR = "administrator"
@@ -27,9 +27,6 @@ PATTERNS = [
     argument(name, f"a regular expression: names that may be {of}")
     for name, of in (("CONFIGURE", "declared and deleted"), ("WRITE", "published to"), ("READ", "read"))
 ]
-
-group("users", "manage users and their tags")
-group("permissions", "manage permissions")
 
 
 def _read_password(options: Options) -> str:
@@ -52,7 +49,7 @@ def _accounts(options: Options) -> RemoteAccounts:
 
 
 @command(
-    "users add",
+    "user add",
     "add a user without permissions",
     *BROKER,
     NAME,
@@ -63,32 +60,32 @@ def _add(options: Options) -> int:
     accounts = _accounts(options)
     first = all(user.source == "default" for user in accounts.users())
     accounts.add_user(options.name, _read_password(options), options.tag)
-    text = f"added user {options.name}, without permissions: txmq permissions set gives some"
+    text = f"added user {options.name}, without permissions: `txmq permission set` gives some"
     if first and ADMINISTRATOR not in options.tag:
-        text += f"; no user is an administrator: txmq users tag {options.name} {ADMINISTRATOR} --data DIR"
+        text += f"; no user is an administrator: `txmq user tag {options.name} {ADMINISTRATOR} --data DIR`"
     return done(options, text, user=options.name, tags=options.tag)
 
 
-@command("users list", "list the users", *BROKER)
+@command("user list", "list the users", *BROKER)
 def _users(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _accounts(options).users()))
 
 
-@command("users delete", "delete a user and close its connections", *BROKER, NAME, YES)
+@command("user delete", "delete a user and close its connections", *BROKER, NAME, YES)
 def _delete(options: Options) -> int:
     confirm(options, f"delete ends user {options.name}, its permissions and its connections")
     _accounts(options).delete_user(options.name)
     return done(options, f"deleted user {options.name}", user=options.name)
 
 
-@command("users passwd", "change the password of a user", *BROKER, NAME, PASSWORD)
+@command("user passwd", "change the password of a user", *BROKER, NAME, PASSWORD)
 def _passwd(options: Options) -> int:
     _accounts(options).set_password(options.name, _read_password(options))
     return done(options, f"user {options.name} has another password", user=options.name)
 
 
 @command(
-    "users tag",
+    "user tag",
     "replace the tags of a user",
     *BROKER,
     NAME,
@@ -99,19 +96,19 @@ def _tag(options: Options) -> int:
     return done(options, f"user {options.name}: {', '.join(options.tags) or 'no tags'}", user=options.name)
 
 
-@command("permissions list", "list the permissions", *BROKER)
+@command("permission list", "list the permissions", *BROKER)
 def _permissions(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _accounts(options).permissions()))
 
 
-@command("permissions set", "set the permissions of a user", *BROKER, NAME, *PATTERNS)
+@command("permission set", "set the permissions of a user", *BROKER, NAME, *PATTERNS)
 def _set(options: Options) -> int:
     patterns = {name: getattr(options, name) for name in ("configure", "write", "read")}
     _accounts(options).set_permissions(options.name, **patterns)
     return done(options, f"set the permissions of user {options.name}", user=options.name, **patterns)
 
 
-@command("permissions clear", "remove all permissions of a user", *BROKER, NAME, YES)
+@command("permission clear", "remove all permissions of a user", *BROKER, NAME, YES)
 def _clear(options: Options) -> int:
     confirm(options, f"clear takes all permissions of user {options.name} in this virtual host")
     _accounts(options).clear_permissions(options.name)
@@ -119,7 +116,7 @@ def _clear(options: Options) -> int:
 
 
 @command(
-    "permissions set-topic",
+    "permission set-topic",
     "limit the routing keys of a user",
     *BROKER,
     NAME,
@@ -134,13 +131,21 @@ def _set_topic(options: Options) -> int:
     return done(options, text, user=name, exchange=exchange)
 
 
-def give_app(options: Options, app: str, user: str) -> int:
+@command(
+    "app chown",
+    "give an app to another user",
+    *BROKER,
+    argument("APP", shell_complete=app_names),
+    argument("OWNER", value="USER"),
+)
+def _give_app(options: Options) -> int:
+    app, user = options.app, options.owner
     _accounts(options).give_app(app, user)
     return done(options, f"app {app} belongs to user {user}", app=app, user=user)
 
 
 @command(
-    "permissions clear-topic",
+    "permission clear-topic",
     "remove the limits on the routing keys of a user",
     *BROKER,
     NAME,

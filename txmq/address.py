@@ -148,5 +148,6 @@ def settings_of(options: Options) -> dict[str, str]:
 def require_directory(options: Options) -> None:
     if options.data is not None and not os.path.isdir(options.data):
         raise DataDirectoryInvalid(
-            f"there is no data directory {options.data}", "create it with `txmq serve` or `txmq declare`"
+            f"there is no data directory {options.data}",
+            "create it with `txmq serve` or `txmq queue declare`",
         )

@@ -1,5 +1,5 @@
-"""``txmq connections``, ``channels``, ``consumers``, ``transactions``, ``prepared`` and ``close``: who holds
-what, and how it gets free.
+"""``txmq connection``, ``txmq tx list``, ``txmq history`` and ``txmq message show``: who holds what, how it
+gets free, and what commits did.
 
 Not here: what a channel holds (``broker_core/node/held_channels.py``).
 """
@@ -13,20 +13,15 @@ from broker_core.admin import (
     LISTED,
     ChannelInfo,
     ClientInfo,
-    LedgerInfo,
-    MessageLife,
     PreparedInfo,
-    TransactionInfo,
 )
 from broker_core.client.admin import RemoteAdmin, connections
 from broker_core.core.errors import OptionError, UnknownTransaction
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
-from txmq.command.declare import WATCH, YES, Options, argument, command, one_of, option
+from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import count, positive
-from txmq.output import Row, confirm, done, print_json, print_lines, show
-
-LAST = 20  # commits that a list shows
+from txmq.output import Row, confirm, done, print_lines, report, show
 
 
 def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> int:
@@ -35,14 +30,14 @@ def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> i
     return show(options, rows)
 
 
-@command("connections", "list connections of AMQP and Spark", *BROKER, WATCH)
+@command("connection list", "list connections of AMQP and Spark", *BROKER, WATCH)
 def _connections(options: Options) -> int:
     found = connections(client_at(options))
     return _listed(options, found, map(dataclasses.asdict, found))
 
 
 @command(
-    "consumers",
+    "connection consumers",
     "list AMQP consumers",
     *BROKER,
     WATCH,
@@ -55,7 +50,7 @@ def _consumers(options: Options) -> int:
 
 
 @command(
-    "channels",
+    "connection channels",
     "list open channels and the messages that they hold",
     *BROKER,
     WATCH,
@@ -78,30 +73,18 @@ def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
 
 
 @command(
-    "transactions",
-    "list the last committed transactions, or those that are open",
+    "history list",
+    "list the last committed transactions",
     *BROKER,
     WATCH,
-    *one_of(
-        option("--last", "N", "how many committed ones; default 20", type=positive),
-        option("--open", text="those that are open instead, with the channel of each"),
-    ),
-    option(
-        "--queue", "QUEUE", "with --open: only those that hold messages of it", shell_complete=queue_names
-    ),
+    option("--last", "N", "how many; default 20", type=positive, default=20),
 )
 def _transactions(options: Options) -> int:
-    if options.open:
-        return _channels(options)
-    if options.queue is not None:
-        raise OptionError(
-            "--queue is for --open", "`txmq message QUEUE OFFSET` says which commits touched a message"
-        )
-    return show(options, map(transaction_row, admin_at(options).history(options.last or LAST)))
+    return show(options, map(transaction_row, admin_at(options).history(options.last)))
 
 
 @command(
-    "prepared",
+    "tx list",
     "list prepared transactions, which wait for commit or rollback",
     *BROKER,
     WATCH,
@@ -119,7 +102,7 @@ def _prepared(options: Options) -> int:
 
 
 @command(
-    "transaction",
+    "history show",
     "show what a committed transaction did",
     *BROKER,
     argument("N", "its commit sequence number, or APP/SEQUENCE: a batch in the ledger of an app"),
@@ -133,25 +116,17 @@ def _transaction(options: Options) -> int:
         if found is None or (found.app_id, found.sequence) != (app_id, number):
             raise UnknownTransaction(
                 f"the ledger of app {app_id!r} has no batch {number} that you may see",
-                "list its batches with `txmq ledger APP`",
+                "list its batches with `txmq app ledger APP`",
             )
         number = found.transaction
     if found is not None and not number:
-        return _printed(options, found, batch_lines(found))
+        return report(options, dataclasses.asdict(found), batch_lines(found))
     done = admin.transaction(number)
-    return _printed(options, done, transaction_lines(done))
-
-
-def _printed(options: Options, found: LedgerInfo | TransactionInfo | MessageLife, text: Iterable[str]) -> int:
-    if options.json:
-        print_json(dataclasses.asdict(found))
-    else:
-        print_lines(*text)
-    return 0
+    return report(options, dataclasses.asdict(done), transaction_lines(done))
 
 
 @command(
-    "message",
+    "message show",
     "show what happened to a message",
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),
@@ -159,7 +134,7 @@ def _printed(options: Options, found: LedgerInfo | TransactionInfo | MessageLife
 )
 def _message(options: Options) -> int:
     found = admin_at(options).message(options.queue, options.offset)
-    return _printed(options, found, message_lines(found))
+    return report(options, dataclasses.asdict(found), message_lines(found))
 
 
 def _prepared_row(found: PreparedInfo) -> Row:
@@ -169,10 +144,10 @@ def _prepared_row(found: PreparedInfo) -> Row:
 
 
 @command(
-    "close",
+    "connection close",
     "close a channel or an AMQP connection",
     *BROKER,
-    argument("ID", "as `txmq channels` or `txmq connections` lists it"),
+    argument("ID", "as `txmq connection channels` or `txmq connection list` lists it"),
     YES,
 )
 def _close(options: Options) -> int:
@@ -184,7 +159,8 @@ def _close(options: Options) -> int:
     if not client.close_channel(options.id):
         raise OptionError(
             f"no channel or connection has the id {options.id!r}",
-            "list them with `txmq channels` or `txmq connections`; of Flight a channel can be closed",
+            "list them with `txmq connection channels` or `txmq connection list`; of Flight only a "
+            "channel can be closed",
         )
     return done(options, f"closed {options.id}", id=options.id)
 

@@ -47,9 +47,9 @@ from txmq.command.declare import (
 )
 from txmq.command.values import count
 from txmq.doctor import command as doctor  # noqa: F401
-from txmq.output import Row, confirm, done, print_json, print_lines, script, show
+from txmq.output import Row, confirm, done, print_lines, report, script, show
 
-OF = option("--of", "USER", "who prepared it, as `txmq prepared` lists it")
+OF = option("--of", "USER", "who prepared it, as `txmq tx list` lists it")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,6 +97,7 @@ click.version_option(__version__, message="txmq %(version)s")(ROOT)
     "completion",
     "print the completion script of a shell",
     argument("SHELL", "bash, zsh or fish", type=click.Choice(("bash", "zsh", "fish"))),
+    json=False,
 )
 def _completion(options: Options) -> int:
     made = get_completion_class(options.shell)
@@ -109,36 +110,26 @@ def _completion(options: Options) -> int:
 
 
 @command(
-    "apps",
+    "app list",
     "list Spark apps with their queues, progress and lag",
     *BROKER,
     WATCH,
-    argument("CHOWN", "give the app to another user instead", "[chown APP USER]", nargs=-1),
 )
 def _apps(options: Options) -> int:
-    match options.chown:
-        case []:
-            pass
-        case ["chown", app, user]:
-            return accounts.give_app(options, app, user)
-        case words:
-            raise OptionError(
-                f"txmq apps {' '.join(words)}: there is no such command", "use txmq apps chown APP USER"
-            )
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 
-@command("staged", "list staged batches that are not decided", *BROKER, WATCH)
+@command("app staged", "list staged batches that are not decided", *BROKER, WATCH)
 def _staged(options: Options) -> int:
     return show(options, (dataclasses.asdict(attempt) for attempt in engine_at(options).attempts()))
 
 
 @command(
-    "discard",
+    "app discard",
     "discard a staged batch whose driver died",
     *BROKER,
     argument("TOKEN"),
-    option("--of", "USER", "who opened it, as `txmq staged` lists it"),
+    option("--of", "USER", "who opened it, as `txmq app staged` lists it"),
     YES,
 )
 def _discard(options: Options) -> int:
@@ -147,7 +138,7 @@ def _discard(options: Options) -> int:
     known = [each for each in known if options.of in (None, each.user)]
     if not known:
         raise UnknownTransaction(
-            f"no attempt has the token '{options.token}'", "list the open ones with `txmq staged`"
+            f"no staged batch has the token '{options.token}'", "list the open ones with `txmq app staged`"
         )
     confirm(
         options,
@@ -158,7 +149,7 @@ def _discard(options: Options) -> int:
     return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 
-@command("commit", "commit a prepared transaction", *BROKER, argument("XID"), OF, YES)
+@command("tx commit", "commit a prepared transaction", *BROKER, argument("XID"), OF, YES)
 def _commit(options: Options) -> int:
     _preview(options, "commit")
     dropped = client_at(options).commit(options.xid, of=options.of)
@@ -169,7 +160,7 @@ def _commit(options: Options) -> int:
 
 
 @command(
-    "rollback",
+    "tx rollback",
     "roll back a prepared transaction, or all of a user",
     *BROKER,
     argument("XID", required=False),
@@ -179,7 +170,7 @@ def _commit(options: Options) -> int:
 )
 def _rollback(options: Options) -> int:
     if options.all == bool(options.xid):
-        raise OptionError("rollback takes an XID or --all", "`txmq prepared` lists the transactions")
+        raise OptionError("rollback takes an XID or --all", "`txmq tx list` lists the transactions")
     if options.all:
         return _rollback_all(options)
     _preview(options, "rollback")
@@ -212,7 +203,7 @@ def _preview(options: Options, verb: str) -> None:
 
 
 @command(
-    "unapplied",
+    "app unapplied",
     "list rows of decided batches that are not in their table yet",
     *BROKER,
     WATCH,
@@ -226,11 +217,11 @@ def _unapplied(options: Options) -> int:
 
 
 @command(
-    "skip",
+    "app skip",
     "write unapplied rows to files in place of their table (stop the query first)",
     *BROKER,
     argument("APP", shell_complete=app_names),
-    argument("SEQUENCE", "the batch, as `txmq unapplied` lists it", type=count),
+    argument("SEQUENCE", "the batch, as `txmq app unapplied` lists it", type=count),
     *one_of(
         option("--to", "DIR", "a directory for Parquet files; created if missing"),
         option("--queue", "QUEUE", "with --rows: as dead letters to this queue", shell_complete=queue_names),
@@ -278,7 +269,7 @@ def _skip(options: Options) -> int:
 
 
 @command(
-    "release",
+    "app release",
     "release a queue from the app that owns it",
     *BROKER,
     argument("APP", shell_complete=app_names),
@@ -310,7 +301,7 @@ def _user() -> str:
 
 
 @command(
-    "peek",
+    "message peek",
     "show messages of a queue without consuming them",
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),
@@ -354,7 +345,7 @@ def _shown(row: Row, *, as_json: bool) -> Row:
 
 
 @command(
-    "setup",
+    "broker setup",
     "print the topics and rights to prepare on Kafka",
     *BROKER,
     option("--principal", "USER", f"whose rights; default {NOBODY}", default=NOBODY),
@@ -371,34 +362,27 @@ def _shown(row: Row, *, as_json: bool) -> Row:
 def _setup(options: Options) -> int:
     sources, targets = ([*options.queue, *more] for more in (options.source, options.target))
     prepared = admin_at(options).prepare(options.principal, options.app, sources, targets)
-    if options.json:
-        return show(options, map(dataclasses.asdict, prepared))
-    print_lines(*script(prepared))
-    return 0
+    return report(options, list(map(dataclasses.asdict, prepared)), script(prepared))
 
 
-@command("verify", "check a data directory without changing it", argument("DIRECTORY", value="DIR"))
+@command("broker verify", "check a data directory without changing it", argument("DIRECTORY", value="DIR"))
 def _verify(options: Options) -> int:
     from broker_core.store.salvage.verify import verify  # reads the files directly
 
     found = verify(options.directory)
-    if options.json:
-        print_json({**dataclasses.asdict(found), "ok": found.ok})
-    else:
-        print_lines(
-            f"{found.path}: {found.segments} segments with {found.blocks} blocks of {found.rows} rows, "
-            f"{found.inbox_rows} rows in the catalog, {found.records} records, {found.size_bytes} bytes"
-        )
-        for problem in found.problems:
-            print_lines(problem)
-        for text in found.repairs:
-            print_lines(f"the next start repairs: {text}")
-        print_lines("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
+    lines = [
+        f"{found.path}: {found.segments} segments with {found.blocks} blocks of {found.rows} rows, "
+        f"{found.inbox_rows} rows in the catalog, {found.records} records, {found.size_bytes} bytes",
+        *found.problems,
+        *(f"the next start repairs: {text}" for text in found.repairs),
+        "every checksum and reference holds" if found.ok else f"{len(found.problems)} problems",
+    ]
+    report(options, {**dataclasses.asdict(found), "ok": found.ok}, lines)
     return 0 if found.ok else 1
 
 
 @command(
-    "salvage",
+    "broker salvage",
     "copy intact data to a new data directory",
     argument("DIRECTORY", "only read; no broker may use it", "DIR"),
     option("--to", "NEWDIR", "created; must be absent or empty", required=True),
@@ -407,22 +391,16 @@ def _salvage(options: Options) -> int:
     from broker_core.store.salvage.salvage import salvage  # reads the files directly
 
     found = salvage(options.directory, options.to)
-    if options.json:
-        print_json({**dataclasses.asdict(found), "whole": found.whole})
-        return 0
     messages = ", ".join(f"{count} in '{queue}'" for queue, count in found.messages.items()) or "no queues"
-    print_lines(
+    lines = [
         f"{found.to}: {found.blocks} blocks of {found.rows} rows, {found.inbox_rows} rows in the catalog; "
-        f"messages: {messages}"
-    )
-    for lost in found.lost:
-        count = lost.end - lost.start
-        print_lines(
-            f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): "
-            f"{lost.where}: {lost.why}"
-        )
-    for text in found.losses:
-        print_lines(f"lost: {text}")
-    if found.whole:
-        print_lines("nothing was lost")
-    return 0
+        f"messages: {messages}",
+        *(
+            f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} "
+            f"({lost.end - lost.start} messages): {lost.where}: {lost.why}"
+            for lost in found.lost
+        ),
+        *(f"lost: {text}" for text in found.losses),
+        *["nothing was lost"] * found.whole,
+    ]
+    return report(options, {**dataclasses.asdict(found), "whole": found.whole}, lines)

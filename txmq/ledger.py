@@ -1,4 +1,4 @@
-"""``txmq ledger``: the decided batches of an app, from its engine or from a Delta table.
+"""``txmq app ledger``: the decided batches of an app, from its engine or from a Delta table.
 
 Not here: reading either.
 """
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 @command(
-    "ledger",
+    "app ledger",
     "list the decided batches of an app",
     *ANY_BROKER,
     argument("APP", shell_complete=app_names),
@@ -35,7 +35,7 @@ def ledger(options: Options) -> int:
     broker = options.data is not None or options.url is not None
     named = options.data is not None or options.url not in (None, os.environ.get(URL_VARIABLE))
     if named if options.table is not None else not broker:
-        raise OptionError("txmq ledger shows one ledger", "give --url, --data or --table")
+        raise OptionError("`txmq app ledger` shows one ledger", "give --url, --data or --table")
     found = _of_table(options.table, options.app) if options.table else _of_engine(options)
     rows = [row for row in found if options.batch is None or row["sequence"] == options.batch]
     return show(options, rows)

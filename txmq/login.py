@@ -17,7 +17,7 @@ STDIN = "-"
 
 LOGIN = (
     option("--user", "NAME", f"with --login-password-file, or {PASSWORD_VARIABLE}"),
-    # --password-file is the one of a user that `txmq users` is about
+    # --password-file is the one of a user that `txmq user` is about
     option("--login-password-file", "FILE", "- reads the password from standard input"),
     option("--token-file", "FILE", "a token in place of a user"),
     option("--tls-ca", "FILE", "PEM: the authority of the broker's certificate"),
@@ -36,7 +36,7 @@ def credentials(options: Options) -> Credentials:
         )
     password = ""
     if options.login_password_file == STDIN:
-        # not of the text: it would read ahead what `txmq publish -` reads next
+        # not of the text: it would read ahead what `txmq message publish -` reads next
         password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
         if not password:
             raise OptionError(

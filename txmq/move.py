@@ -1,5 +1,5 @@
-"""``txmq move``: messages of a queue go to another queue, or dead letters back to the queue that they left
-first.
+"""``txmq message move``: messages of a queue go to another queue, or dead letters back to the queue that they
+left first.
 
 Not here: how a message becomes a dead letter (``broker_core/broker/message/dead_letter.py``).
 
@@ -69,7 +69,7 @@ class MessageSelection:
 
 
 @command(
-    "move",
+    "message move",
     "move messages to another queue, or dead letters back",
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),

@@ -25,19 +25,20 @@ LEAST_WIDTH = 5  # of a column that is cut for a narrow terminal
 def show(options: Options, rows: Iterable[Row]) -> int:
     """A table, or JSON with ``--json``. The exit code."""
     listed = list(rows)
-    if options.json:
-        print_json(listed)
-    elif listed:
-        print_lines(*table(listed))
-    return 0
+    return report(options, listed, () if options.json else table(listed))
 
 
 def done(options: Options, text: str, **result: object) -> int:
     """``text``, or ``result`` as JSON with ``--json``. The exit code."""
+    return report(options, result, [text])
+
+
+def report(options: Options, facts: object, lines: Iterable[str]) -> int:
+    """``lines``, or ``facts`` as JSON with ``--json``. The exit code."""
     if options.json:
-        print_json(result)
+        print(json.dumps(facts, default=_json_default))
     else:
-        print_lines(text)
+        print_lines(*lines)
     return 0
 
 
@@ -86,10 +87,6 @@ def script(prepared: Sequence[Preparation]) -> list[str]:
     return lines
 
 
-def print_json(value: object) -> None:
-    print(json.dumps(value, default=_json_default))
-
-
 def _json_default(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
@@ -100,6 +97,8 @@ def _json_default(value: object) -> object:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Aligned columns: numbers right, text left. On a terminal each line fits: long texts are cut."""
+    if not rows:
+        return []
     names = list(rows[0])
     cells = [[_cell(row[name]) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[index]) for line in cells)) for index, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""``txmq policies``: limits and dead letters of many queues, by patterns for their names.
+"""``txmq policy``: limits and dead letters of many queues, by patterns for their names.
 
 Not here: the rules (``broker_core/broker/topology/policies.py``).
 """
@@ -12,16 +12,14 @@ from broker_core.broker.topology.policies import APPLY_TO
 from broker_core.client.accounts import RemoteVhosts
 from broker_core.core.errors import OptionError
 from txmq.address import BROKER, client_at
-from txmq.command.declare import YES, Options, argument, command, group, option
+from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import confirm, done, show
 
 NAME = argument("NAME")
 KIND = option("--operator", text="an operator policy: limits that hold beside all others")
 
-group("policies", "manage limits and dead letters of many queues by a pattern")
 
-
-@command("policies list", "list the policies", *BROKER)
+@command("policy list", "list the policies", *BROKER)
 def _list(options: Options) -> int:
     client = client_at(options)
     rows = map(dataclasses.asdict, RemoteVhosts(client).policies(client.address.vhost))
@@ -29,7 +27,7 @@ def _list(options: Options) -> int:
 
 
 @command(
-    "policies set",
+    "policy set",
     "set a policy for the queues and exchanges whose name a pattern matches",
     *BROKER,
     NAME,
@@ -59,7 +57,7 @@ def _set(options: Options) -> int:
     return done(options, f"set policy {options.name}", policy=options.name)
 
 
-@command("policies delete", "delete a policy", *BROKER, NAME, KIND, YES)
+@command("policy delete", "delete a policy", *BROKER, NAME, KIND, YES)
 def _delete(options: Options) -> int:
     confirm(options, f"delete takes policy {options.name} from its queues and exchanges")
     client = client_at(options)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEAST_FRAME, FRAME_MAX, MOST_FRAME = 4096, 131_072, 128 * 1024 * 1024
 
 
-@command("serve", "run the broker of a data directory until SIGTERM", *declared())
+@command("serve", "run the broker of a data directory until SIGTERM", *declared(), json=False)
 def serve(given: Options) -> int:
     from broker_core.launcher import serve as serve_until_signal
 

@@ -65,7 +65,7 @@ GENERAL = (
     ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
     ServeOption(
         "history-bytes", "N", count, "history.size_bytes",
-        "of the history of commits (`txmq transaction`); 0: none; default 16 MiB",
+        "of the history of commits (`txmq history show`); 0: none; default 16 MiB",
     ),
     ServeOption("history-hours", "HOURS", seconds_of_hours, "history.age_s", "for how long; default 24"),
     ServeOption(

@@ -97,7 +97,7 @@ def _waiting_parts(
         what = f"nothing for {only!r}" if only else "nothing"
         raise UnknownTransaction(
             f"batch {sequence} of app {app_id!r} has {what} to apply",
-            f"list the waiting batches with `txmq unapplied {app_id}`",
+            f"list the waiting batches with `txmq app unapplied {app_id}`",
         )
     return entry, parts
 

@@ -1,4 +1,4 @@
-"""``txmq queues``, ``exchanges``, ``bindings``, ``declare``, ``bind``, ``unbind``, ``purge`` and ``delete``.
+"""``txmq queue`` and ``txmq exchange``.
 
 Not here: the rules (``broker_core/broker/topology/topology.py``).
 Invariant: what drops messages or a name is done only with ``--yes``, or after a person has read what it drops
@@ -12,12 +12,11 @@ import dataclasses
 from broker_core.admin import QueueInfo
 from broker_core.core.errors import AccessRefused, QueueNotFound
 from txmq.address import BROKER, admin_at, client_at, queue_names
-from txmq.command.declare import WATCH, YES, Options, argument, command, group, option
+from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import key_and_value
 from txmq.output import confirm, done, show
 
 NAME = argument("NAME")
-QUEUE = argument("NAME", value="QUEUE", shell_complete=queue_names)
 OLD_QUEUE = argument("NAME", shell_complete=queue_names)
 ARGUMENT = option(
     "--argument",
@@ -39,29 +38,26 @@ BINDING = (
     ),
 )
 
-group("declare", "declare a queue or an exchange")
-group("delete", "delete a queue with its messages, or an exchange")
-
 
 # -- lists ---------------------------------------------------------------------------------------------------
-@command("queues", "list the queues", *BROKER, WATCH)
+@command("queue list", "list the queues", *BROKER, WATCH)
 def _queues(options: Options) -> int:
     return show(options, map(dataclasses.asdict, admin_at(options).queues()))
 
 
-@command("exchanges", "list the exchanges", *BROKER, WATCH)
+@command("exchange list", "list the exchanges", *BROKER, WATCH)
 def _exchanges(options: Options) -> int:
     return show(options, map(dataclasses.asdict, admin_at(options).exchanges()))
 
 
-@command("bindings", "list the bindings", *BROKER, WATCH)
+@command("exchange bindings", "list the bindings", *BROKER, WATCH)
 def _bindings(options: Options) -> int:
     return show(options, map(dataclasses.asdict, admin_at(options).bindings()))
 
 
 # -- declare and bind ----------------------------------------------------------------------------------------
 @command(
-    "declare queue",
+    "queue declare",
     "declare a queue",
     *BROKER,
     NAME,
@@ -76,7 +72,7 @@ def _declare_queue(options: Options) -> int:
 
 
 @command(
-    "declare exchange",
+    "exchange declare",
     "declare an exchange",
     *BROKER,
     NAME,
@@ -89,14 +85,14 @@ def _declare_exchange(options: Options) -> int:
     )
 
 
-@command("bind", "bind a queue to an exchange", *BROKER, *BINDING)
+@command("exchange bind", "bind a queue to an exchange", *BROKER, *BINDING)
 def _bind(options: Options) -> int:
     admin_at(options).bind(options.queue, options.exchange, options.key, dict(options.argument))
     text = f"bound {options.exchange} to {options.queue} by {options.key!r}"
     return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 
 
-@command("unbind", "remove a binding of a queue", *BROKER, *BINDING, YES)
+@command("exchange unbind", "remove a binding of a queue", *BROKER, *BINDING, YES)
 def _unbind(options: Options) -> int:
     confirm(
         options,
@@ -109,7 +105,7 @@ def _unbind(options: Options) -> int:
 
 
 # -- purge and delete ----------------------------------------------------------------------------------------
-@command("purge", "delete the ready messages of a queue", *BROKER, QUEUE, YES)
+@command("queue purge", "delete the ready messages of a queue", *BROKER, OLD_QUEUE, YES)
 def _purge(options: Options) -> int:
     with client_at(options).channel() as channel:
         channel.queue_declare(options.name, passive=True)
@@ -118,14 +114,14 @@ def _purge(options: Options) -> int:
     return done(options, f"purged {dropped} from {options.name}", queue=options.name, messages=dropped)
 
 
-@command("delete queue", "delete a queue", *BROKER, OLD_QUEUE, YES)
+@command("queue delete", "delete a queue", *BROKER, OLD_QUEUE, YES)
 def _delete_queue(options: Options) -> int:
     confirm(options, f"delete drops queue {options.name} with {_messages(options)}, and its bindings")
     admin_at(options).delete_queue(options.name)
     return done(options, f"deleted queue {options.name}", queue=options.name)
 
 
-@command("delete exchange", "delete an exchange", *BROKER, NAME, YES)
+@command("exchange delete", "delete an exchange", *BROKER, NAME, YES)
 def _delete_exchange(options: Options) -> int:
     confirm(options, f"delete drops exchange {options.name} and its bindings")
     admin_at(options).delete_exchange(options.name)
@@ -139,7 +135,7 @@ def _messages(options: Options) -> str:
     except AccessRefused:
         return "its messages"
     if not found:
-        raise QueueNotFound(f"there is no queue {options.name!r}", "list the queues with `txmq queues`")
+        raise QueueNotFound(f"there is no queue {options.name!r}", "list the queues with `txmq queue list`")
     return _counted(found[0])
 
 

@@ -1,4 +1,4 @@
-"""``txmq vhosts``: the virtual hosts of a broker.
+"""``txmq vhost``: the virtual hosts of a broker.
 
 Not here: the rules (``broker_core/broker/topology/virtual_hosts.py``).
 """
@@ -9,7 +9,7 @@ import dataclasses
 
 from broker_core.client.accounts import RemoteVhosts
 from txmq.address import BROKER, client_at
-from txmq.command.declare import YES, Options, argument, command, group, option
+from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import confirm, done, show
 
 LIMITS = {
@@ -22,8 +22,6 @@ LIMITS = {
 NAME = argument("NAME")
 GIVEN = [option(f"--{name.replace('_', '-')}", "N", text, type=int) for name, text in LIMITS.items()]
 
-group("vhosts", "manage virtual hosts and their limits")
-
 
 def _given(options: Options) -> dict[str, int | None]:
     return {name: getattr(options, name) for name in LIMITS}
@@ -33,25 +31,25 @@ def _vhosts(options: Options) -> RemoteVhosts:
     return RemoteVhosts(client_at(options))
 
 
-@command("vhosts add", "add a virtual host", *BROKER, NAME, *GIVEN)
+@command("vhost add", "add a virtual host", *BROKER, NAME, *GIVEN)
 def _add(options: Options) -> int:
     _vhosts(options).add_vhost(options.name, **_given(options))
-    text = f"added virtual host {options.name}: txmq permissions set lets users in"
+    text = f"added virtual host {options.name}: `txmq permission set` lets users in"
     return done(options, text, vhost=options.name)
 
 
-@command("vhosts list", "list the virtual hosts with their limits", *BROKER)
+@command("vhost list", "list the virtual hosts with their limits", *BROKER)
 def _list(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _vhosts(options).vhosts()))
 
 
-@command("vhosts limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *GIVEN)
+@command("vhost limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *GIVEN)
 def _limit(options: Options) -> int:
     _vhosts(options).limit_vhost(options.name, **_given(options))
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 
 
-@command("vhosts delete", "delete a virtual host with everything in it", *BROKER, NAME, YES)
+@command("vhost delete", "delete a virtual host with everything in it", *BROKER, NAME, YES)
 def _delete(options: Options) -> int:
     for each in _vhosts(options).vhosts():
         if each.name == options.name:

@@ -230,14 +230,12 @@ def _read_user(found: Definitions, row: Row) -> None:
         kept = _hash(found, row)
     except OptionError as error:
         found.skip(
-            "password", row, f"{error.summary}: nobody logs in until `txmq users passwd {name}` sets one"
+            "password", row, f"{error.summary}: nobody logs in until `txmq user passwd {name}` sets one"
         )
         kept = passwords.unmatched()
     if name == DEFAULT_USER and passwords.is_right(DEFAULT_USER, kept):
         why = "everybody knows it, and RabbitMQ lets it in from its own host alone"
-        found.skip(
-            "password", row, f"{why}: nobody logs in until `txmq users passwd {name}` sets another one"
-        )
+        found.skip("password", row, f"{why}: nobody logs in until `txmq user passwd {name}` sets another one")
         kept = passwords.unmatched()
     if found.plain > PASSWORDS:
         raise OptionError(f"definitions have more than {PASSWORDS} passwords without a hash", "divide them")

@@ -85,7 +85,7 @@ def load(image: Image, *, new_block_id: Callable[[], BlockId], read: ReadBlock) 
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
         raise CorruptCatalog(
             f"the catalog holds a record that cannot be read ({type(error).__name__}: {error}); "
-            "its checksum holds, so a program wrote it so. Keep a copy of the data directory; `txmq "
+            "its checksum holds, so a program wrote it so. Keep a copy of the data directory; `txmq broker "
             "salvage` makes a new one of what is whole"
         ) from error
     return state

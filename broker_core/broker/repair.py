@@ -1,9 +1,9 @@
 """Repair of a catalog whose records contradict each other, if other records determine the right value.
 
 Not here: damaged bytes (a row that does not match its checksum is refused earlier). Pure, from records
-alone, so that ``txmq verify`` reports the same as opening does. What cannot be derived is a problem: the
-messages concerned are lost until the catalog is repaired, and reading them raises CorruptCatalog; everything
-else is available.
+alone, so that ``txmq broker verify`` reports the same as opening does. What cannot be derived is a problem:
+the messages concerned are lost until the catalog is repaired, and reading them raises CorruptCatalog;
+everything else is available.
 
 Invariant: nothing that a queue, an open transaction or a decided block still needs is dropped; repairing
 twice changes nothing.

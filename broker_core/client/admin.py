@@ -35,7 +35,7 @@ class RemoteAdmin:
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]
     ) -> list[Preparation]:
-        """Nothing: the embedded broker makes what it needs, and `txmq permissions` gives rights."""
+        """Nothing: the embedded broker makes what it needs, and `txmq permission` gives rights."""
         return []
 
     def queues(self) -> list[QueueInfo]:

@@ -207,9 +207,9 @@ class Blocks:
         not read.
         """
         self.lost[block_id] = (
-            f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq verify` lists all of "
-            "it; stop the broker, and `txmq salvage` makes a data directory of what is whole; or purge the "
-            "queue"
+            f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq broker verify` lists "
+            "all of it; stop the broker, and `txmq broker salvage` makes a data directory of what is whole; "
+            "or purge the queue"
         )
         block = self.by_id[block_id] = Block(block_id, rows, undo=self.undo)
         return block

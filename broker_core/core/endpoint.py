@@ -17,7 +17,7 @@ from pathlib import Path
 ENDPOINT = "endpoint.json"
 ID = "id"
 LOG = "broker.log"  # output of a broker that a client started
-UNFINISHED = "backup.unfinished"  # in a copy that `txmq backup` has not finished
+UNFINISHED = "backup.unfinished"  # in a copy that `txmq broker backup` has not finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class KafkaAdmin:
     def consumers(self) -> list[ConsumerInfo]:
         raise errors.OptionError(
             "a cluster of Kafka has no consumers of AMQP",
-            "list its groups with kafka-consumer-groups.sh, and what reads for txmq with `txmq apps`",
+            "list its groups with kafka-consumer-groups.sh, and what reads for txmq with `txmq app list`",
         )
 
     def ledger(self, app_id: str = "", sequence: int = 0, limit: int = PAGE) -> list[LedgerInfo]:
@@ -133,7 +133,7 @@ class KafkaAdmin:
     def transaction(self, sequence: int) -> TransactionInfo:
         raise errors.OptionError(
             f"there is no transaction {sequence}, because commits of Kafka have no numbers",
-            "list the micro-batches with `txmq transactions --last 10`, and see one with `txmq transaction "
+            "list the micro-batches with `txmq history list --last 10`, and see one with `txmq history show "
             "APP/SEQUENCE`",
         )
 

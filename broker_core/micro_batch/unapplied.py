@@ -107,5 +107,5 @@ def _noting(entry: LedgerRecord, notes: Mapping[str, Mapping[str, object]]) -> l
 def _nothing_waits(app_id: str, sequence: int) -> UnknownTransaction:
     return UnknownTransaction(
         f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was "
-        "never decided. `txmq unapplied APP` lists what waits"
+        "never decided. `txmq app unapplied APP` lists what waits"
     )

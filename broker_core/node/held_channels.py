@@ -170,7 +170,7 @@ def _users(queue: Queue, held: HeldChannels) -> Iterator[str]:
     for holder in dict.fromkeys(holder for holder, used in islice(entries, LOOKED) if used is queue):
         who = f"{_short(holder.client) or holder.door} of user '{_short(holder.user)}'"
         where = f" at {holder.address}" if holder.address else " in the broker's process"
-        close = f" (`txmq close {quote(printable(holder.id))}`)" if holder.id else ""
+        close = f" (`txmq connection close {quote(printable(holder.id))}`)" if holder.id else ""
         yield f"{who}{where} since {_time(holder.since_us)}{close}"
 
 
@@ -183,7 +183,7 @@ def _used(channel: Channel) -> Iterator[Queue]:
 def _names(queue: Queue, prepared: Mapping[str, Transaction]) -> Iterator[str]:
     entries = ((key, each.queue) for key, found in list(prepared.items()) for each in found.settles)
     for key in dict.fromkeys(key for key, used in islice(entries, LOOKED) if used is queue):
-        command = f"txmq rollback {quote(printable(name_of(key)))}"
+        command = f"txmq tx rollback {quote(printable(name_of(key)))}"
         yield f"a prepared transaction of user '{_short(user_of(key) or '')}' (`{command}`)"
 
 

@@ -19,7 +19,7 @@ SOURCES = 4_096  # exchanges that lead to one queue or exchange: deleting it tak
 
 def no_vhost(name: str) -> NotAllowed:
     return NotAllowed(
-        f"vhost {name} not found", "txmq vhosts list shows those that exist, and txmq vhosts add makes one"
+        f"vhost {name} not found", "`txmq vhost list` shows those that exist, and `txmq vhost add` makes one"
     )
 
 

@@ -156,10 +156,10 @@ def _corrupt(path: Path, block_id: BlockId, place: BlockPlace, what: str) -> Cor
     where = f"position {place.position}, block {block_id} ({place.rows} rows, {place.length} bytes)"
     directory = path.parent.parent
     return CorruptSegment(
-        f"segment {path} is damaged at {where}, see `txmq salvage`: {what}",
-        f"none of the damaged bytes was delivered; restore the file from a backup; `txmq verify {directory}` "
-        f"lists all damage, `txmq skip-damaged QUEUE` takes it out of a queue, and, once the broker is "
-        f"stopped, `txmq salvage {directory} --to NEWDIR` keeps "
+        f"segment {path} is damaged at {where}, see `txmq broker salvage`: {what}",
+        f"none of the damaged bytes was delivered; restore the file from a backup; `txmq broker verify "
+        f"{directory}` lists all damage, `txmq queue skip-damaged QUEUE` takes it out of a queue, and, once "
+        f"the broker is stopped, `txmq broker salvage {directory} --to NEWDIR` keeps "
         "all else and names what is lost",
     )
 

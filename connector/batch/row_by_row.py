@@ -1,7 +1,7 @@
 """Splits the rows of a decided operation into those that the table takes, and those that it refuses (C5).
 
-An operator asks for it where a table has changed since the decision (``txmq skip --rows``). The steps, each
-of which may be repeated: 1. the rows, in the order in which they are held; 2. which of them the table
+An operator asks for it where a table has changed since the decision (``txmq app skip --rows``). The steps,
+each of which may be repeated: 1. the rows, in the order in which they are held; 2. which of them the table
 refuses, and why; 3. these, kept once (``refused_file.py``, ``refused_letters.py``); 4. the others, in one
 commit of the table, as of the whole operation.
 
@@ -85,7 +85,8 @@ class RowByRow:
                 if found > MOST_REFUSED:
                     raise NotApplied(
                         f"the table refuses more than {MOST_REFUSED} rows",
-                        "repair the table, or skip the whole operation: `txmq skip APP SEQUENCE --to DIR`",
+                        "repair the table, or skip the whole operation: `txmq app skip APP SEQUENCE --to "
+                        "DIR`",
                     )
                 yield each
 

@@ -107,7 +107,7 @@ class Checks:
             first, last = missing[0].sequence, missing[-1].sequence
             log.warning(
                 "table %r is an older copy: it had %s of app %r, and has not any more. They are not applied "
-                "again: add their rows from the newer copy; `txmq ledger %s` says what they consumed",
+                "again: add their rows from the newer copy; `txmq app ledger %s` says what they consumed",
                 table.name,
                 f"batch {first}" if first == last else f"the batches {first} to {last}",
                 self._app_id,

@@ -21,16 +21,16 @@ from connector.tables.table import Table
 CHANGE = "change"  # a merge, a delete or an overwrite
 CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
 UNAPPLIED = (
-    "stop the query, list the waiting rows with `txmq unapplied APP`, and write the rows to Parquet files "
-    "with `txmq skip APP SEQUENCE --to DIR` (with --rows only those that the table refuses)"
+    "stop the query, list the waiting rows with `txmq app unapplied APP`, and write the rows to Parquet "
+    "files with `txmq app skip APP SEQUENCE --to DIR` (with --rows only those that the table refuses)"
 )
 AGAIN = (
     "start the query again, which applies them once before it goes on; a conflict is waited for as long as "
     "conflict_timeout_s of transactional says"
 )
 LOST = (
-    "put them back and start the query again, or give them up: stop the query, and `txmq skip APP SEQUENCE "
-    "--to DIR --lost`"
+    "put them back and start the query again, or give them up: stop the query, and `txmq app skip APP "
+    "SEQUENCE --to DIR --lost`"
 )
 
 

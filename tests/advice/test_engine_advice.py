@@ -266,9 +266,9 @@ ADVICE = [
     Advice("a checkpoint after a release", read_after_a_release, "onNewCheckpoint=resume", resumed, [b"b", b"c"]),
     Advice("a release of what is claimed, finished", claimed_and_released, "start its query again, which finishes them, stop it, and release then", finished_and_released, [b"a", b"b", b"c"]),
     Advice("a release of what is claimed, forced", claimed_and_released, "With --force", forced, [b"a", b"b"]),
-    Advice("a queue of another app", of_another_app, "`txmq release alerts in`", released_for_another, [b"b"], "embedded"),
-    Advice("a claim of a topic that was made again", planned_of_a_topic_made_again, "txmq release --force", forced, [b"x", b"y"], "kafka"),
-    Advice("a batch of a topic that was made again", decided_of_a_topic_made_again, "`txmq release alerts in --force`", forced, [b"x", b"y"], "kafka"),
+    Advice("a queue of another app", of_another_app, "`txmq app release alerts in`", released_for_another, [b"b"], "embedded"),
+    Advice("a claim of a topic that was made again", planned_of_a_topic_made_again, "`txmq app release APP QUEUE --force`", forced, [b"x", b"y"], "kafka"),
+    Advice("a batch of a topic that was made again", decided_of_a_topic_made_again, "`txmq app release alerts in --force`", forced, [b"x", b"y"], "kafka"),
     Advice("a lost ledger", lost_while_it_runs, "with startingOffsets where it was", begun_behind, [b"b"], "kafka"),
     Advice("a lost ledger, at a start", lost_before_it_starts, "with startingOffsets where it was", begun_behind, [b"b"], "kafka"),
 ]  # fmt: skip

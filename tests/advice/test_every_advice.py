@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 GOES_ON = re.compile(
-    r"onNewCheckpoint|(new|newest) checkpoint|txmq (release|skip|salvage)|RESTORE TABLE|resume_from=|(another|new) app_id|"
+    r"onNewCheckpoint|(new|newest) checkpoint|txmq (app release|app skip|broker salvage)|RESTORE TABLE|resume_from=|(another|new) app_id|"
     r"kafka-(?!topics)\w+\.sh|\{\w*\.?(UNAPPLIED|LOST|AGAIN|_START|_OTHERWISE)\}"
 )
 ENGINES = (
@@ -48,7 +48,7 @@ ADVICE: dict[str, str] = {
             "has committed the batch that ends at", "a new checkpoint starts under appId", "has read {canonical(read.ranges)} and now asks for",
             "has read {', '.join(gone)} before that was released", "is not released from app", "was followed by query", "is a new checkpoint under appId",
             "but the ledger expects", "lies before what the ledger", "(app {entry.app_id}, consumed", "committing it would lose or duplicate",
-            "but no batch before it", "not to '{app_id}'; `txmq release", "was deleted {'and made again ' if found else ''}since",
+            "but no batch before it", "not to '{app_id}'; `txmq app release", "was deleted {'and made again ' if found else ''}since",
             "was deleted, or deleted and made again", "the claims and decisions of app {app_id} are lost with it", "has no claim of the app. It is",
         ),
         ENGINES,
@@ -68,7 +68,7 @@ ADVICE: dict[str, str] = {
     "and the broker has decided only": PUT_BACK,
     "the catalog holds a record that cannot be read": SALVAGED,
     "the catalog {path} is damaged": SALVAGED,
-    "see `txmq salvage`: {what}": "tests/server/test_skip_damaged.py::test_what_is_damaged_is_left_out_and_the_rest_flows",
+    "see `txmq broker salvage`: {what}": "tests/server/test_skip_damaged.py::test_what_is_damaged_is_left_out_and_the_rest_flows",
     "does not take {what}": SKIPPED,
     "the table refuses more than": SKIPPED,
     "cannot be written to {self._path}": SKIPPED,
@@ -103,13 +103,13 @@ def test_each_error_that_says_how_to_go_on_is_followed_by_a_test_or_has_a_reason
 
 def test_each_command_that_a_text_of_the_product_names_is_one() -> None:
     named = {
-        (path, line)
+        (path, line.partition(" --")[0] if of_docstring else line)
         for path, tree in modules()
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr | ast.Constant)
-        for line in re.findall(r"(?<!`)`txmq ([^`]+)`(?!`)", text(node))
+        for of_docstring, line in re.findall(r"(`?)`txmq ([^`]+)`", text(node))
     }
-    assert len(named) > 30
+    assert len(named) > 100
     assert [each for each in sorted(named) if not is_command(each[1])] == []
 
 
@@ -120,7 +120,10 @@ def is_command(line: str) -> bool:
             return bool(parsed([*words, *more]))
         except click.UsageError:
             pass
-    return len(words) == 1 and words[0] in COMMANDS.commands  # the name alone
+    command: click.Command | None = COMMANDS  # or the name alone
+    for word in words:
+        command = command.commands.get(word) if isinstance(command, click.Group) else None
+    return command is not None
 
 
 def texts() -> Iterator[tuple[str, str]]:

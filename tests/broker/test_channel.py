@@ -584,7 +584,9 @@ def test_22_an_app_owns_its_queue_until_it_is_released_and_a_channel_keeps_the_a
         with pytest.raises(errors.ResourceLocked, match="belongs to app 'etl', not to 'other'"):
             claim("other")
         for call in (channel.get, channel.queue_purge, channel.queue_delete):
-            with pytest.raises(errors.ResourceLocked, match=r"belongs to app 'etl'.*`txmq release etl q`"):
+            with pytest.raises(
+                errors.ResourceLocked, match=r"belongs to app 'etl'.*`txmq app release etl q`"
+            ):
                 call("q")
         assert channel.publish(b"3", routing_key="q"), "publishing is always allowed"
         node.restart()

@@ -136,7 +136,7 @@ def test_a_name_has_the_policy_of_the_highest_priority_and_one_of_the_operator(h
     assert host.policy("orders.eu").settings == {"max-length": 3}
     host.node.restart()
     assert host.policy("orders.eu").operator == "caps"
-    with pytest.raises(OptionError, match=r"has no policy 'b'.*txmq policies list"):
+    with pytest.raises(OptionError, match=r"has no policy 'b'.*txmq policy list"):
         host.delete("b")
 
 

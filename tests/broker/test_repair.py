@@ -143,7 +143,7 @@ def test_rows_that_nobody_has_are_named_and_the_other_queues_are_served(
     for _ in range(2):
         broker = LocalBroker(DurableStore(tmp_path), upkeep=False)
         assert broker.state.topology.queue("bad").messages == 15
-        with pytest.raises(errors.CorruptCatalog, match=r"queue 'bad', offsets .* `txmq salvage`"):
+        with pytest.raises(errors.CorruptCatalog, match=r"queue 'bad', offsets .* `txmq broker salvage`"):
             bodies(broker, "bad")
         assert broker.state.topology.queue("good").messages == 1
         with broker.channel() as channel:

@@ -1,4 +1,4 @@
-"""``txmq users`` and ``txmq permissions``, against a running broker and on a directory."""
+"""``txmq user`` and ``txmq permission``, against a running broker and on a directory."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_users_and_permissions_of_a_running_broker(shell: Shell, tmp_path: Path)
     secret.write_text("of root\nanother line\n")
     with Broker.open(tmp_path / "data") as broker:
         first = ("--url", broker.url)
-        assert shell.listed("users", "list", *first) == [
+        assert shell.listed("user", "list", *first) == [
             {"name": "guest", "tags": ["administrator"], "source": "default"}
         ]
         said = shell.run(
-            "users", "add", "root", "--tag", "administrator", "--password-file", str(secret), *first
+            "user", "add", "root", "--tag", "administrator", "--password-file", str(secret), *first
         )
         assert "without permissions" in said and "of root" not in said
-        assert shell.code("users", "list", *first) == 1 and "TXMQ_LOGIN_REFUSED" in shell.error
+        assert shell.code("user", "list", *first) == 1 and "TXMQ_LOGIN_REFUSED" in shell.error
         client = BrokerClient(broker.url.replace("txmq://", "txmq://root:of%20root@"))
         with client:
             accounts = RemoteAccounts(client)
@@ -83,17 +83,17 @@ def test_users_and_permissions_of_a_running_broker(shell: Shell, tmp_path: Path)
 
 def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> None:
     data = ("--data", directory)
-    said = shell.run("users", "add", "root", *data, "--password-file", "-", typed="of root\n")
-    assert "no user is an administrator: txmq users tag root administrator --data DIR" in said
-    said = shell.run("users", "add", "ann", "--tag", "monitoring", *data, typed="of ann\n")
+    said = shell.run("user", "add", "root", *data, "--password-file", "-", typed="of root\n")
+    assert "no user is an administrator: `txmq user tag root administrator --data DIR`" in said
+    said = shell.run("user", "add", "ann", "--tag", "monitoring", *data, typed="of ann\n")
     assert "no user is an administrator" not in said
-    assert shell.code("users", "add", "bob", *data, typed="\n") == 1
+    assert shell.code("user", "add", "bob", *data, typed="\n") == 1
     assert "the password is empty" in shell.error
-    shell.run("users", "tag", "root", "administrator", *data)
-    shell.run("users", "passwd", "ann", *data, typed="another\n")
-    shell.run("permissions", "set", "ann", "^a", "", ".*", *data)
-    shell.run("permissions", "set-topic", "ann", "amq.topic", "^w", "^r", *data)
-    assert shell.listed("users", "list", *data) == [
+    shell.run("user", "tag", "root", "administrator", *data)
+    shell.run("user", "passwd", "ann", *data, typed="another\n")
+    shell.run("permission", "set", "ann", "^a", "", ".*", *data)
+    shell.run("permission", "set-topic", "ann", "amq.topic", "^w", "^r", *data)
+    assert shell.listed("user", "list", *data) == [
         {"name": "ann", "tags": ["monitoring"], "source": "catalog"},
         {"name": "root", "tags": ["administrator"], "source": "catalog"},
     ]
@@ -106,19 +106,19 @@ def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> N
         "read": "^r",
     }
     names = {"user": "ann", "vhost": "/", "exchange": "", "configure": "^a", "write": "", "read": ".*"}
-    assert shell.listed("permissions", "list", *data) == [names, topic]
-    shell.run("permissions", "clear-topic", "ann", "amq.topic", *data)
-    assert shell.listed("permissions", "list", *data) == [names]
-    shell.run("permissions", "clear", "ann", "--yes", *data)
-    assert shell.listed("permissions", "list", *data) == []
-    assert shell.code("permissions", "set", "ann", "(", "", "", *data) == 1
+    assert shell.listed("permission", "list", *data) == [names, topic]
+    shell.run("permission", "clear-topic", "ann", "amq.topic", *data)
+    assert shell.listed("permission", "list", *data) == [names]
+    shell.run("permission", "clear", "ann", "--yes", *data)
+    assert shell.listed("permission", "list", *data) == []
+    assert shell.code("permission", "set", "ann", "(", "", "", *data) == 1
     assert "'(' is not a regular expression" in shell.error
-    shell.run("users", "delete", "ann", "--yes", *data)
-    assert [user["name"] for user in shell.listed("users", "list", *data)] == ["root"]
+    shell.run("user", "delete", "ann", "--yes", *data)
+    assert [user["name"] for user in shell.listed("user", "list", *data)] == ["root"]
 
 
 def test_a_password_is_no_argument(shell: Shell, directory: str) -> None:
     with pytest.raises(SystemExit):
-        shell.code("users", "add", "ann", "a password", "--data", directory)
+        shell.code("user", "add", "ann", "a password", "--data", directory)
     with pytest.raises(SystemExit):
-        shell.code("users", "add", "ann", "--password", "a password", "--data", directory)
+        shell.code("user", "add", "ann", "--password", "a password", "--data", directory)

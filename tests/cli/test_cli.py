@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +21,10 @@ from broker_core.core import endpoint, errors
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, BranchHeader, Limit, Origin, Vector
 from broker_core.launcher import Broker
+from tests.cli.test_adversary import leaves
 from tests.server.conftest import MicroBatch
 from txmq import cli
-from txmq.command.declare import ROOT, SECTIONS
+from txmq.command.declare import ROOT
 
 
 def _txmq(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -57,22 +59,45 @@ def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-def test_help_shows_every_command_in_one_section() -> None:
-    words = [word for section in SECTIONS.values() for word in section]
-    assert sorted(words) == sorted(ROOT.commands)
+def test_help_shows_every_command_and_every_word_of_a_group() -> None:
     shown = _txmq("--help")
     assert shown.returncode == 0
-    assert re.findall(r"^  ([a-z-]+) +\w", shown.stdout.partition("Broker:")[2], re.MULTILINE) == words
+    listed = shown.stdout.partition("Commands:")[2]
+    assert sorted(re.findall(r"^  ([a-z-]+) +\w", listed, re.MULTILINE)) == sorted(ROOT.commands)
+    assert re.findall(r"^  ([a-z-]+) +\w", listed, re.MULTILINE)[:2] == ["serve", "status"]
+    described = re.split(r"^  (?=\w)", " ".join(listed.split("\n    ")), flags=re.MULTILINE)
+    for text in described[1:]:
+        name, *words = re.findall(r"[a-z-]+", re.sub(r"- +", "-", text))
+        group = ROOT.commands[name]
+        if isinstance(group, click.Group):
+            assert sorted(words[-len(group.commands) :]) == sorted(group.commands), text
 
 
-def test_help_begins_with_a_verb_and_prepared_transactions_are_no_committed_ones() -> None:
-    for name, command in ROOT.commands.items():
-        text = command.short_help or ""
-        assert re.match(r"(run|show|check|print|list|declare|delete|publish|move|bind|remove|close|commit|roll|discard"
-                        r"|write|release|manage|copy|import) ", text), name  # fmt: skip
-    assert "prepared" in str(ROOT.commands["prepared"].help) and "committed" in str(
-        ROOT.commands["transactions"].help
+VERBS = (
+    *("back", "bind", "change", "check", "close", "commit", "copy", "decide", "declare", "delete", "discard", "export"),
+    *("give", "add", "import", "inspect", "limit", "list", "manage", "move", "print", "publish", "release", "remove"),
+    *("replace", "roll", "run", "set", "show", "write"),
+)  # fmt: skip
+
+
+def test_help_begins_with_a_verb_and_its_object_and_facts_are_also_json() -> None:
+    for words, command in leaves():
+        verb, what = str(command.short_help).split(" ", 1)
+        assert verb in VERBS and what, words
+        prints_facts = words not in {("serve",), ("top",), ("completion",)}
+        assert any("--json" in param.opts for param in command.params) == prints_facts, words
+    for group in ROOT.commands.values():
+        assert str(group.short_help).split(" ", 1)[0].strip(",") in VERBS, group.name
+    prepared, committed = (
+        cli.parsed([*words.split(), "--url", "u"]).command for words in ("tx list", "history list")
     )
+    assert prepared is not committed
+
+
+def test_a_group_alone_says_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["tx"])
+    assert "usage: txmq tx list | commit | rollback" in capsys.readouterr().err
 
 
 def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
@@ -93,11 +118,12 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
         )
         staged.append(engine.stage(header, [pa.record_batch({"v": [name, None]})]))
     engine.commit_batch("app", "q", 0, opened.token, staged)
-    listed = _json(capsys, "unapplied", "app", "--url", url)
+    listed = _json(capsys, "app", "unapplied", "app", "--url", url)
     told = [(row["sequence"], row["kind"], row["to"], row["rows"]) for row in listed]
     assert told == [(1, "append", "lake/a", 2), (1, "append", "lake/b", 2)]
     assert {(row["since"], row["error"], row["rows_to"]) for row in listed} == {("", "", "")}
     rows = (
+        "app",
         "skip",
         "--yes",
         "app",
@@ -112,55 +138,81 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
     )
     assert _json(capsys, *rows)["rows_to"] == str(tmp_path / "refused")
     engine.note("app", 1, ["branch of lake/a"], "refused", "no")
-    first, second = _json(capsys, "unapplied", "app", "--rows", "1", "--url", url)
+    first, second = _json(capsys, "app", "unapplied", "app", "--rows", "1", "--url", url)
     assert (first["error"], first["rows_to"]) == ("no", str(tmp_path / "refused")) and first["since"] > "2026"
     assert (second["error"], second["examples"]) == ("", [{"v": "lake/b"}])
     to = tmp_path / "skipped"
     (to / "app.1.0.parquet").mkdir(parents=True)
-    assert "nothing was skipped" in _fails(capsys, "skip", "--yes", "app", "1", "--to", str(to), "--url", url)
+    assert "nothing was skipped" in _fails(
+        capsys, "app", "skip", "--yes", "app", "1", "--to", str(to), "--url", url
+    )
     assert "nothing for 'lake/c'" in _fails(
-        capsys, "skip", "--yes", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url
+        capsys, "app", "skip", "--yes", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url
     )
     assert len(engine.unapplied("app")[0].to_apply) == 2
     (file,) = _json(
-        capsys, "skip", "--yes", "app", "1", "--to", str(tmp_path / "b"), "--table", "lake/b", "--url", url
+        capsys,
+        "app",
+        "skip",
+        "--yes",
+        "app",
+        "1",
+        "--to",
+        str(tmp_path / "b"),
+        "--table",
+        "lake/b",
+        "--url",
+        url,
     )["files"]
     assert pq.read_table(file).to_pylist() == [{"v": "lake/b"}, {"v": None}]
     assert json.loads(pq.read_schema(file).metadata[b"txmq"])["to"] == "lake/b"
-    assert [row["to"] for row in _json(capsys, "unapplied", "app", "--url", url)] == ["lake/a"]
-    (file,) = _json(capsys, "skip", "--yes", "app", "1", "--to", str(tmp_path / "a"), "--url", url)["files"]
+    assert [row["to"] for row in _json(capsys, "app", "unapplied", "app", "--url", url)] == ["lake/a"]
+    (file,) = _json(capsys, "app", "skip", "--yes", "app", "1", "--to", str(tmp_path / "a"), "--url", url)[
+        "files"
+    ]
     assert pq.read_table(file).to_pylist() == [{"v": "lake/a"}, {"v": None}] and engine.unapplied("app") == []
     assert "has nothing to apply" in _fails(
-        capsys, "skip", "--yes", "app", "1", "--to", str(to), "--url", url
+        capsys, "app", "skip", "--yes", "app", "1", "--to", str(to), "--url", url
     )
 
 
 def test_declare_bind_publish_and_peek(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        _run(capsys, "declare", "exchange", "flights", "topic", "--url", url)
+        _run(capsys, "exchange", "declare", "flights", "topic", "--url", url)
         == "exchange flights of type topic\n"
     )
     assert (
-        _run(capsys, "declare", "queue", "late", "--url", url, "--argument", "x-max-length=100")
+        _run(capsys, "queue", "declare", "late", "--url", url, "--argument", "x-max-length=100")
         == "queue late\n"
     )
-    assert _json(capsys, "bind", "flights", "late", "JFK.#", "--url", url) == {
+    assert _json(capsys, "exchange", "bind", "flights", "late", "JFK.#", "--url", url) == {
         "exchange": "flights",
         "queue": "late",
         "key": "JFK.#",
     }
     assert _json(
-        capsys, "publish", "--exchange", "flights", "--routing-key", "JFK.UA", "--url", url, "one", "two"
+        capsys,
+        "message",
+        "publish",
+        "--exchange",
+        "flights",
+        "--routing-key",
+        "JFK.UA",
+        "--url",
+        url,
+        "one",
+        "two",
     ) == {"published": 2}
-    shown = _json(capsys, "peek", "late", "--url", url)
+    shown = _json(capsys, "message", "peek", "late", "--url", url)
     assert [(row["offset"], row["routing_key"], row["body"], row["properties"]) for row in shown] == [
         (0, "JFK.UA", "one", {"delivery_mode": 2}),
         (1, "JFK.UA", "two", {"delivery_mode": 2}),
     ]
     assert [
-        row["body"] for row in _json(capsys, "peek", "late", "--url", url, "--limit", "1", "--offset", "1")
+        row["body"]
+        for row in _json(capsys, "message", "peek", "late", "--url", url, "--limit", "1", "--offset", "1")
     ] == ["two"]
-    header, first, _second = _run(capsys, "peek", "late", "--url", url).splitlines()
+    header, first, _second = _run(capsys, "message", "peek", "late", "--url", url).splitlines()
     assert header.split() == [
         "queue",
         "partition",
@@ -182,7 +234,9 @@ def test_queues_are_an_aligned_table_or_json(
         channel.queue_declare("a", arguments={"x-max-length": 5})
         channel.queue_declare("much-longer-name")
         channel.publish(b"x", routing_key="a")
-    lines = re.sub(r"\d\.\d$", "AGE", _run(capsys, "queues", "--url", url), flags=re.MULTILINE).splitlines()
+    lines = re.sub(
+        r"\d\.\d$", "AGE", _run(capsys, "queue", "list", "--url", url), flags=re.MULTILINE
+    ).splitlines()
     assert lines == [
         "name              messages  unacknowledged  next_offset  consumers  owner  durable  arguments       logs"
         "  oldest_s",
@@ -190,19 +244,22 @@ def test_queues_are_an_aligned_table_or_json(
         "       AGE",
         "much-longer-name         0               0            0          0         yes                         1",
     ]
-    assert [queue["name"] for queue in _json(capsys, "queues", "--url", url)] == ["a", "much-longer-name"]
+    assert [queue["name"] for queue in _json(capsys, "queue", "list", "--url", url)] == [
+        "a",
+        "much-longer-name",
+    ]
 
 
 def test_publish_takes_each_line_of_the_input(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _run(capsys, "declare", "queue", "q", "--url", url)
-    published = _txmq("publish", "--queue", "q", "--url", url, "-", stdin="a\nb\nc\n")
+    _run(capsys, "queue", "declare", "q", "--url", url)
+    published = _txmq("message", "publish", "--queue", "q", "--url", url, "-", stdin="a\nb\nc\n")
     assert (published.returncode, published.stdout, published.stderr) == (0, "published 3\n", "")
-    assert [row["body"] for row in _json(capsys, "peek", "q", "--url", url)] == ["a", "b", "c"]
+    assert [row["body"] for row in _json(capsys, "message", "peek", "q", "--url", url)] == ["a", "b", "c"]
 
 
 def test_publish_to_no_queue_is_an_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[TXMQ_UNROUTABLE] 2 of 2 messages reached no queue" in _fails(
-        capsys, "publish", "--queue", "nowhere", "--url", url, "a", "b"
+        capsys, "message", "publish", "--queue", "nowhere", "--url", url, "a", "b"
     )
 
 
@@ -215,19 +272,19 @@ def test_prepared_transactions_are_listed_committed_and_rolled_back(
         for xid in ("first", "second"):
             channel.publish(xid.encode(), routing_key="q")
             channel.prepare(xid)
-    assert {row["xid"]: row["publishes"] for row in _json(capsys, "prepared", "--url", url)} == {
+    assert {row["xid"]: row["publishes"] for row in _json(capsys, "tx", "list", "--url", url)} == {
         "first": 1,
         "second": 1,
     }
-    assert _run(capsys, "commit", "--yes", "first", "--url", url) == "committed first\n"
-    assert _json(capsys, "rollback", "--yes", "second", "--url", url) == {
+    assert _run(capsys, "tx", "commit", "--yes", "first", "--url", url) == "committed first\n"
+    assert _json(capsys, "tx", "rollback", "--yes", "second", "--url", url) == {
         "xid": "second",
         "state": "rolled_back",
     }
-    assert _json(capsys, "prepared", "--url", url) == []
-    assert [row["body"] for row in _json(capsys, "peek", "q", "--url", url)] == ["first"]
-    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "commit", "--yes", "third", "--url", url)
-    assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "commit", "--yes", "second", "--url", url)
+    assert _json(capsys, "tx", "list", "--url", url) == []
+    assert [row["body"] for row in _json(capsys, "message", "peek", "q", "--url", url)] == ["first"]
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "tx", "commit", "--yes", "third", "--url", url)
+    assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "tx", "commit", "--yes", "second", "--url", url)
 
 
 def test_apps_are_listed_and_their_queues_released(
@@ -237,16 +294,16 @@ def test_apps_are_listed_and_their_queues_released(
         channel.queue_declare("orders")
         channel.publish(b"x", routing_key="orders")
     broker.engine.claim("alerts", ["orders"], {"orders": START}, Limit(), Origin(), "fail")
-    (app,) = _json(capsys, "apps", "--url", url)
+    (app,) = _json(capsys, "app", "list", "--url", url)
     assert (app["app_id"], app["queues"], app["lag"]) == ("alerts", ["orders"], 1)
     assert "[TXMQ_PRECONDITION_FAILED]" in _fails(
-        capsys, "release", "--yes", "another", "orders", "--url", url
+        capsys, "app", "release", "--yes", "another", "orders", "--url", url
     )
-    release = ("release", "--yes", "alerts", "orders", "--url", url)
+    release = ("app", "release", "--yes", "alerts", "orders", "--url", url)
     refused = _fails(capsys, *release)
     assert "1 messages are claimed and not decided" in refused and "--force" in refused
     assert _run(capsys, *release, "--force") == "released queue orders from app alerts\n"
-    (app,) = _json(capsys, "apps", "--url", url)
+    (app,) = _json(capsys, "app", "list", "--url", url)
     assert (app["queues"], app["lag"]) == ([], 1)
     with pytest.raises(CheckpointMismatch, match="released from app 'alerts' by guest at 20"):
         broker.engine.ack("alerts", {"orders": 1})
@@ -264,7 +321,7 @@ def test_the_ledger_of_an_app_is_a_row_for_each_log_of_each_batch(
             for queue in ("a", "b"):
                 channel.publish(b"x", routing_key=queue)
             end = MicroBatch(client, "", "out", app="sums", batch_id=number).run(end)
-    rows = _json(capsys, "ledger", "sums", "--url", url)
+    rows = _json(capsys, "app", "ledger", "sums", "--url", url)
     assert [(row["sequence"], row["log"], row["start"], row["end"]) for row in rows] == [
         (1, "a", 0, 1),
         (1, "b", 0, 1),
@@ -272,8 +329,8 @@ def test_the_ledger_of_an_app_is_a_row_for_each_log_of_each_batch(
         (2, "b", 1, 2),
     ]
     assert {(row["batch_id"], row["messages"], row["published"]) for row in rows} == {(0, 2, 2), (1, 2, 2)}
-    assert _json(capsys, "ledger", "sums", "--batch", "2", "--url", url) == rows[2:]
-    assert _json(capsys, "ledger", "nobody", "--url", url) == []
+    assert _json(capsys, "app", "ledger", "sums", "--batch", "2", "--url", url) == rows[2:]
+    assert _json(capsys, "app", "ledger", "nobody", "--url", url) == []
 
 
 def test_attempts_are_listed_and_discarded(
@@ -283,11 +340,11 @@ def test_attempts_are_listed_and_discarded(
         channel.queue_declare("out")
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3, pa.binary())})
     staged = broker.engine.stage(BranchHeader("token", "branch", "publish", {"routing_key": "out"}), [batch])
-    (attempt,) = _json(capsys, "staged", "--url", url)
+    (attempt,) = _json(capsys, "app", "staged", "--url", url)
     assert (attempt["token"], attempt["app_id"], attempt["branches"], attempt["rows"]) == ("token", "", 1, 3)
-    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "discard", "--yes", "another", "--url", url)
-    assert _run(capsys, "discard", "--yes", "token", "--url", url) == "discarded token\n"
-    assert _json(capsys, "staged", "--url", url) == []
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "app", "discard", "--yes", "another", "--url", url)
+    assert _run(capsys, "app", "discard", "--yes", "token", "--url", url) == "discarded token\n"
+    assert _json(capsys, "app", "staged", "--url", url) == []
     with pytest.raises(errors.TransactionState):
         broker.engine.commit_branches("token", [staged])
 
@@ -295,14 +352,14 @@ def test_attempts_are_listed_and_discarded(
 def test_data_finds_the_broker_that_owns_the_directory(
     broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _run(capsys, "declare", "queue", "q", "--data", str(tmp_path / "data"))
+    _run(capsys, "queue", "declare", "q", "--data", str(tmp_path / "data"))
     assert [queue.name for queue in broker.queues()] == ["q"]
 
 
 def test_looking_at_a_data_directory_that_is_not_there_creates_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no data directory" in _fails(capsys, "queues", "--data", str(tmp_path / "absent"))
+    assert "there is no data directory" in _fails(capsys, "queue", "list", "--data", str(tmp_path / "absent"))
     assert not (tmp_path / "absent").exists()
 
 
@@ -313,16 +370,18 @@ def test_verify_says_whether_everything_holds(tmp_path: Path, capsys: pytest.Cap
         for _ in range(2_000):
             channel.publish(b"x" * 1_000, routing_key="q")
         channel.tx_commit()
-    found = _json(capsys, "verify", str(tmp_path / "data"))
+    found = _json(capsys, "broker", "verify", str(tmp_path / "data"))
     assert (found["ok"], found["problems"], found["rows"]) == (True, [], 2_000)
-    assert _run(capsys, "verify", str(tmp_path / "data")).endswith("every checksum and reference holds\n")
+    assert _run(capsys, "broker", "verify", str(tmp_path / "data")).endswith(
+        "every checksum and reference holds\n"
+    )
     (segment,) = (tmp_path / "data" / "segments").glob("*.arrow")
     with segment.open("r+b") as file:
         file.seek(100_000)
         file.write(b"?")
-    assert cli.main(["verify", str(tmp_path / "data")]) == 1
+    assert cli.main(["broker", "verify", str(tmp_path / "data")]) == 1
     assert segment.name in capsys.readouterr().out
-    assert "[TXMQ_DATA_DIRECTORY_INVALID]" in _fails(capsys, "verify", str(tmp_path))
+    assert "[TXMQ_DATA_DIRECTORY_INVALID]" in _fails(capsys, "broker", "verify", str(tmp_path))
 
 
 def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
@@ -368,12 +427,12 @@ def test_serve_on_a_taken_port_is_one_clear_error(broker: Broker, tmp_path: Path
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["queues"],
-        ["queues", "--url", "txmq://h:1", "--data", "d"],
+        ["queue", "list"],
+        ["queue", "list", "--url", "txmq://h:1", "--data", "d"],
         ["nonsense"],
         [],
         ["serve"],
-        ["peek", "q", "--url", "txmq://h:1", "--limit", "-1"],
+        ["message", "peek", "q", "--url", "txmq://h:1", "--limit", "-1"],
         ["serve", "--data", "d", "--idle-timeout", "0"],
     ],
 )
@@ -387,17 +446,29 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["prepared", "--url", "kafka://h:9092"], "'kafka://h:9092', but Kafka has no channels"),
-        (["queues", "--url", "txmq://h:1", "--settings", "missing"], "--settings is 'missing', which cannot"),
-        (["queues", "--url", "txmqs://u:secret@h:1"], "--url has a password, which other users of this"),
-        (["queues", "--url", "txmqs://h:1", "--user", "u"], "option 'user' is 'u', and there is no password"),
-        (["queues", "--url", "txmqs://h:1", "--tls-ca", "missing"], "option 'tlsCa' is"),
-        (["queues", "--url", "txmq://h:1", "--tls-ca", "ca"], "use txmqs://host:port, or leave out tlsCa"),
-        (["queues", "--url", "http://h:1"], "it must be txmq://[user:password@]host:port"),
-        (["queues", "--url", "txmq://h:99999"], "'txmq://h:99999'; its port must be a number"),
+        (["tx", "list", "--url", "kafka://h:9092"], "'kafka://h:9092', but Kafka has no channels"),
+        (
+            ["queue", "list", "--url", "txmq://h:1", "--settings", "missing"],
+            "--settings is 'missing', which cannot",
+        ),
+        (
+            ["queue", "list", "--url", "txmqs://u:secret@h:1"],
+            "--url has a password, which other users of this",
+        ),
+        (
+            ["queue", "list", "--url", "txmqs://h:1", "--user", "u"],
+            "option 'user' is 'u', and there is no password",
+        ),
+        (["queue", "list", "--url", "txmqs://h:1", "--tls-ca", "missing"], "option 'tlsCa' is"),
+        (
+            ["queue", "list", "--url", "txmq://h:1", "--tls-ca", "ca"],
+            "use txmqs://host:port, or leave out tlsCa",
+        ),
+        (["queue", "list", "--url", "http://h:1"], "it must be txmq://[user:password@]host:port"),
+        (["queue", "list", "--url", "txmq://h:99999"], "'txmq://h:99999'; its port must be a number"),
         (["serve", "--data", "d", "--listen", "nowhere"], "--listen is 'nowhere'; it must be HOST:PORT"),
         (
-            ["publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"],
+            ["message", "publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"],
             "--queue was given with --exchange or --routing-key",
         ),
     ],
@@ -413,11 +484,11 @@ def test_settings_come_from_a_file_and_are_for_kafka(
 ) -> None:
     settings = tmp_path / "kafka.properties"
     settings.write_text("# only for us\n\nkafka.sasl.password = secret=1\n")
-    for command in ("queues", "apps", "prepared"):
-        found = _fails(capsys, command, "--url", url, "--settings", str(settings))
+    for command in ("queue", "app", "tx"):
+        found = _fails(capsys, command, "list", "--url", url, "--settings", str(settings))
         assert "option 'kafka.sasl.password' is for connections to Kafka" in found and "secret" not in found
     settings.write_text("kafka.sasl.password\n")
-    assert "line 1 of" in _fails(capsys, "apps", "--url", url, "--settings", str(settings))
+    assert "line 1 of" in _fails(capsys, "app", "list", "--url", url, "--settings", str(settings))
 
 
 def test_a_command_starts_without_pandas_which_would_double_its_time() -> None:
@@ -437,11 +508,11 @@ def test_a_broker_that_does_not_listen_is_said_at_once_or_waited_for(tmp_path: P
     with Broker.open(tmp_path / "data") as opened:
         url = opened.url
     looking = subprocess.Popen(
-        [sys.executable, "-m", "txmq", "queues", "--json", "--url", url, "--timeout", "600"],
+        [sys.executable, "-m", "txmq", "queue", "list", "--json", "--url", url, "--timeout", "600"],
         stdout=subprocess.PIPE,
         text=True,
     )
-    refused = _txmq("queues", "--url", url)
+    refused = _txmq("queue", "list", "--url", url)
     assert (refused.returncode, refused.stdout) == (1, "") and "nothing listens at" in refused.stderr
     with Broker.open(tmp_path / "data", port=int(url.rpartition(":")[2])):
         assert looking.communicate(timeout=600) == ("[]\n", None)
@@ -452,5 +523,5 @@ def test_the_environment_names_the_broker(
     broker: Broker, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TXMQ_URL", url)
-    assert json.loads(_run(capsys, "declare", "queue", "q", "--json")) == {"queue": "q"}
-    assert [row["name"] for row in json.loads(_run(capsys, "queues", "--json"))] == ["q"]
+    assert json.loads(_run(capsys, "queue", "declare", "q", "--json")) == {"queue": "q"}
+    assert [row["name"] for row in json.loads(_run(capsys, "queue", "list", "--json"))] == ["q"]

@@ -47,9 +47,9 @@ def completed(folder: Path, *words: str) -> list[str]:
 
 
 def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
-    assert completed(tmp_path, "txmq", "que") == ["queues"]
-    assert completed(tmp_path, "txmq", "users", "pa") == ["passwd"]
-    assert completed(tmp_path, "txmq", "peek", "--li") == ["--limit"]
+    assert completed(tmp_path, "txmq", "que") == ["queue"]
+    assert completed(tmp_path, "txmq", "user", "pa") == ["passwd"]
+    assert completed(tmp_path, "txmq", "message", "peek", "--li") == ["--limit"]
     assert set(completed(tmp_path, "txmq", "completion", "")) == set(SHELLS)
 
 
@@ -60,22 +60,26 @@ def test_names_come_from_the_broker_but_none_that_a_shell_would_expand(
         for name in ("orders", "orders.late", "other", "o$(touch /)", "o rders", "o\x1b[2J"):
             channel.queue_declare(name)
     broker.engine.open_batch("etl", "query", 0, "fail")
-    assert completed(tmp_path, "txmq", "peek", "--url", url, "o") == ["orders", "orders.late", "other"]
-    assert completed(tmp_path, "txmq", "purge", "--url", url, "orders.") == ["orders.late"]
-    assert completed(tmp_path, "txmq", "release", "--url", url, "e") == ["etl"]
-    assert completed(tmp_path, "txmq", "peek", "--data", str(tmp_path / "data"), "or") == [
+    assert completed(tmp_path, "txmq", "message", "peek", "--url", url, "o") == [
+        "orders",
+        "orders.late",
+        "other",
+    ]
+    assert completed(tmp_path, "txmq", "queue", "purge", "--url", url, "orders.") == ["orders.late"]
+    assert completed(tmp_path, "txmq", "app", "release", "--url", url, "e") == ["etl"]
+    assert completed(tmp_path, "txmq", "message", "peek", "--data", str(tmp_path / "data"), "or") == [
         "orders",
         "orders.late",
     ]
-    assert completed(tmp_path, "txmq", "peek", "--data", str(tmp_path / "absent"), "or") == []
+    assert completed(tmp_path, "txmq", "message", "peek", "--data", str(tmp_path / "absent"), "or") == []
     assert not (tmp_path / "absent").exists()
 
 
 def test_a_broker_that_is_gone_or_hangs_completes_nothing(tmp_path: Path) -> None:
-    assert completed(tmp_path, "txmq", "peek", "--url", "txmq://127.0.0.1:1", "o") == []
+    assert completed(tmp_path, "txmq", "message", "peek", "--url", "txmq://127.0.0.1:1", "o") == []
     with serving(tmp_path / "d") as hung:
         os.kill(hung.pid, signal.SIGSTOP)
-        assert completed(tmp_path, "txmq", "peek", "--url", hung.url, "o") == []
+        assert completed(tmp_path, "txmq", "message", "peek", "--url", hung.url, "o") == []
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -266,7 +266,7 @@ def test_a_name_that_needs_spark_says_what_to_install(without_spark: Path, name:
 
 def test_an_address_of_kafka_says_what_to_install(without_spark: Path) -> None:
     done = _python(
-        without_spark, "from txmq.cli import main; main(['queues', '--url', 'kafka://127.0.0.1:1'])"
+        without_spark, "from txmq.cli import main; main(['queue', 'list', '--url', 'kafka://127.0.0.1:1'])"
     )
     assert "needs the Python package" in done.stderr and "pip install '.[kafka]'" in done.stderr, done.stderr
 

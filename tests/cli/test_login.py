@@ -53,13 +53,13 @@ def test_the_password_comes_from_a_file_standard_input_or_the_environment(
     file = tmp_path / "password"
     for content in (SECRET, SECRET + "\n", SECRET + "\r\n"):
         file.write_bytes(content.encode())
-        assert main(["queues", "--json", *known, "--login-password-file", str(file)]) == 0
+        assert main(["queue", "list", "--json", *known, "--login-password-file", str(file)]) == 0
         assert names(capsys) == ["q"]
     monkeypatch.setattr(sys, "stdin", Input(f"{SECRET}\nfirst\nsecond\n".encode()))
-    assert main(["publish", "--queue", "q", *known, "--login-password-file", "-", "-"]) == 0
+    assert main(["message", "publish", "--queue", "q", *known, "--login-password-file", "-", "-"]) == 0
     assert capsys.readouterr().out == "published 2\n"  # the lines after the password
     monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
-    assert main(["queues", "--json", *known]) == 0
+    assert main(["queue", "list", "--json", *known]) == 0
     assert names(capsys) == ["q"]
 
 
@@ -69,7 +69,7 @@ def test_a_token_is_read_from_a_file(
     found = json.loads((tmp_path / "broker" / "endpoint.json").read_text())
     (tmp_path / "token").write_text(found["token"])
     url = [known[0], known[1], "--tls-ca", known[5], "--token-file", str(tmp_path / "token")]
-    assert main(["queues", "--json", *url]) == 0
+    assert main(["queue", "list", "--json", *url]) == 0
     assert names(capsys) == ["q"]
 
 
@@ -106,7 +106,7 @@ def test_an_error_about_a_password_does_not_show_it(
     (tmp_path / "empty").write_text("\n")
     file = [] if given == "nothing" else ["--login-password-file", str(tmp_path / given)]
     with caplog.at_level(logging.DEBUG):
-        assert main(["queues", *known, *file]) == 1
+        assert main(["queue", "list", *known, *file]) == 1
     said = capsys.readouterr().err
     expected = {
         "wrong": "LOGIN_REFUSED",

@@ -1,4 +1,4 @@
-"""``txmq move``: which messages go where, and what they have there.
+"""``txmq message move``: which messages go where, and what they have there.
 
 Not here: a mover or a broker that is killed (``tests/server/test_move_kill.py``).
 """
@@ -17,14 +17,14 @@ from txmq import cli, move
 
 
 def _moved(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> Any:
-    code = cli.main(["move", *arguments, "--yes", "--json", "--url", url])
+    code = cli.main(["message", "move", *arguments, "--yes", "--json", "--url", url])
     captured = capsys.readouterr()
     assert (code, captured.err) == (0, "")
     return json.loads(captured.out)
 
 
 def _refused(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> str:
-    code = cli.main(["move", *arguments, "--url", url])
+    code = cli.main(["message", "move", *arguments, "--url", url])
     captured = capsys.readouterr()
     assert (code, captured.out) == (1, "") and captured.err.count("\n") == 1
     return captured.err

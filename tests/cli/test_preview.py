@@ -43,16 +43,16 @@ def _prepare(broker: Broker) -> None:
 
 
 VERBS = {
-    "commit first": "commit ends transaction first for good, with 1 publishes to orders and 0 acks",
-    "rollback second": "rollback ends transaction second for good, with 1 publishes to orders",
-    "discard token": "discard drops 3 rows",
-    "release etl claimed --force": "release takes queue claimed from app etl, which has 1 messages to read",
-    "skip app 1 --to {}/skipped": "skip takes all of 2 rows for lake/a out of app app",
-    "unbind amq.topic orders key": "unbind removes the binding of amq.topic to orders by 'key'",
-    "purge orders": "purge drops 2 messages of queue orders",
-    "move orders --to claimed": "move takes 2 messages of orders: 2 to claimed",
-    "delete queue orders": "delete drops queue orders with 0 messages",
-    "vhosts delete sales": "delete drops virtual host sales with 0 queues, 0 messages and 0 connections",
+    "tx commit first": "commit ends transaction first for good, with 1 publishes to orders and 0 acks",
+    "tx rollback second": "rollback ends transaction second for good, with 1 publishes to orders",
+    "app discard token": "discard drops 3 rows",
+    "app release etl claimed --force": "release takes queue claimed from app etl, which has 1 messages to read",
+    "app skip app 1 --to {}/skipped": "skip takes all of 2 rows for lake/a out of app app",
+    "exchange unbind amq.topic orders key": "unbind removes the binding of amq.topic to orders by 'key'",
+    "queue purge orders": "purge drops 2 messages of queue orders",
+    "message move orders --to claimed": "move takes 2 messages of orders: 2 to claimed",
+    "queue delete orders": "delete drops queue orders with 0 messages",
+    "vhost delete sales": "delete drops virtual host sales with 0 queues, 0 messages and 0 connections",
 }
 
 
@@ -62,8 +62,8 @@ def test_what_cannot_be_taken_back_says_first_what_it_is(
     with Broker.open(directory) as broker:
         _prepare(broker)
         for words, preview in VERBS.items():
-            if words.startswith("move"):
-                shell.run("publish", "--queue", "orders", "--data", directory, "a", "b")
+            if words.startswith("message move"):
+                shell.run("message", "publish", "--queue", "orders", "--data", directory, "a", "b")
             verb = [word.format(tmp_path) for word in words.split()]
             assert shell.code(*verb, "--data", directory) == 1, words
             assert preview in shell.error and "needs --yes" in shell.error and shell.output == "", shell.error
@@ -74,8 +74,9 @@ def test_what_cannot_be_taken_back_says_first_what_it_is(
 def test_what_is_not_there_is_said_before_anybody_is_asked(directory: str, shell: Shell) -> None:
     with Broker.open(directory) as broker:
         for words in (
-            "commit absent", "rollback absent", "discard absent", "release absent absent", "skip absent 1 --to d",
-            "purge absent", "move absent --back", "vhosts delete absent", "close absent", "skip-damaged absent",
+            "tx commit absent", "tx rollback absent", "app discard absent", "app release absent absent",
+            "app skip absent 1 --to d", "queue purge absent", "message move absent --back", "vhost delete absent",
+            "connection close absent", "queue skip-damaged absent",
         ):  # fmt: skip
             assert shell.code(*words.split(), "--data", directory) == 1
             assert "--yes" not in shell.error and shell.output == "", (words, shell.error)
@@ -84,13 +85,13 @@ def test_what_is_not_there_is_said_before_anybody_is_asked(directory: str, shell
 
 def test_a_user_and_its_permissions_end_only_with_yes(directory: str, shell: Shell) -> None:
     with Broker.open(directory):
-        shell.run("users", "add", "boss", "--tag", "administrator", "--data", directory, typed="secret\n")
-        shell.run("users", "add", "ann", "--data", directory, typed="secret\n")
-        shell.run("permissions", "set", "ann", "a", "b", "c", "--data", directory)
-        for words in ("permissions clear ann", "users delete ann"):
+        shell.run("user", "add", "boss", "--tag", "administrator", "--data", directory, typed="secret\n")
+        shell.run("user", "add", "ann", "--data", directory, typed="secret\n")
+        shell.run("permission", "set", "ann", "a", "b", "c", "--data", directory)
+        for words in ("permission clear ann", "user delete ann"):
             assert shell.code(*words.split(), "--data", directory) == 1 and "needs --yes" in shell.error
-        assert [row["user"] for row in shell.listed("permissions", "list", "--data", directory)] == ["ann"]
-        for words in ("permissions clear ann", "users delete ann"):
+        assert [row["user"] for row in shell.listed("permission", "list", "--data", directory)] == ["ann"]
+        for words in ("permission clear ann", "user delete ann"):
             shell.run(*words.split(), "--yes", "--data", directory)
-        assert shell.listed("permissions", "list", "--data", directory) == []
-        assert [row["name"] for row in shell.listed("users", "list", "--data", directory)] == ["boss"]
+        assert shell.listed("permission", "list", "--data", directory) == []
+        assert [row["name"] for row in shell.listed("user", "list", "--data", directory)] == ["boss"]

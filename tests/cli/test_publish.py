@@ -1,4 +1,4 @@
-"""``txmq publish`` with properties and headers."""
+"""``txmq message publish`` with properties and headers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_message_has_the_properties_and_headers_that_were_given(queue: Broker,
     given = ["content-type=text/plain", "correlation_id=a=b", "priority=3", "expiration=60000", "timestamp=7"]
     words = [word for each in given for word in ("--property", each)]
     words += ["--header", "n=9007199254740993", "--header", "name=grün", "--header", "empty="]
-    assert cli.main(["publish", "--queue", "q", *words, "m", "--url", url]) == 0
+    assert cli.main(["message", "publish", "--queue", "q", *words, "m", "--url", url]) == 0
     assert _properties(queue) == Properties(
         content_type="text/plain",
         correlation_id="a=b",
@@ -37,9 +37,9 @@ def test_a_message_has_the_properties_and_headers_that_were_given(queue: Broker,
         delivery_mode=2,
         headers={"n": 9007199254740993, "name": "grün", "empty": ""},
     )
-    assert cli.main(["publish", "--queue", "q", "m", "--url", url]) == 0
+    assert cli.main(["message", "publish", "--queue", "q", "m", "--url", url]) == 0
     assert _properties(queue) == Properties(delivery_mode=2)
-    assert cli.main(["publish", "--queue", "q", "--transient", "m", "--url", url]) == 0
+    assert cli.main(["message", "publish", "--queue", "q", "--transient", "m", "--url", url]) == 0
     assert _properties(queue) == Properties(delivery_mode=1)
 
 
@@ -60,7 +60,7 @@ def test_a_message_has_the_properties_and_headers_that_were_given(queue: Broker,
 def test_a_property_that_does_not_fit_is_one_error(
     queue: Broker, url: str, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["publish", "--queue", "q", *words, "m", "--url", url]) == 1
+    assert cli.main(["message", "publish", "--queue", "q", *words, "m", "--url", url]) == 1
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and said in captured.err
     assert [each.messages for each in queue.queues()] == [0]
@@ -73,5 +73,5 @@ def test_a_property_that_does_not_exist_is_a_wrong_command_line(
     url: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["publish", "--queue", "q", *words, "m", "--url", url])
+        cli.main(["message", "publish", "--queue", "q", *words, "m", "--url", url])
     assert ended.value.code == 2 and words[1].partition("=")[0] in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_top_shows_queues_and_pipelines_and_survives_a_broker_that_restarts(tmp_
                 assert (shown.ended(), shown.errors()) == (0, "")
 
 
-@pytest.mark.parametrize("command", [["top"], ["queues", "--watch", "0.1"], ["status", "--watch"]])
+@pytest.mark.parametrize("command", [["top"], ["queue", "list", "--watch", "0.1"], ["status", "--watch"]])
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "q"])
 def test_they_end_cleanly(broker: Broker, url: str, command: list[str], end: signal.Signals | str) -> None:
     publish(broker, "orders")
@@ -147,7 +147,7 @@ def test_they_end_cleanly(broker: Broker, url: str, command: list[str], end: sig
         assert (shown.ended(), shown.errors()) == (0, "")
 
 
-@pytest.mark.parametrize("command", [["top"], ["queues", "--watch"]])
+@pytest.mark.parametrize("command", [["top"], ["queue", "list", "--watch"]])
 def test_no_name_has_an_escape_sequence_and_each_line_fits(
     broker: Broker, url: str, command: list[str]
 ) -> None:
@@ -175,8 +175,10 @@ def test_without_a_terminal_top_is_one_error_and_watch_prints_on(
     broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["top", "--url", url]) == 1
-    assert capsys.readouterr().err.startswith("txmq: [TXMQ_OPTION] this needs a terminal: use `txmq queues")
-    command = [sys.executable, "-m", "txmq", "queues", "--json", "--watch", "0.05", "--url", url]
+    assert capsys.readouterr().err.startswith(
+        "txmq: [TXMQ_OPTION] this needs a terminal: use `txmq queue list"
+    )
+    command = [sys.executable, "-m", "txmq", "queue", "list", "--json", "--watch", "0.05", "--url", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert json.loads(watching.stdout.readline()) == []
@@ -193,9 +195,9 @@ def test_rates_are_those_between_two_looks() -> None:
         return rates.screen([queue], [app], 20, now_s)
 
     rates = LiveRates()
-    assert look(100, 100, 7, 1_000.0)[0] == "1 queues, 100 messages, 0.0/s in, 0.0/s out, 1 pipelines"
+    assert look(100, 100, 7, 1_000.0)[0] == "1 queues, 100 messages, 0.0/s in, 0.0/s out, 1 apps"
     head, _, _, queue, _, _, app = look(300, 50, 9, 1_002.0)
-    assert head == "1 queues, 50 messages, 100.0/s in, 125.0/s out, 1 pipelines"
+    assert head == "1 queues, 50 messages, 100.0/s in, 125.0/s out, 1 apps"
     assert queue.split() == ["orders", "50", "0", "100.0", "125.0", "1", "etl"]
     assert app.split() == ["etl", "5", "9", "1.0", "0", "orders"]
     assert " 0.0/s in, 0.0/s out" in look(0, 0, 0, 1_004.0)[0], "declared again"

@@ -111,7 +111,7 @@ def test_no_broker_is_exit_code_4_and_none_is_started(shell: Shell, tmp_path: Pa
 def test_a_broker_that_hangs_is_said_within_seconds(shell: Shell, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    shell.run("declare", "queue", "q", "--data", str(data))
+    shell.run("queue", "declare", "q", "--data", str(data))
     pid = json.loads((data / "endpoint.json").read_text())["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -126,12 +126,12 @@ def test_a_broker_that_hangs_is_said_within_seconds(shell: Shell, tmp_path: Path
 def test_it_needs_a_tag(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Broker.open(tmp_path / "data") as broker:
         for name, tags in (("ann", []), ("bob", ["monitoring"])):
-            shell.run("users", "add", name, *(f"--tag={tag}" for tag in tags), "--data", str(tmp_path / "data"),
+            shell.run("user", "add", name, *(f"--tag={tag}" for tag in tags), "--data", str(tmp_path / "data"),
                       typed="secret")  # fmt: skip
         monkeypatch.setenv("TXMQ_PASSWORD", "secret")
         assert shell.code("status", "--url", broker.url, "--user", "ann") == 1
         assert "access to the state of the broker refused" in shell.error
-        shell.run("permissions", "set", "bob", "", "", "", "--data", str(tmp_path / "data"))
+        shell.run("permission", "set", "bob", "", "", "", "--data", str(tmp_path / "data"))
         assert shell.code("status", "--url", broker.url, "--user", "bob") == 0
         assert shell.code("status", "--url", broker.url, "--user", "eve") == 1
         assert "AUTH" in shell.error.upper() or "login" in shell.error.lower()

@@ -1,4 +1,4 @@
-"""``txmq exchanges``, ``bindings``, ``unbind``, ``purge`` and ``delete`` against a broker."""
+"""``txmq exchange list``, ``bindings``, ``unbind``, ``purge`` and ``delete`` against a broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_exchanges_and_bindings_are_listed_and_unbound(broker: Broker, run: Any)
         channel.queue_declare("q")
         channel.queue_bind("q", "events", "a.#")
         channel.queue_bind("q", "amq.headers", "", {"x-match": "all", "n": 1})
-    listed = {row["name"]: row for row in run("exchanges")}
+    listed = {row["name"]: row for row in run("exchange", "list")}
     assert listed["events"] == {
         "name": "events",
         "type": "topic",
@@ -51,12 +51,12 @@ def test_exchanges_and_bindings_are_listed_and_unbound(broker: Broker, run: Any)
         {"exchange": "amq.headers", "routing_key": "", "arguments": {"x-match": "all", "n": 1}},
         {"exchange": "events", "routing_key": "a.#", "arguments": {}},
     ]
-    assert run("bindings") == [{**each, "destination": "q", "kind": "queue"} for each in both]
-    run("unbind", "--yes", "amq.headers", "q", "--argument", "x-match=all", "--argument", "n=1")
-    run("unbind", "--yes", "events", "q", "a.#")
-    assert run("bindings") == []
-    assert run("unbind", "--yes", "events", "q", "a.#")["queue"] == "q"  # idempotent, as in AMQP
-    assert "removes the binding of events to q by 'a.#'" in run("unbind", "events", "q", "a.#")
+    assert run("exchange", "bindings") == [{**each, "destination": "q", "kind": "queue"} for each in both]
+    run("exchange", "unbind", "--yes", "amq.headers", "q", "--argument", "x-match=all", "--argument", "n=1")
+    run("exchange", "unbind", "--yes", "events", "q", "a.#")
+    assert run("exchange", "bindings") == []
+    assert run("exchange", "unbind", "--yes", "events", "q", "a.#")["queue"] == "q"  # idempotent, as in AMQP
+    assert "removes the binding of events to q by 'a.#'" in run("exchange", "unbind", "events", "q", "a.#")
 
 
 def test_what_drops_messages_is_asked_first(
@@ -67,33 +67,33 @@ def test_what_drops_messages_is_asked_first(
         channel.queue_declare("q")
         for _ in range(3):
             channel.publish(b"m", routing_key="q")
-    counts = lambda: {row["name"]: row["messages"] for row in run("queues")}  # noqa: E731
-    assert "purge drops 3 messages of queue q, which needs --yes" in run("purge", "q")
+    counts = lambda: {row["name"]: row["messages"] for row in run("queue", "list")}  # noqa: E731
+    assert "purge drops 3 messages of queue q, which needs --yes" in run("queue", "purge", "q")
     assert "delete drops queue q with 3 messages, and its bindings, which needs --yes" in run(
-        "delete", "queue", "q"
+        "queue", "delete", "q"
     )
-    assert "delete drops exchange x and its bindings, which needs --yes" in run("delete", "exchange", "x")
+    assert "delete drops exchange x and its bindings, which needs --yes" in run("exchange", "delete", "x")
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert "you did not agree" in run("purge", "q")
+    assert "you did not agree" in run("queue", "purge", "q")
     assert counts() == {"q": 3}
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert cli.main(["purge", "q", "--url", broker.url]) == 0
+    assert cli.main(["queue", "purge", "q", "--url", broker.url]) == 0
     assert capsys.readouterr().out == "purged 3 from q\n"
-    assert run("delete", "exchange", "x", "--yes") == {"exchange": "x"}
-    assert run("delete", "queue", "q", "--yes") == {"queue": "q"}
-    assert counts() == {} and "x" not in {row["name"] for row in run("exchanges")}
+    assert run("exchange", "delete", "x", "--yes") == {"exchange": "x"}
+    assert run("queue", "delete", "q", "--yes") == {"queue": "q"}
+    assert counts() == {} and "x" not in {row["name"] for row in run("exchange", "list")}
 
 
 def test_a_queue_that_is_not_there_or_that_an_app_reads_is_not_purged_or_deleted(
     broker: Broker, run: Any
 ) -> None:
-    for words in (("purge", "x"), ("delete", "queue", "x")):
-        assert "no queue 'x'" in run(*words, "--yes") or words[0] == "delete"
+    for words in (("queue", "purge", "x"), ("queue", "delete", "x")):
+        assert "no queue 'x'" in run(*words, "--yes") or words[1] == "delete"
         assert "no queue 'x'" in run(*words)
     with broker.channel() as channel:
         channel.queue_declare("q")
@@ -102,7 +102,7 @@ def test_a_queue_that_is_not_there_or_that_an_app_reads_is_not_purged_or_deleted
     from broker_core.engine import START, Limit, Origin
 
     engine.claim("app", ["q"], {"q": START}, Limit(), Origin("earliest"), "fail")
-    assert "TXMQ_RESOURCE_LOCKED" in run("purge", "q", "--yes")
-    assert "(app app reads it)" in run("delete", "queue", "q")
-    assert "TXMQ_RESOURCE_LOCKED" in run("delete", "queue", "q", "--yes")
-    assert [row["messages"] for row in run("queues")] == [1]
+    assert "TXMQ_RESOURCE_LOCKED" in run("queue", "purge", "q", "--yes")
+    assert "(app app reads it)" in run("queue", "delete", "q")
+    assert "TXMQ_RESOURCE_LOCKED" in run("queue", "delete", "q", "--yes")
+    assert [row["messages"] for row in run("queue", "list")] == [1]

@@ -240,13 +240,13 @@ def test_txmq_ledger_shows_a_table_and_the_engine(
     ledger: tuple[KafkaBench, Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, table = ledger
-    assert main(["ledger", APP, "--table", str(table.place), "--batch", "3", "--json"]) == 0
+    assert main(["app", "ledger", APP, "--table", str(table.place), "--batch", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["sequence"], row["log"], row["start"], row["end"]) for row in found] == [
         (3, "in/0", 4, 6),
         (3, "in2/0", 0, 1),
     ]
-    assert main(["ledger", APP]) == 1
+    assert main(["app", "ledger", APP]) == 1
     assert "give --url, --data or --table" in capsys.readouterr().err
-    assert main(["ledger", APP, "--table", str(tmp_path)]) == 1
+    assert main(["app", "ledger", APP, "--table", str(tmp_path)]) == 1
     assert "there is no Delta table" in capsys.readouterr().err

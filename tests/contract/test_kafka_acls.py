@@ -1,4 +1,4 @@
-"""The rights that ``txmq setup`` prints, on a real node with an authorizer: with them everything works, and
+"""The rights that ``txmq broker setup`` prints, on a real node with an authorizer: with them everything works, and
 without any one of them a call says so, and nothing is lost.
 
 Not here: what is printed (``tests/kafka/topics/test_setup.py``).
@@ -134,7 +134,7 @@ def _filter(acl: ACL) -> ACLFilter:
 
 
 def acls_of(command: str) -> list[ACL]:
-    """What kafka-acls.sh would add, for a line of ``txmq setup``."""
+    """What kafka-acls.sh would add, for a line of ``txmq broker setup``."""
     words = shlex.split(command.removeprefix("#").strip())
     assert words[0] == "kafka-acls.sh" and words[3] == "--add" and words[4] == "--allow-principal"
     options = dict(zip(words[6::2], words[7::2]))
@@ -307,7 +307,7 @@ class Pipeline:
 
 
 def printed(root: KafkaEngine, role: str, state: str, *apps: str) -> list[str]:
-    """The lines of ``txmq setup`` for the user of a role."""
+    """The lines of ``txmq broker setup`` for the user of a role."""
     prepared = KafkaAdmin(root).prepare(f"User:{role}", apps, [FROM], [TO])
     return [each.command for each in prepared if (each.part, each.state) == (role, state)]
 
@@ -368,7 +368,7 @@ def test_without_any_one_right_a_call_says_so_and_nothing_is_lost(
     with pipeline.rights.without(acl), pytest.raises(errors.AccessRefused) as refused:
         run()
     text = str(refused.value)
-    assert use.name in text and "kafka-acls.sh --add" in text and "txmq setup" in text
+    assert use.name in text and "kafka-acls.sh --add" in text and "txmq broker setup" in text
     # who may not read may not describe either, and that is asked first
     assert f"may not {operation} it" in text or (
         operation in ("Read", "Write", "Delete") and f"may not {DESCRIBE} it" in text

@@ -87,7 +87,7 @@ def test_s6_an_owned_queue_refuses_other_consumers_apps_purge_and_delete(bench: 
         with bench.local.channel() as channel:
             with pytest.raises(ResourceLocked, match=APP):
                 getattr(channel, word)("in")
-    with pytest.raises(ResourceLocked, match=f"txmq release {APP} in"):
+    with pytest.raises(ResourceLocked, match=f"txmq app release {APP} in"):
         bench.claim(app="another")
     bench.crash()
     with pytest.raises(ResourceLocked):

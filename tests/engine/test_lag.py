@@ -118,9 +118,9 @@ def test_the_commands_say_it(broker: Broker, capsys: pytest.CaptureFixture[str])
     publish(broker, b"a", b"b", b"c")
     decide(broker, claim(broker))
     at = ("--data", broker._directory)
-    assert main(["apps", *at, "--json"]) == 0
+    assert main(["app", "list", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["lag_s"] >= 0
-    assert main(["queues", *at, "--json"]) == 0
+    assert main(["queue", "list", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["oldest_s"] >= 0
 
 
@@ -144,7 +144,7 @@ def test_status_says_the_lag_of_the_app_that_is_furthest_behind(
 
 
 def test_nothing_that_waits_is_an_empty_cell(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["queues", "--data", broker._directory]) == 0
+    assert main(["queue", "list", "--data", broker._directory]) == 0
     assert "None" not in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""``txmq import`` of what a real RabbitMQ 3.10 exported, recorded and live; ``txmq export`` and back."""
+"""``txmq broker import`` of what a real RabbitMQ 3.10 exported, recorded and live; ``txmq broker export`` and back."""
 
 from __future__ import annotations
 
@@ -162,19 +162,23 @@ def test_an_export_into_another_broker_gives_the_same(tmp_path: Path, shell: She
         channel.queue_declare("mine", exclusive=True)
         channel.queue_declare("transient", durable=False)
         data = ("--data", str(tmp_path / "data"))
-        assert "hashes of passwords" in shell.run("export", "--to", str(path), *data)
+        assert "hashes of passwords" in shell.run("broker", "export", "--to", str(path), *data)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert shell.code("export", "--to", str(path), *data) == 1 and "name a new file" in shell.error
-        assert json.loads(path.read_text()) == json.loads(shell.run("export", *data))
+        assert (
+            shell.code("broker", "export", "--to", str(path), *data) == 1 and "name a new file" in shell.error
+        )
+        assert json.loads(path.read_text()) == json.loads(shell.run("broker", "export", *data))
         channel.close()
         with Broker.open(tmp_path / "second") as second:
             data = ("--data", str(tmp_path / "second"))
-            said = shell.run("import", str(path), "--check", *data)
+            said = shell.run("broker", "import", str(path), "--check", *data)
             assert said.startswith("would import 2 vhosts, 6 users") and second.queues() == []
             assert [user.source for user in second.accounts.users()] == ["default"]
-            assert "imported 2 vhosts, 6 users" in shell.run("import", str(path), *data)
-            assert shell.run("export", *data) == shell.run("export", "--data", str(tmp_path / "data"))
-            report = json.loads(shell.run("import", str(path), "--json", *data))
+            assert "imported 2 vhosts, 6 users" in shell.run("broker", "import", str(path), *data)
+            assert shell.run("broker", "export", *data) == shell.run(
+                "broker", "export", "--data", str(tmp_path / "data")
+            )
+            report = json.loads(shell.run("broker", "import", str(path), "--json", *data))
             assert {each["kind"] for each in report["skipped"]} == {"argument of queue"}  # without effect
             assert report["counts"]["queues"] == 5
             assert second.accounts.permissions() == broker.accounts.permissions()
@@ -313,11 +317,11 @@ def test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files(
         path.write_text(json.dumps(each))
     with Broker.open(tmp_path / "data") as broker:
         before = broker.accounts.export_definitions()
-        assert shell.code("import", str(paths[0]), "--url", broker.url) == 1
+        assert shell.code("broker", "import", str(paths[0]), "--url", broker.url) == 1
         assert "send it in several calls" in shell.error
         assert broker.accounts.export_definitions() == before
         for path in paths[1:]:
-            assert "65000 bindings" in shell.run("import", str(path), "--url", broker.url)
+            assert "65000 bindings" in shell.run("broker", "import", str(path), "--url", broker.url)
 
 
 def test_a_limit_that_is_reached_on_the_way_says_how_far_the_import_came(tmp_path: Path) -> None:
@@ -336,7 +340,7 @@ def test_definitions_of_one_virtual_host_are_for_the_one_that_is_named(tmp_path:
     with Broker.open(tmp_path / "data") as broker:
         broker.vhosts.add_vhost("sales")
         assert "imported 1 queues; 0 skipped" in shell.run(
-            "import", str(path), "--url", f"{broker.url}/sales"
+            "broker", "import", str(path), "--url", f"{broker.url}/sales"
         )
         assert broker.queues() == [] and [queue.name for queue in broker.queues("sales")] == ["q"]
 
@@ -358,7 +362,7 @@ def test_a_file_that_is_no_document_is_one_error(
     if text is not None:
         path.write_text(text)
     with Broker.open(tmp_path / "data") as broker:
-        assert shell.code("import", str(path), "--url", broker.url) == 1
+        assert shell.code("broker", "import", str(path), "--url", broker.url) == 1
         assert why in shell.error and shell.error.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""``txmq backup``: the copy of one moment, while the broker goes on."""
+"""``txmq broker backup``: the copy of one moment, while the broker goes on."""
 
 from __future__ import annotations
 

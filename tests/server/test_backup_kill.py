@@ -1,4 +1,4 @@
-"""``txmq backup`` while it, or the broker, is killed: a copy is whole, or is refused; the broker's directory is
+"""``txmq broker backup`` while it, or the broker, is killed: a copy is whole, or is refused; the broker's directory is
 whole.
 """
 
@@ -35,7 +35,7 @@ def _filled(served: Served, failpoints: str = "") -> None:
 
 
 def _backup(served: Served, to: Path, failpoints: str = "") -> Forked:
-    command = ["backup", str(served.directory), "--to", str(to)]
+    command = ["broker", "backup", str(served.directory), "--to", str(to)]
     return Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
 
 

@@ -1,4 +1,4 @@
-"""``txmq channels`` and ``close``: who holds what at each door, and how an operator gets it free."""
+"""``txmq connection channels`` and ``close``: who holds what at each door, and how an operator gets it free."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def peer(broker: Broker) -> Iterator[pika.BlockingConnection]:
 
 
 def _rows(
-    capsys: pytest.CaptureFixture[str], broker: Broker, *arguments: str, command: str = "channels"
+    capsys: pytest.CaptureFixture[str], broker: Broker, *arguments: str, command: str = "connection channels"
 ) -> list[dict[str, Any]]:
-    assert cli.main([command, "--json", "--url", broker.url, *arguments]) == 0
+    assert cli.main([*command.split(), "--json", "--url", broker.url, *arguments]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found
 
@@ -87,7 +87,7 @@ def test_each_door_shows_who_holds_what(
         assert (process["unacknowledged"], process["publishes"]) == ({}, 0) and not ours.closed
         assert [row["door"] for row in _rows(capsys, broker, "--queue", "b")] == ["amqp"]
         assert [row["door"] for row in _rows(capsys, broker, "--open")] == ["amqp"]
-    assert cli.main(["channels", "--url", broker.url]) == 0
+    assert cli.main(["connection", "channels", "--url", broker.url]) == 0
     assert "\x1b" not in capsys.readouterr().out
     assert [row["door"] for row in _rows(capsys, broker)] == ["amqp"]
 
@@ -98,16 +98,16 @@ def test_a_refused_claim_names_the_command_that_names_the_holders(
     theirs = peer.channel()
     theirs.basic_get("a")
     claim = lambda: broker.engine.claim("app", ["a"], {"a": START}, Limit(), Origin(), "fail")  # noqa: E731
-    with pytest.raises(errors.ResourceLocked, match="txmq channels --queue a") as refused:
+    with pytest.raises(errors.ResourceLocked, match="txmq connection channels --queue a") as refused:
         claim()
     (row,) = _rows(capsys, broker, "--queue", "a")
     text = str(refused.value)
     assert "\x1b" not in text and "x" * 100 not in text
     assert re.search(r"billing .* of user 'guest' at 127\.0\.0\.1 since \d{4}-\d\d-\d\d .*UTC", text)
-    assert f"`txmq close '{row['id']}'`" in text
-    assert cli.main(["close", row["id"], "--url", broker.url]) == 1
+    assert f"`txmq connection close '{row['id']}'`" in text
+    assert cli.main(["connection", "close", row["id"], "--url", broker.url]) == 1
     assert "1 messages go back to their queues" in capsys.readouterr().err
-    assert cli.main(["close", row["id"], "--yes", "--url", broker.url]) == 0
+    assert cli.main(["connection", "close", row["id"], "--yes", "--url", broker.url]) == 0
     capsys.readouterr()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="operator"):
         wait_until(lambda: theirs.basic_get("b"))
@@ -127,7 +127,7 @@ def test_a_refused_claim_names_three_holders_and_says_that_there_are_more(
         ours.prepare("it's mine")
     with pytest.raises(errors.ResourceLocked, match="a prepared transaction of user ''") as refused:
         claim()
-    assert "`txmq rollback 'it'\"'\"'s mine'`" in str(refused.value)
+    assert "`txmq tx rollback 'it'\"'\"'s mine'`" in str(refused.value)
     for channel in [peer.channel() for _ in range(3)]:
         channel.basic_consume("a", lambda *_: None)
     with pytest.raises(errors.ResourceLocked) as refused:
@@ -145,7 +145,7 @@ def test_a_whole_connection_and_a_channel_of_flight_are_closed(
     with BrokerClient(broker.url) as client, client.channel() as remote:
         assert remote.get("b") is not None
         for id in (name, remote._id):
-            assert cli.main(["close", id, "--yes", "--url", broker.url]) == 0
+            assert cli.main(["connection", "close", id, "--yes", "--url", broker.url]) == 0
         with pytest.raises(errors.ConnectionFailed):
             remote.get("b")
     capsys.readouterr()
@@ -153,7 +153,7 @@ def test_a_whole_connection_and_a_channel_of_flight_are_closed(
         wait_until(lambda: channels[1].basic_get("b"))
     wait_until(lambda: _rows(capsys, broker) == [])
     assert {queue.name: queue.unacknowledged for queue in broker.queues()} == {"a": 0, "b": 0}
-    assert cli.main(["close", name, "--yes", "--url", broker.url]) == 1
+    assert cli.main(["connection", "close", name, "--yes", "--url", broker.url]) == 1
     assert "no channel or connection has the id" in capsys.readouterr().err
 
 
@@ -161,20 +161,20 @@ def test_connections_of_both_doors_are_listed_with_their_clients_and_closed(
     broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer.channel()
-    rows = _rows(capsys, broker, command="connections")
+    rows = _rows(capsys, broker, command="connection list")
     amqp, flight = (_of(door, rows) for door in ("amqp", "flight"))
     assert (amqp["user"], amqp["vhost"], amqp["address"], amqp["channels"]) == ("guest", "/", "127.0.0.1", 1)
     assert amqp["client"].startswith("billing") and amqp["age_s"] >= amqp["silent_s"] >= 0
     assert flight["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
     assert flight["address"] == "127.0.0.1" and flight["age_s"] >= flight["silent_s"] >= 0
-    assert cli.main(["close", amqp["id"], "--url", broker.url]) == 1
+    assert cli.main(["connection", "close", amqp["id"], "--url", broker.url]) == 1
     assert "the connection and 1 channels of user 'guest'" in capsys.readouterr().err
-    assert cli.main(["close", amqp["id"], "--yes", "--url", broker.url]) == 0
+    assert cli.main(["connection", "close", amqp["id"], "--yes", "--url", broker.url]) == 0
     capsys.readouterr()
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         wait_until(lambda: peer.process_data_events(0.1))
     assert closed.value.reply_code == 320
-    assert [row["door"] for row in _rows(capsys, broker, command="connections")] == ["flight"]
+    assert [row["door"] for row in _rows(capsys, broker, command="connection list")] == ["flight"]
 
 
 def test_consumers_are_listed_by_queue(
@@ -185,14 +185,16 @@ def test_consumers_are_listed_by_queue(
     channel.basic_consume("a", lambda *_: None, consumer_tag="first")
     channel.basic_consume("b", lambda *_: None, auto_ack=True, exclusive=True, consumer_tag="second")
     channel.basic_consume("amq.rabbitmq.reply-to", lambda *_: None, auto_ack=True)
-    wait_until(lambda: _rows(capsys, broker, command="consumers")[0]["unacknowledged"] == 2)
-    first, second = _rows(capsys, broker, command="consumers")  # a direct reply is not shown
+    wait_until(lambda: _rows(capsys, broker, command="connection consumers")[0]["unacknowledged"] == 2)
+    first, second = _rows(capsys, broker, command="connection consumers")  # a direct reply is not shown
     assert (first["queue"], first["tag"], first["prefetch"], first["acks"]) == ("a", "first", 2, True)
     assert (second["acks"], second["exclusive"], second["active"]) == (False, True, True)
     (channel_row,) = _rows(capsys, broker)
     assert first["channel"] == second["channel"] == channel_row["id"]
     assert channel_row["consumes"] == ["a", "b"]
-    assert [row["tag"] for row in _rows(capsys, broker, "--queue", "b", command="consumers")] == ["second"]
+    assert [row["tag"] for row in _rows(capsys, broker, "--queue", "b", command="connection consumers")] == [
+        "second"
+    ]
 
 
 def test_prepared_transactions_are_listed_with_their_queues_and_open_ones_with_their_channel(
@@ -204,17 +206,17 @@ def test_prepared_transactions_are_listed_with_their_queues_and_open_ones_with_t
         channel.ack(1)
         for number in range(5):
             channel.publish(b"%d" % number * 300, routing_key="b")
-        (opened,) = _rows(capsys, broker, "--open", command="transactions")
+        (opened,) = _rows(capsys, broker, "--open")
         assert (opened["publishes"], opened["acks"]) == (5, 1)
-        assert _rows(capsys, broker, "--open", "--queue", "a", command="transactions") != []
-        assert _rows(capsys, broker, "--open", "--queue", "c", command="transactions") == []
+        assert _rows(capsys, broker, "--open", "--queue", "a") != []
+        assert _rows(capsys, broker, "--open", "--queue", "c") == []
         channel.prepare("order-7")
-    (row,) = _rows(capsys, broker, command="prepared")
+    (row,) = _rows(capsys, broker, command="tx list")
     assert (row["xid"], row["to"], row["acked"]) == ("order-7", {"b": 5}, {"a": 1})
     assert row["first"] == ["0" * 200, "1" * 200, "2" * 200]
     for queue in ("a", "b"):
-        assert len(_rows(capsys, broker, "--queue", queue, command="prepared")) == 1
-    assert _rows(capsys, broker, "--queue", "c", command="prepared") == []
+        assert len(_rows(capsys, broker, "--queue", queue, command="tx list")) == 1
+    assert _rows(capsys, broker, "--queue", "c", command="tx list") == []
     broker.rollback("order-7")
 
 
@@ -239,7 +241,7 @@ def test_an_attempt_shows_the_process_that_opened_it(
     with BrokerClient(broker.url) as client:
         opened = client.open_batch("app", "query", 0, "fail")
         assert opened.token
-    (row,) = _rows(capsys, broker, command="staged")
+    (row,) = _rows(capsys, broker, command="app staged")
     assert row["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}") and row["idle_s"] < 60
 
 
@@ -250,12 +252,11 @@ def test_each_list_is_of_one_virtual_host(
     channel.basic_consume("a", lambda *_: None)
     channel.tx_select()
     channel.basic_publish("", "b", b"m")
-    wait_until(lambda: len(_rows(capsys, broker, "--open", command="transactions")) == 1)
+    wait_until(lambda: len(_rows(capsys, broker, "--open")) == 1)
     broker.vhosts.add_vhost("side")
-    for command in ("connections", "channels", "consumers", "transactions"):
-        more = ("--open",) if command == "transactions" else ()
-        assert [row for row in _rows(capsys, broker, *more, command=command) if row.get("door") != "flight"]
-        assert cli.main([command, "--json", *more, "--url", f"{broker.url}/side"]) == 0
+    for command in ("connection list", "connection channels", "connection consumers"):
+        assert [row for row in _rows(capsys, broker, command=command) if row.get("door") != "flight"]
+        assert cli.main([*command.split(), "--json", "--url", f"{broker.url}/side"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [row for row in found if row.get("door") != "flight"] == []
 
@@ -264,7 +265,7 @@ def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
     broker: Broker, peer: pika.BlockingConnection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer.channel()
-    (row,) = [row for row in _rows(capsys, broker, command="connections") if row["door"] == "amqp"]
+    (row,) = [row for row in _rows(capsys, broker, command="connection list") if row["door"] == "amqp"]
     broker.accounts.add_user("guest", HASH, ("administrator",))  # stays logged in
     for name, tags in (("plain", ()), ("wanda", ("monitoring",)), ("olga", ("operator",))):
         broker.accounts.add_user(name, HASH, tags)
@@ -278,13 +279,18 @@ def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
         code = cli.main([*words, *login])
         return code, capsys.readouterr().err
 
-    for words in (["connections"], ["consumers"], ["channels"], ["prepared"]):
+    for words in (
+        ["connection", "list"],
+        ["connection", "consumers"],
+        ["connection", "channels"],
+        ["tx", "list"],
+    ):
         code, said = run("plain", *words)
         assert code == 1 and "refused for user 'plain': it needs the tag" in said
         assert run("wanda", *words) == (0, "")
-    code, said = run("wanda", "close", row["id"], "--yes")
+    code, said = run("wanda", "connection", "close", row["id"], "--yes")
     assert code == 1 and "refused for user 'wanda': it needs the tag administrator or operator" in said
-    assert run("olga", "close", row["id"], "--yes") == (0, "")
+    assert run("olga", "connection", "close", row["id"], "--yes") == (0, "")
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="operator"):
         wait_until(lambda: peer.process_data_events(0.1))
     log = (tmp_path / "data" / "audit.log").read_text().splitlines()
@@ -300,5 +306,5 @@ def test_what_a_client_of_flight_calls_itself_is_cut_and_printed_without_escapes
         channel.tx_select()
         (row,) = [each for each in client.channels() if each.door == "flight"]
         assert row.client.startswith("\x1b[2J\n") and len(row.client) <= 255
-        assert cli.main(["channels", "--url", broker.url]) == 0
+        assert cli.main(["connection", "channels", "--url", broker.url]) == 0
         assert all(map(str.isprintable, capsys.readouterr().out.splitlines()))

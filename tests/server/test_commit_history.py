@@ -125,18 +125,18 @@ def test_a_micro_batch_says_its_app_and_what_goes_to_tables(broker: Broker) -> N
 def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     number = publish(broker, "in")
     at = ("--data", broker._directory)
-    assert main(["transaction", str(number), *at]) == 0
+    assert main(["history", "show", str(number), *at]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"transaction {number}  ") and "published 1 in at 0" in text
     assert "the body" not in text
-    assert main(["transaction", str(number), *at, "--json"]) == 0
+    assert main(["history", "show", str(number), *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["effects"][0]["ranges"] == [[0, 1]]
-    assert main(["message", "in", "0", *at]) == 0
+    assert main(["message", "show", "in", "0", *at]) == 0
     text = capsys.readouterr().out
     assert text.startswith("message 0 of queue in: ready") and f"by transaction {number}" in text
-    assert main(["transactions", "--last", "1", *at, "--json"]) == 0
+    assert main(["history", "list", "--last", "1", *at, "--json"]) == 0
     assert [row["sequence"] for row in json.loads(capsys.readouterr().out)] == [number]
-    assert main(["transaction", "999999", *at]) != 0
+    assert main(["history", "show", "999999", *at]) != 0
     assert "[TXMQ_UNKNOWN_TRANSACTION]" in capsys.readouterr().err
 
 

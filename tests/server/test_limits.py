@@ -446,8 +446,8 @@ def test_a_part_that_is_refused_for_its_bytes_leaves_nothing_on_the_disk(tmp_pat
 
 
 def staged(served: AmqpServed) -> list[tuple[str, str, int]]:
-    """What ``txmq staged`` lists."""
-    command = [sys.executable, "-m", "txmq", "staged", "--data", str(served.directory), "--json"]
+    """What ``txmq app staged`` lists."""
+    command = [sys.executable, "-m", "txmq", "app", "staged", "--data", str(served.directory), "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     listed = json.loads(found.stdout)
     assert all(row["idle_s"] >= 0 and row["size_bytes"] >= 1000 * row["rows"] for row in listed)
@@ -522,7 +522,18 @@ def test_publishers_of_flight_wait_while_the_disk_is_low_and_so_does_the_command
         ):
             hasty.stage(_header("late"), [messages(b"late", routing_key="q")])
         refused.clear()
-        command = [sys.executable, "-m", "txmq", "publish", "--queue", "q", "--url", broker.url, "told"]
+        command = [
+            sys.executable,
+            "-m",
+            "txmq",
+            "message",
+            "publish",
+            "--queue",
+            "q",
+            "--url",
+            broker.url,
+            "told",
+        ]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as publishing:

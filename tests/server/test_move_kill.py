@@ -1,4 +1,4 @@
-"""``txmq move`` while it, or the broker, is killed: each message is once in the queue that it leaves, or in that
+"""``txmq message move`` while it, or the broker, is killed: each message is once in the queue that it leaves, or in that
 to which it goes.
 """
 
@@ -36,7 +36,7 @@ WAYS = pytest.mark.parametrize("way", [TO, BACK], ids=["to", "back"])
 
 
 def _command(served: Served, way: Way) -> list[str]:
-    return ["move", "from", *way.option, "--yes", "--url", served.url]
+    return ["message", "move", "from", *way.option, "--yes", "--url", served.url]
 
 
 def _moved(client: BrokerClient, way: Way) -> list[bytes]:

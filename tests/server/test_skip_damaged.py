@@ -1,4 +1,4 @@
-"""``txmq skip-damaged``: a segment that is damaged under a running broker; what is intact flows on, once each."""
+"""``txmq queue skip-damaged``: a segment that is damaged under a running broker; what is intact flows on, once each."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def test_what_is_damaged_is_left_out_and_the_rest_flows(
     with damaged(served) as client, client.channel() as channel:
         with pytest.raises(CorruptSegment):
             channel.get("orders")
-        assert cli.main(["skip-damaged", "orders", "--url", served.url]) == 1
+        assert cli.main(["queue", "skip-damaged", "orders", "--url", served.url]) == 1
         assert "256 damaged messages: offsets 512 to 767 of queue 'orders'" in capsys.readouterr().err
         with pytest.raises(CorruptSegment):
             channel.get("orders")
-        assert cli.main(["skip-damaged", "orders", "--yes", "--json", "--url", served.url]) == 0
+        assert cli.main(["queue", "skip-damaged", "orders", "--yes", "--json", "--url", served.url]) == 0
         said = json.loads(capsys.readouterr().out)
         assert [(part["start"], part["end"]) for part in said["messages"]] == [(512, 768)]
         assert bodies(client, "orders") == NUMBERS[:512] + NUMBERS[768:]
         delivery = channel.get("orders")
         assert delivery is not None and delivery.message.body == NUMBERS[0] and delivery.offset == 0
         channel.ack(delivery.tag)
-        assert cli.main(["skip-damaged", "orders", "--url", served.url]) == 0
+        assert cli.main(["queue", "skip-damaged", "orders", "--url", served.url]) == 0
         assert capsys.readouterr().out == "nothing of queue orders is damaged\n"
     served.terminate()
     report = verify(str(served.directory))
@@ -95,7 +95,7 @@ def test_a_waiting_consumer_is_cancelled_and_the_next_one_gets_the_rest(tmp_path
             other, channel = connection.channel(), connection.channel()
             waiting = other.consume("others")
             assert list(channel.consume("orders")) == []  # basic.cancel
-            assert cli.main(["skip-damaged", "orders", "--yes", "--url", served.url]) == 0
+            assert cli.main(["queue", "skip-damaged", "orders", "--yes", "--url", served.url]) == 0
             got = [
                 body for _, (_, _, body) in zip(range(COUNT - 256), channel.consume("orders"), strict=False)
             ]
@@ -124,10 +124,10 @@ def test_every_queue_that_shares_the_rows_loses_them_and_the_preview_says_so(
 ) -> None:
     damage(directory, NUMBERS[0])
     with Broker.open(directory) as broker:
-        assert shell.code("skip-damaged", "a", "--url", broker.url) == 1
+        assert shell.code("queue", "skip-damaged", "a", "--url", broker.url) == 1
         for name in ("a", "b"):
             assert f"0 to 255 of queue '{name}' in vhost '/'" in shell.error
-        shell.run("skip-damaged", "a", "--yes", "--url", broker.url)
+        shell.run("queue", "skip-damaged", "a", "--yes", "--url", broker.url)
         for name in ("a", "b"):
             assert bodies(broker.engine, name) == NUMBERS[256:]
 
@@ -136,7 +136,7 @@ def test_what_is_intact_in_memory_is_written_again_and_nothing_is_lost(directory
     with Broker.open(directory) as broker:
         assert bodies(broker.engine, "a") == NUMBERS
         damage(directory, NUMBERS[0])
-        said = json.loads(shell.run("skip-damaged", "a", "--yes", "--json", "--url", broker.url))
+        said = json.loads(shell.run("queue", "skip-damaged", "a", "--yes", "--json", "--url", broker.url))
         assert (said["messages"], said["blocks"]) == ([], 1)
     with Broker.open(directory) as again:
         assert bodies(again.engine, "a") == bodies(again.engine, "b") == NUMBERS
@@ -146,11 +146,11 @@ def test_what_an_app_has_claimed_is_not_taken_from_it(directory: Path, shell: Sh
     damage(directory, NUMBERS[0])
     with Broker.open(directory) as broker:
         broker.engine.claim("etl", ["a"], {"a": START}, Limit(), Origin(), "fail")
-        assert shell.code("skip-damaged", "a", "--yes", "--url", broker.url) == 1
-        assert "app 'etl' has claimed" in shell.error and "txmq release etl a --force" in shell.error
+        assert shell.code("queue", "skip-damaged", "a", "--yes", "--url", broker.url) == 1
+        assert "app 'etl' has claimed" in shell.error and "txmq app release etl a --force" in shell.error
         assert broker.queues()[0].messages == COUNT
-        shell.run("release", "etl", "a", "--force", "--yes", "--url", broker.url)
-        shell.run("skip-damaged", "a", "--yes", "--url", broker.url)
+        shell.run("app", "release", "etl", "a", "--force", "--yes", "--url", broker.url)
+        shell.run("queue", "skip-damaged", "a", "--yes", "--url", broker.url)
         assert bodies(broker.engine, "a") == NUMBERS[256:]
 
 
@@ -159,7 +159,7 @@ def test_a_missing_segment_loses_all_of_it_and_the_next_messages_flow(directory:
         segment.unlink()
     with Broker.open(directory) as broker, broker.channel() as channel:
         channel.publish(b"next", routing_key="a")
-        said = json.loads(shell.run("skip-damaged", "a", "--yes", "--json", "--url", broker.url))
+        said = json.loads(shell.run("queue", "skip-damaged", "a", "--yes", "--json", "--url", broker.url))
         assert {(part["start"], part["end"]) for part in said["messages"]} == {(0, COUNT)}
         assert bodies(broker.engine, "a") == [b"next"]
 
@@ -212,11 +212,11 @@ def test_nothing_intact_is_lost_when_the_broker_is_killed_at_any_step(served: Se
         pass
     served.terminate()
     served.start(f"{step}=kill")
-    skipping = Forked("txmq", ["skip-damaged", "orders", "--yes", "--url", served.url], os.environ)
+    skipping = Forked("txmq", ["queue", "skip-damaged", "orders", "--yes", "--url", served.url], os.environ)
     assert served.wait() == -9
     served.start()
     with skipping.stdout:
         assert wait_for_end(skipping, "the command ends") in (0, 1)  # type: ignore[arg-type]
-    assert cli.main(["skip-damaged", "orders", "--yes", "--url", served.url]) == 0
+    assert cli.main(["queue", "skip-damaged", "orders", "--yes", "--url", served.url]) == 0
     with patient(served) as client:
         assert bodies(client, "orders") == NUMBERS[:512] + NUMBERS[768:]

@@ -198,7 +198,9 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
         run(rig, altered_meanwhile)
     error = cause(raised.value)
     assert (
-        isinstance(error, NotApplied) and "does not take its rows" in str(error) and "txmq skip" in str(error)
+        isinstance(error, NotApplied)
+        and "does not take its rows" in str(error)
+        and "txmq app skip" in str(error)
     )
     rig.spark.sql("ALTER TABLE altered DROP CONSTRAINT other")
     run(rig, fn)
@@ -208,7 +210,7 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     with pytest.raises(Exception, match="TXMQ_NOT_APPLIED"):
         run(rig, altered_meanwhile)
     capsys.readouterr()
-    assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
+    assert main(["app", "unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
     (waiting,) = json.loads(capsys.readouterr().out)
     assert (waiting["sequence"], waiting["to"], waiting["rows"]) == (2, "spark_catalog.default.altered", 1)
     assert (
@@ -219,6 +221,7 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     assert (
         main(
             [
+                "app",
                 "skip",
                 "--yes",
                 "app",

@@ -430,7 +430,18 @@ def test_a_table_dropped_with_its_files_stops_and_they_are_given_up_only_by_name
     def skip(*more: str) -> tuple[int, str]:
         capsys.readouterr()
         code = main(
-            ["skip", "--yes", "app", "1", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, *more]
+            [
+                "app",
+                "skip",
+                "--yes",
+                "app",
+                "1",
+                "--to",
+                str(tmp_path / "skipped"),
+                "--url",
+                rig.broker.url,
+                *more,
+            ]
         )
         return code, "".join(capsys.readouterr())
 
@@ -448,7 +459,7 @@ def test_a_table_dropped_with_its_files_stops_and_they_are_given_up_only_by_name
         run(rig, append_to(lake))
     error = cause(raised.value)
     assert isinstance(error, NotApplied) and "with 2 decided rows are gone" in str(error)
-    assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
+    assert main(["app", "unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
     (waiting,) = json.loads(capsys.readouterr().out)
     assert (waiting["rows"], waiting["held"]) == (2, "files")
     code, told = skip()
@@ -473,7 +484,17 @@ def test_the_rows_of_files_are_skipped_to_parquet_with_the_names_and_types_of_th
         run(rig, lambda batch, tx: tx.append(batch.selectExpr(*ROWS), str(lake)))
     rows = rig.spark.read.format("delta").load(str(lake))
     assert rows.count() == 0
-    arguments = ["skip", "--yes", "app", "1", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url]
+    arguments = [
+        "app",
+        "skip",
+        "--yes",
+        "app",
+        "1",
+        "--to",
+        str(tmp_path / "skipped"),
+        "--url",
+        rig.broker.url,
+    ]
     assert main(arguments) == 0
     (file,) = (tmp_path / "skipped").iterdir()
     assert pq.read_table(file).num_rows == 7

@@ -183,7 +183,7 @@ def test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batche
     place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
     place.run("d", "e")
     (told,) = warnings()
-    assert "it had the batches 2 to 3 of app 'app'" in told and "`txmq ledger app`" in told
+    assert "it had the batches 2 to 3 of app 'app'" in told and "`txmq app ledger app`" in told
     assert place.bodies() == ["a", "d", "e", "of somebody"]
     place.run("f")
     place.spark.sql(f"RESTORE TABLE delta.`{place.table}` TO VERSION AS OF 0").collect()  # somebody means it

@@ -308,10 +308,10 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
 
     def skipped(sequence: int) -> dict[str, Any]:
         capsys.readouterr()
-        assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
+        assert main(["app", "unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
         (waits,) = json.loads(capsys.readouterr().out)
         assert (waits["sequence"], waits["kind"], waits["rows"]) == (sequence, "merge", 2)
-        command = ["skip", "--yes", "app", str(sequence), "--to", str(tmp_path / "skipped"), "--json"]
+        command = ["app", "skip", "--yes", "app", str(sequence), "--to", str(tmp_path / "skipped"), "--json"]
         assert main([*command, "--url", rig.broker.url]) == 0
         (file,) = json.loads(capsys.readouterr().out)["files"]
         kept = pq.read_table(file)
@@ -334,7 +334,7 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
     rig.publish("in", "a1", "a2")
     error = fails()
     assert isinstance(error, NotApplied) and "does not take the merge of batch 2, app 'app'" in str(error)
-    assert "MULTIPLE_SOURCE_ROW" in str(error) and "txmq skip" in str(error)
+    assert "MULTIPLE_SOURCE_ROW" in str(error) and "txmq app skip" in str(error)
     skipped(2)
     rig.publish("in", "a1", "b2")
     run(rig, merge)

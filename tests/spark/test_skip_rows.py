@@ -1,4 +1,4 @@
-"""`txmq skip --rows`: what a table refuses after the decision goes to a file or a queue, and the rest to the
+"""`txmq app skip --rows`: what a table refuses after the decision goes to a file or a queue, and the rest to the
 table, each row once, wherever the driver dies.
 """
 
@@ -76,7 +76,19 @@ def test_only_the_rows_that_a_table_refuses_are_skipped_each_once_wherever_the_d
     rig.publish("in", *"abcdefg")
     assert "does not take its rows" in require_stopped(rig, altered, NotApplied)
     told = main(
-        ["skip", "--yes", "app", "1", "--rows", "--to", str(skipped), "--url", rig.broker.url, "--json"]
+        [
+            "app",
+            "skip",
+            "--yes",
+            "app",
+            "1",
+            "--rows",
+            "--to",
+            str(skipped),
+            "--url",
+            rig.broker.url,
+            "--json",
+        ]
     )
     assert told == 0 and json.loads(capsys.readouterr().out.splitlines()[-1])["rows_to"] == str(skipped)
     rig.publish("in", "h")
@@ -179,7 +191,7 @@ def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_dri
             if step.startswith("queue")
             else ["--to", str(tmp_path / f"{step}.refused")]
         )
-        assert main(["skip", "--yes", pipeline.app, "1", "--rows", *where, "--url", url]) == 0
+        assert main(["app", "skip", "--yes", pipeline.app, "1", "--rows", *where, "--url", url]) == 0
     dying = [(KILLED[step], 1) for step in apps]
     Driver(tmp_path, list(apps.values()), at=dying).require_killed()
     for step in apps.keys() & {"file-written", "queue-published"}:
@@ -219,7 +231,7 @@ def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
 
     rig.publish("in", "a", "b")
     require_stopped(rig, altered, NotApplied)
-    skip = ["skip", "--yes", "app", "1", "--url", rig.broker.url]
+    skip = ["app", "skip", "--yes", "app", "1", "--url", rig.broker.url]
     assert main([*skip, "--rows", "--queue", "nowhere"]) != 0 and "nowhere" in capsys.readouterr().err
     assert main([*skip, "--queue", "gone"]) != 0 and "--queue is for --rows" in capsys.readouterr().err
     assert main([*skip, "--rows", "--queue", "gone", "--json"]) == 0

@@ -199,7 +199,7 @@ def test_a_transaction_says_the_version_of_each_table(
     }
     (shown,) = [row for row in rows(rig, "transactions") if row["sequence"] == entry["transaction"]]
     assert shown["tables"] == entry["tables"]
-    assert main(["transaction", str(entry["transaction"]), "--url", rig.broker.url]) == 0
+    assert main(["history", "show", str(entry["transaction"]), "--url", rig.broker.url]) == 0
     text = capsys.readouterr().out
     assert f"append of 2 rows to {lake}, version {found['WRITE']}" in text
     assert f"merge of 2 rows to {lake}, version {found['MERGE']}" in text

@@ -66,19 +66,19 @@ def test_the_state_of_apps_on_kafka(
     assert APP in set(txmq.apps(kafka_url)["app_id"]) and "state.in" in set(txmq.queues(kafka_url)["name"])
 
     at = ("--url", kafka_url)
-    assert main(["transaction", f"{APP}/{entry['sequence']}", *at]) == 0
+    assert main(["history", "show", f"{APP}/{entry['sequence']}", *at]) == 0
     text = capsys.readouterr().out
     assert f"batch {entry['sequence']} of app {APP}" in text and "published 3" in text and "version 0" in text
-    assert main(["transactions", "--last", "1000", *at, "--json"]) == 0
+    assert main(["history", "list", "--last", "1000", *at, "--json"]) == 0
     assert f"{APP}/{entry['sequence']}" in [row["app"] for row in json.loads(capsys.readouterr().out)]
     log = next(name for name, span in entry["ranges"].items() if span["end"] > span["start"])
-    assert main(["message", log, str(entry["ranges"][log]["start"]), *at]) == 0
+    assert main(["message", "show", log, str(entry["ranges"][log]["start"]), *at]) == 0
     text = capsys.readouterr().out
     assert "ready" in text and "published" in text and f"app {APP} batch {entry['batch_id']}" in text
     for wrong, why in (
-        (["transaction", "7"], "commits of Kafka have no numbers"),
-        (["transaction", f"{APP}/99"], "has no batch 99"),
-        (["message", "state.in", "0"], "is not a log of Kafka"),
+        (["history", "show", "7"], "commits of Kafka have no numbers"),
+        (["history", "show", f"{APP}/99"], "has no batch 99"),
+        (["message", "show", "state.in", "0"], "is not a log of Kafka"),
     ):
         assert main([*wrong, *at]) == 1
         assert why in capsys.readouterr().err

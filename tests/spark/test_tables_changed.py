@@ -56,6 +56,7 @@ class Driver:
 
     def skip(self, sequence: int, place: Any) -> None:
         arguments = [
+            "app",
             "skip",
             "--yes",
             self._app_id,
@@ -249,7 +250,7 @@ def test_a_column_that_was_added_is_left_alone_by_a_merge_of_all_columns_as_by_a
 def test_files_that_go_with_their_table_before_the_decision_stop_it_and_the_replay_has_each_row_once(
     rig: Any,
 ) -> None:
-    """Behind the decision they would be lost (``txmq skip --lost``)."""
+    """Behind the decision they would be lost (``txmq app skip --lost``)."""
     rig.spark.sql("CREATE TABLE dropped (k STRING) USING delta")
     remake = ["DROP TABLE {t}", "CREATE TABLE {t} (k STRING) USING delta"]
     driver = Driver(rig, "drops", lambda rows, tx: tx.append(rows, "dropped"))

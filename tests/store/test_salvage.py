@@ -252,12 +252,12 @@ def test_the_error_of_a_flipped_byte_names_the_command_that_goes_past_it(damaged
     if where == "catalog":
         content = (damaged / "catalog.db").read_bytes()
         (damaged / "catalog.db").write_bytes(content.replace(b"small 00", b"small 01"))
-        with pytest.raises(errors.CorruptCatalog, match=f"`txmq salvage {damaged} --to NEWDIR`"):
+        with pytest.raises(errors.CorruptCatalog, match=f"`txmq broker salvage {damaged} --to NEWDIR`"):
             LocalBroker(DurableStore(damaged), upkeep=False)
         return
     segment = sorted((damaged / "segments").iterdir())[0]
     flip(segment, segment.stat().st_size // 2)
-    with pytest.raises(errors.CorruptSegment, match=f"`txmq salvage {damaged} --to NEWDIR`"):
+    with pytest.raises(errors.CorruptSegment, match=f"`txmq broker salvage {damaged} --to NEWDIR`"):
         contents(damaged)
 
 

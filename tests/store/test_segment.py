@@ -120,7 +120,11 @@ def test_a_flipped_byte_is_an_error_that_names_file_position_and_block_and_the_o
         rf"{ids[1]} \(50 rows, ",
         text,
     )
-    assert "restore the file from a backup" in text and f"txmq verify {tmp_path}" in text and "\n" not in text
+    assert (
+        "restore the file from a backup" in text
+        and f"txmq broker verify {tmp_path}" in text
+        and "\n" not in text
+    )
     assert [store.read(block_id).num_rows for block_id in (ids[0], ids[2])] == [50, 50]
     store.close()
     report = verify(tmp_path)

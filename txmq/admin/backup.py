@@ -1,4 +1,4 @@
-"""``txmq backup``: a copy of the data directory of a running broker.
+"""``txmq broker backup``: a copy of the data directory of a running broker.
 
 Not here: how it is made (``broker_core/client/backup.py``).
 """
@@ -14,7 +14,7 @@ from txmq.output import done
 
 
 @command(
-    "backup",
+    "broker backup",
     "copy a data directory while its broker runs",
     *ANY_BROKER,
     argument("DIRECTORY", "as --data DIR", "[DIR]", required=False),
@@ -30,7 +30,6 @@ def _backup(options: Options) -> int:
     if options.data is None and options.url is None:
         raise OptionError("no broker is named", "give DIR, or --url of a broker elsewhere")
     made = backup(client_at(options).address, options.to, options.timeout)
-    text = (
-        f"{made.directory}: {made.files} files, {made.size_bytes / 1e6:.1f} MB; check it with `txmq verify`"
-    )
+    size = f"{made.files} files, {made.size_bytes / 1e6:.1f} MB"
+    text = f"{made.directory}: {size}; check it with `txmq broker verify`"
     return done(options, text, **dataclasses.asdict(made))

@@ -1,6 +1,7 @@
-"""``txmq skip-damaged``: what is damaged leaves a queue of a running broker, and the rest flows.
+"""``txmq queue skip-damaged``: what is damaged leaves a queue of a running broker, and the rest flows.
 
-Not here: how (``broker_core/store/salvage/live.py``), and a broker that does not start (``txmq salvage``).
+Not here: how (``broker_core/store/salvage/live.py``), and a broker that does not start (``txmq broker
+salvage``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from txmq.output import confirm, done
 QUEUE = argument("QUEUE", shell_complete=queue_names)
 
 
-@command("skip-damaged", "remove damaged messages from a queue", *BROKER, QUEUE, YES)
+@command("queue skip-damaged", "remove damaged messages from a queue", *BROKER, QUEUE, YES)
 def _skip_damaged(options: Options) -> int:
     client = client_at(options)
     found = skip_damaged(client, options.queue, check=True)

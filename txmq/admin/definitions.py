@@ -1,4 +1,4 @@
-"""``txmq export`` and ``txmq import``: definitions of a broker, in the form of RabbitMQ.
+"""``txmq broker export`` and ``txmq broker import``: definitions of a broker, in the form of RabbitMQ.
 
 Not here: what they are (``broker_core/broker/definitions.py``).
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from broker_core.client.accounts import RemoteAccounts
 from broker_core.core.errors import OptionError
 from txmq.address import BROKER, client_at
 from txmq.command.declare import Options, argument, command, option
-from txmq.output import done, print_json, print_lines
+from txmq.output import done, print_lines, report
 
 MAX_BYTES = 64 * 1024 * 1024
 
 
 @command(
-    "export",
+    "broker export",
     "write users, permissions, queues and bindings as JSON",
     *BROKER,
     option("--to", "FILE", "made for its owner alone; default: standard output"),
@@ -33,10 +32,7 @@ def _export(options: Options) -> int:
     _say_skipped("exported", found.skipped)
     text = json.dumps(found.definitions, indent=2, ensure_ascii=False, sort_keys=True)
     if options.to is None:
-        print_json(found.definitions) if options.json else sys.stdout.write(
-            json.dumps(found.definitions, indent=2) + "\n"
-        )
-        return 0
+        return report(options, found.definitions, json.dumps(found.definitions, indent=2).splitlines())
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(options.to, flags, 0o600), "w", encoding="utf-8") as file:
@@ -47,23 +43,21 @@ def _export(options: Options) -> int:
 
 
 @command(
-    "import",
+    "broker import",
     "import users, permissions, queues and bindings from a file",
     *BROKER,
-    argument("FILE", "of RabbitMQ (rabbitmqctl export_definitions) or txmq export"),
+    argument("FILE", "of RabbitMQ (rabbitmqctl export_definitions) or `txmq broker export`"),
     option("--check", text="only say what would be done"),
 )
 def _import(options: Options) -> int:
     found = RemoteAccounts(client_at(options)).import_definitions(_read(options.file), check=options.check)
-    if options.json:
-        print_json({**dataclasses.asdict(found), "check": options.check})
-        return 0
-    _say_skipped("imported", found.skipped)
+    if not options.json:
+        _say_skipped("imported", found.skipped)
     what = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.counts.items() if count)
-    print_lines(
+    text = (
         f"{'would import' if options.check else 'imported'} {what or 'nothing'}; {len(found.skipped)} skipped"
     )
-    return 0
+    return done(options, text, **dataclasses.asdict(found), check=options.check)
 
 
 def _read(name: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""``txmq transaction`` and ``txmq message``: what a commit did, and what happened to a message, as text.
+"""``txmq history show`` and ``txmq message show``: what a commit did, what happened to a message, as text.
 
 Plain functions: what the broker answered goes in, lines come out.
 Not here: who may see what (``broker_core/broker/history/lookup.py``), the arguments (``channels.py``).
@@ -24,7 +24,7 @@ _RANGES = 8  # of one line
 
 
 def transaction_row(found: TransactionInfo) -> Row:
-    """Returns a row of ``txmq transactions --last``."""
+    """Returns a row of ``txmq history list --last``."""
     return {
         "sequence": found.sequence or None,  # commits of Kafka have none
         "committed_at": _time(found.committed_at_us),

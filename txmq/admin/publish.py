@@ -1,4 +1,4 @@
-"""``txmq publish``: messages by hand, with properties and headers.
+"""``txmq message publish``: messages by hand, with properties and headers.
 
 Not here: what a property means (``broker_core/message/properties.py``).
 """
@@ -36,7 +36,7 @@ def _property(text: str) -> tuple[str, str | int]:
 
 
 @command(
-    "publish",
+    "message publish",
     "publish messages, all in one transaction",
     *BROKER,
     option("--exchange", "EXCHANGE", "default: the default exchange", default=""),

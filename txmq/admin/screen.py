@@ -56,7 +56,7 @@ def show_live(fetch: Fetch, interval_s: float, title: str) -> int:
     survive.
     """
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        raise OptionError("this needs a terminal", "use `txmq queues --watch --json` in a script")
+        raise OptionError("this needs a terminal", "use `txmq queue list --watch --json` in a script")
     fetching = _Fetching(fetch, interval_s)
     out = sys.stdout
     with _screen(out) as key:

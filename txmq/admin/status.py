@@ -17,7 +17,7 @@ from broker_core.core.errors import ConnectionFailed, one_line
 from txmq.address import BROKER, client_at, require_directory
 from txmq.command.declare import WATCH, Options, command
 from txmq.login import credentials
-from txmq.output import print_json, print_lines
+from txmq.output import print_lines, report
 
 ALARM, NO_ANSWER = 3, 4  # exit codes
 MiB = 1024 * 1024
@@ -31,10 +31,7 @@ def _status(options: Options) -> int:
     except ConnectionFailed as error:
         print_lines(f"txmq: {one_line(error)}", error=True)
         return NO_ANSWER
-    if options.json:
-        print_json({**dataclasses.asdict(found), "alarms": found.alarms})
-    else:
-        print_lines(*lines(found))
+    report(options, {**dataclasses.asdict(found), "alarms": found.alarms}, lines(found))
     return ALARM if found.alarms else 0
 
 
@@ -67,7 +64,7 @@ def lines(found: BrokerStatus) -> list[str]:
         "messages": f"{found.messages}, {found.unacknowledged} of them unacknowledged",
         "connections": f"{found.connections} of AMQP, {found.channels} channels",
         "prepared": str(found.prepared),
-        "undecided": f"{found.attempts} attempts",
+        "staged": f"{found.attempts} batches",
         "unapplied": f"{found.unapplied} batches",
         "lag": "none" if found.lag_s is None else f"{found.lag_s:.1f} s, of the app that is furthest behind",
     }

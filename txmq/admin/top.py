@@ -1,4 +1,4 @@
-"""``txmq top``: queues and pipelines with their rates, live.
+"""``txmq top``: queues and apps with their rates, live.
 
 Not here: the screen (``screen.py``). LiveRates are those between two looks, over the broker's own offsets.
 """
@@ -19,7 +19,7 @@ from txmq.output import Row, table
 INTERVAL = option("--interval", "SECONDS", "between two looks; default 2", type=above_zero, default=2.0)
 
 
-@command("top", "show the rates of queues and apps, live", *BROKER, INTERVAL)
+@command("top", "show the rates of queues and apps, live", *BROKER, INTERVAL, json=False)
 def _top(options: Options) -> int:
     rates = LiveRates()
 
@@ -68,7 +68,7 @@ class LiveRates:
         of_queues.sort(key=lambda row: (-row["in/s"] - row["out/s"], -row["messages"]))
         of_apps: list[Row] = [
             {
-                "pipeline": each.app_id,
+                "app": each.app_id,
                 "lag": each.lag,
                 "lag_s": each.lag_s,
                 "batch": each.sequence,
@@ -79,13 +79,11 @@ class LiveRates:
             for each in sorted(apps, key=lambda each: -each.lag)
         ]
         came, went, kept = (sum(row[name] for row in of_queues) for name in ("in/s", "out/s", "messages"))
-        head = (
-            f"{len(queues)} queues, {kept} messages, {came:.1f}/s in, {went:.1f}/s out, {len(apps)} pipelines"
-        )
+        head = f"{len(queues)} queues, {kept} messages, {came:.1f}/s in, {went:.1f}/s out, {len(apps)} apps"
         for_apps = min(len(apps) + 1, max(2, rows // 2)) if apps else 0
         return [head, "", *_some(of_queues, rows - 3 - for_apps), "", *_some(of_apps, for_apps)]
 
 
 def _some(rows: Sequence[Row], lines: int) -> list[str]:
     """At most ``lines`` of a table, its head included."""
-    return table(rows[: max(0, lines - 1)]) if rows and lines > 1 else []
+    return table(rows[: max(0, lines - 1)]) if lines > 1 else []

@@ -44,7 +44,7 @@ class DeclaredCommand(click.Command):
     """Its call returns the options; nothing is done yet."""
 
     def __init__(self, name: str, function: Run, text: str, params: Sequence[Any]) -> None:
-        super().__init__(name, help=text[0].upper() + text[1:] + ".", short_help=text, params=[JSON, *params])
+        super().__init__(name, help=_sentence(text), short_help=text, params=list(params))
         self._function = function
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -103,54 +103,62 @@ WATCH = option(
     is_flag=False,
     flag_value="2",
 )
-# what `txmq --help` shows together; a word may begin several commands
-SECTIONS = {
-    "Broker": ("serve", "status", "top", "doctor", "setup", "completion"),
-    "Queues and messages": ("queues", "declare", "delete", "purge", "peek", "publish", "move", "message"),
-    "Routing": ("exchanges", "bindings", "bind", "unbind"),
-    "Clients": ("connections", "channels", "consumers", "close"),
-    "Transactions": ("transactions", "transaction", "prepared", "commit", "rollback"),
-    "Spark apps": ("apps", "ledger", "staged", "discard", "unapplied", "skip", "release"),
-    "Users and virtual hosts": ("users", "permissions", "vhosts", "policies"),
-    "Data directory": ("backup", "verify", "salvage", "skip-damaged", "export", "import"),
+# the first word of most commands: an object, before what is done to it
+GROUPS = {
+    "queue": "manage queues",
+    "exchange": "manage exchanges and bindings",
+    "message": "publish, move and trace messages",
+    "connection": "inspect and close connections, channels and consumers",
+    "tx": "decide prepared transactions",
+    "history": "inspect committed transactions",
+    "app": "manage Spark apps and their batches",
+    "user": "manage users and their tags",
+    "permission": "manage permissions of users",
+    "vhost": "manage virtual hosts and their limits",
+    "policy": "manage limits and dead letters of many queues by a pattern",
+    "broker": "back up, check, repair and set up a broker",
 }
 
 
-class Sections(click.Group):
-    """Lists its commands by what they are about."""
+class Words(click.Group):
+    """Lists words as they are declared, commands before groups, and a group with its own words."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.commands))
-        for title, words in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(word.ljust(width), self.commands[word].short_help or "") for word in words]
-                )
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands, key=lambda word: (word in GROUPS, word != "list"))
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [" | ".join(self.list_commands(ctx)), "..."]
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return f"{self.short_help}: {', '.join(self.list_commands(click.Context(self)))}"
 
 
-ROOT = Sections(
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+ROOT = Words(
     "txmq",
+    {
+        name: Words(name, help=_sentence(text), short_help=text, no_args_is_help=False)
+        for name, text in GROUPS.items()
+    },
     help="Run, inspect and operate a txmq broker.",
     no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def group(name: str, text: str) -> None:
-    """A word before the words of commands."""
-    ROOT.add_command(
-        click.Group(name, help=text[0].upper() + text[1:] + ".", short_help=text, no_args_is_help=False)
-    )
-
-
-def command(words: str, text: str, *params: click.Parameter) -> Callable[[Run], Run]:
-    """Declares the function as the command of these words: of one word, or of a group and one."""
+def command(words: str, text: str, *params: click.Parameter, json: bool = True) -> Callable[[Run], Run]:
+    """Declares the function as the command of these words: of one word, or of a group and one. ``json``: it
+    takes ``--json``.
+    """
 
     def declared(function: Run) -> Run:
         *above, name = words.split()
         parent = ROOT.commands[above[0]] if above else ROOT
-        assert isinstance(parent, click.Group)
-        parent.add_command(DeclaredCommand(name, function, text, params))
+        assert isinstance(parent, Words)
+        parent.add_command(DeclaredCommand(name, function, text, [*[JSON] * json, *params]))
         return function
 
     return declared

@@ -15,7 +15,7 @@ from broker_core.core.errors import OptionError, TxmqError
 from txmq.address import URL_VARIABLE, engine_at
 from txmq.command.declare import Options, command, one_of, option
 from txmq.login import LOGIN
-from txmq.output import print_json, print_lines
+from txmq.output import report
 
 if TYPE_CHECKING:
     from txmq.doctor.finding import Finding
@@ -46,11 +46,8 @@ def doctor(options: Options) -> int:
 
     found = list(_findings(options))
     problems = sum(each.state == "problem" for each in found)
-    if options.json:
-        print_json([dataclasses.asdict(each) for each in found])
-    else:
-        print_lines(*lines(found))
-        print_lines(f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems")
+    total = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems"
+    report(options, [dataclasses.asdict(each) for each in found], [*lines(found), total])
     return 1 if problems else 0
 
 

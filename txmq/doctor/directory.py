@@ -1,7 +1,7 @@
 """A data directory, there or to be made: its owner, permissions, room, and file system.
 
 What the broker does with a file system is tried in a directory of its own within, which is deleted again.
-Not here: the content (``txmq verify``).
+Not here: the content (``txmq broker verify``).
 Invariant: the lock of a broker is neither taken nor waited for.
 """
 

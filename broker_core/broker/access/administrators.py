@@ -46,5 +46,5 @@ def require_one(users: Mapping[str, UserRecord], given: Collection[str]) -> None
     if not administered(users, given):
         raise OptionError(
             "no administrator who can log in would be left",
-            "first give another user, who has a password, the tag: txmq users tag NAME administrator",
+            "first give another user, who has a password, the tag: `txmq user tag NAME administrator`",
         )

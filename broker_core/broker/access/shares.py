@@ -42,8 +42,9 @@ class Shared(NamedTuple):
 
 PREPARED = Shared(
     "{n} prepared transactions",
-    "commit or roll back some, `txmq rollback --of {user} --all` ends all of a vhost; or raise --user-share",
-    "`txmq prepared` lists them; commit or roll back the old ones",
+    "commit or roll back some, `txmq tx rollback --of {user} --all` ends all of a vhost; or raise "
+    "--user-share",
+    "`txmq tx list` lists them; commit or roll back the old ones",
 )
 
 PREPARED_BYTES = Shared(

@@ -112,7 +112,7 @@ class Users:
             raise OptionError(f"{name!r} cannot be the name of a user", "give one without a colon")
         check_text("the name of a user", name)
         if name in self.by_name:
-            raise OptionError(f"user '{name}' already exists", "set another password with txmq users passwd")
+            raise OptionError(f"user '{name}' already exists", "set another password with `txmq user passwd`")
         self._put(change, UserRecord(name, password_hash, _tags(tags)))
 
     def set_password(self, change: Change, name: str, password_hash: str) -> None:
@@ -251,9 +251,9 @@ class Users:
             if name in self.given:
                 raise OptionError(
                     f"user '{name}' is in the users file alone, and has all permissions",
-                    "add it with txmq users add, to give it others",
+                    "add it with `txmq user add`, to give it others",
                 )
-            raise OptionError(f"user '{name}' does not exist", "list the users with txmq users list")
+            raise OptionError(f"user '{name}' does not exist", "list the users with `txmq user list`")
         return known
 
     def _put(self, change: Change, record: UserRecord) -> None:

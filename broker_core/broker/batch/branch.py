@@ -93,7 +93,7 @@ class StagedRoom:
         if len(self._open.get(user, ())) >= self.limits.user_attempts:
             raise NotAllowed(
                 f"{whose(user)} has {self.limits.user_attempts} open attempts, which is the limit",
-                "`txmq staged` lists them, and `txmq discard` drops one; or raise --user-attempts",
+                "`txmq app staged` lists them, and `txmq app discard` drops one; or raise --user-attempts",
             )
         self.restore(token, user, is_open=True)
 
@@ -148,8 +148,8 @@ class StagedRoom:
         return TransactionTooLarge(
             f"{whose(user)} has staged {self._of_user.get(user, 0)} bytes and would stage {more} more; the "
             f"limit is {self.limits.user_bytes}",
-            "raise --staged-bytes, or make batches smaller; `txmq staged` lists what is staged, and "
-            "`txmq discard` drops it",
+            "raise --staged-bytes, or make batches smaller; `txmq app staged` lists what is staged, and "
+            "`txmq app discard` drops it",
         )
 
 

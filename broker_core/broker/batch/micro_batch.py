@@ -438,7 +438,7 @@ class MicroBatches:
                 if found.owner
                 else "not claimed by any app"
             )
-            raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq apps` lists the claims")
+            raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq app list` lists the claims")
         logs = self.logs(change, now_us)
         claimed = found.progress.frozen_below(found.log.next_offset)
         unapplied = [entry.sequence for entry in self.ledger.unapplied(app_id)]

@@ -104,7 +104,7 @@ class AppOwners:
                 raise AccessRefused(
                     f"access to app '{app_id}' in vhost '{self._vhost}' refused for user '{actor.user}'",
                     "an app belongs to the user who first claimed or opened it; an administrator gives it to "
-                    "another one with txmq apps chown",
+                    "another one with `txmq app chown`",
                 )
 
     def require_tokens(self, actor: Actor, tokens: Iterable[str]) -> None:
@@ -139,8 +139,8 @@ class AppOwners:
             if len(users.apps_of.get(actor.user, ())) >= USER_APPS:
                 raise NotAllowed(
                     f"{whose(actor.user)} has {USER_APPS} apps, which is the limit",
-                    "use the existing app ids; an administrator gives apps to another user with txmq "
-                    "apps chown",
+                    "use the existing app ids; an administrator gives apps to another user with `txmq "
+                    "app chown`",
                 )
             users.own_app(change, app_id, actor.user, self._vhost)
 

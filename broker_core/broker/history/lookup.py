@@ -99,8 +99,8 @@ class Visibility:
 def _readable(
     row: HistoryRecord, mark: bytes = b"", spend: Callable[[int], None] = lambda size_bytes: None
 ) -> Iterator[PastCommit]:
-    """Yields the commits of a row, up to what cannot be read: others are told all the same, and `txmq verify`
-    names the row.
+    """Yields the commits of a row, up to what cannot be read: others are told all the same, and `txmq broker
+    verify` names the row.
     """
     with contextlib.suppress(ValueError):
         yield from commits(row, mark, spend)

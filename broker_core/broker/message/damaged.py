@@ -60,7 +60,7 @@ def damaged_entries(queues: Iterable[Queue], blocks: Blocks, intact: Intact) -> 
         if block_id in blocks.by_id and blocks.by_id[block_id].pins != count:
             raise PreconditionFailed(
                 f"rows of damaged block {block_id} belong to a batch or transaction that is not decided",
-                "decide it first: `txmq staged` and `txmq prepared` list what waits",
+                "decide it first: `txmq app staged` and `txmq tx list` list what waits",
             )
     return found
 
@@ -71,12 +71,13 @@ def require_free(found: Sequence[DamagedEntries]) -> None:
         if queue.owner and queue.progress.claimed.within(max(start, queue.progress.acked), end):
             raise PreconditionFailed(
                 f"app {queue.owner!r} has claimed damaged messages of {queue.full_name}",
-                f"stop its query and run `txmq release {queue.owner} {queue.name} --force` first",
+                f"stop its query and run `txmq app release {queue.owner} {queue.name} --force` first",
             )
         if any(offset in queue.ready.held for offset in range(start, end)):
             raise PreconditionFailed(
                 f"damaged messages of {queue.full_name} are held by a consumer or a prepared transaction",
-                f"close or decide it first: `txmq channels --queue {queue.name}` and `txmq prepared`",
+                f"close or decide it first: `txmq connection channels --queue {queue.name}` and `txmq tx "
+                "list`",
             )
 
 

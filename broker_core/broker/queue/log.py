@@ -71,8 +71,8 @@ class Run:
         found = np.flatnonzero(bits)[self.skip : self.skip + self.count]
         if len(found) != self.count:
             raise CorruptCatalog(
-                f"{self._text()}: its bitmap selects {len(found)} rows, not {self.count}; `txmq verify` "
-                "names all such runs"
+                f"{self._text()}: its bitmap selects {len(found)} rows, not {self.count}; `txmq broker "
+                "verify` names all such runs"
             )
         return found.astype(np.int64) + self.row
 

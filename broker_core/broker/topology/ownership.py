@@ -18,8 +18,8 @@ class QueueHeld(ResourceLocked):
         self.queue = queue
         super().__init__(
             f"queue '{queue.name}' cannot be owned by app '{app_id}': {why}",
-            f"let them end, or `txmq close` them (`txmq channels --queue {queue.name}` and `txmq "
-            f"transactions --queue {queue.name}` name them all), or give the stream a queue of its own",
+            f"let them end, or `txmq connection close` them (`txmq connection channels --queue {queue.name}` "
+            f"and `txmq tx list --queue {queue.name}` name them all), or give the stream a queue of its own",
         )
 
 
@@ -32,7 +32,7 @@ def require_ownable(queue: Queue, app_id: str) -> None:
     if queue.owner:
         raise ResourceLocked(
             f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
-            f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that has finished and will "
+            f"`txmq app release {queue.owner} {queue.name}` takes it from an app that has finished and will "
             "not come back"
         )
     if queue.consumers:
@@ -70,7 +70,7 @@ def release(change: Change, queue: Queue) -> None:
 def owned(queue: Queue) -> ResourceLocked:
     return ResourceLocked(
         f"queue '{queue.name}' belongs to app '{queue.owner}': "
-        f"only its stream consumes it; `txmq release {queue.owner} {queue.name}` takes it from a pipeline "
+        f"only its stream consumes it; `txmq app release {queue.owner} {queue.name}` takes it from an app "
         "that will not come back",
     )
 

@@ -88,7 +88,7 @@ class Policies:
         if (kind, name) not in self.by_key:
             raise OptionError(
                 f"virtual host '{self._host.vhost}' has no {kind.replace('_', ' ')} '{name}'",
-                "list those that exist with txmq policies list",
+                "list those that exist with `txmq policy list`",
             )
         self._undo.attribute(self, "_order")
         self._undo.item(self.by_key, (kind, name))

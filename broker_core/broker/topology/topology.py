@@ -368,5 +368,5 @@ def _check_room(queues: Collection[Queue], name: str, memory: NamesMemory, limit
     if 0 <= limit <= len(queues) and sum(not queue.replies for queue in queues) >= limit:
         raise PreconditionFailed(
             f"cannot declare queue '{name}': queue limit in vhost '{memory.vhost}' ({limit}) is reached",
-            "delete a queue, or raise the limit with txmq vhosts limit",
+            "delete a queue, or raise the limit with `txmq vhost limit`",
         )

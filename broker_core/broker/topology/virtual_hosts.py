@@ -69,7 +69,7 @@ class VirtualHosts:
         check_vhost(name)
         if name in self.by_name:
             raise OptionError(
-                f"virtual host '{name}' already exists", "change its limits with txmq vhosts limit"
+                f"virtual host '{name}' already exists", "change its limits with `txmq vhost limit`"
             )
         self._put(change, VhostRecord(name, max_queues, max_connections, max_messages))
 
@@ -103,7 +103,7 @@ class VirtualHosts:
         """Like ``get``, for an operator. Raises OptionError: there is none of this name."""
         if name not in self.by_name:
             raise OptionError(
-                f"virtual host '{name}' does not exist", "list those that exist with txmq vhosts list"
+                f"virtual host '{name}' does not exist", "list those that exist with `txmq vhost list`"
             )
         return self.by_name[name]
 

@@ -106,7 +106,7 @@ def error(
     return errors.AccessRefused(
         f"{kind.replace('-', ' ')} {right.name}: this user may not {right.operations[0]} it{there} (Kafka "
         f"answers {code.name})",
-        f"allow it with {right.command(NOBODY)} ; txmq setup prints all rights that are needed",
+        f"allow it with {right.command(NOBODY)} ; `txmq broker setup` prints all rights that are needed",
     )
 
 

@@ -259,7 +259,7 @@ class AppProgress:
             raise DataLoss(
                 f"topic {queue} was deleted {'and made again ' if found else ''}since app {self._app_id!r} "
                 "claimed it: what the batch has read is gone, and offsets count other messages now",
-                f"run `txmq release {self._app_id} {queue} --force`, and start with a new checkpoint and "
+                f"run `txmq app release {self._app_id} {queue} --force`, and start with a new checkpoint and "
                 "onNewCheckpoint=resume",
             )
 

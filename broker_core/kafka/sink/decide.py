@@ -235,7 +235,7 @@ class Decider:
 
         if queue not in self._refreshed().queues():
             raise errors.PreconditionFailed(
-                f"queue {queue!r} is not claimed by app {self._app!r}; `txmq apps` lists the claims"
+                f"queue {queue!r} is not claimed by app {self._app!r}; `txmq app list` lists the claims"
             )
         self._fenced.patiently(attempt)
         here("kafka.release.decided")

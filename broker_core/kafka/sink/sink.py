@@ -367,7 +367,7 @@ class KafkaSink:
         app = self._found(app_id)
         if app is None:
             raise errors.PreconditionFailed(
-                f"queue {queue!r} is not claimed by any app {app_id!r}; `txmq apps` lists the claims"
+                f"queue {queue!r} is not claimed by any app {app_id!r}; `txmq app list` lists the claims"
             )
         logs = [TopicPartition(queue, number) for number in self._client.topic(queue).partitions]
         with app.lock:

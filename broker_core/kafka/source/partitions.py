@@ -107,6 +107,6 @@ def require_same_topics(
 def topic_lost(queue: str) -> errors.DataLoss:
     return errors.DataLoss(
         f"the topic {queue!r} was deleted, or deleted and made again, since its rows were claimed",
-        "release the queue (txmq release --force), and start with a new checkpoint and "
+        "release the queue (`txmq app release APP QUEUE --force`), and start with a new checkpoint and "
         "onNewCheckpoint=resume",
     )

@@ -218,7 +218,7 @@ class KafkaSource:
             if position is None:
                 raise errors.PreconditionFailed(
                     f"app {app_id!r} has claimed nothing of queue {queue!r}",
-                    "see txmq apps for what it reads",
+                    "see `txmq app list` for what it reads",
                 )
             asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
             claims.release(asked, proposal, app_id, queue, list(position.acked))

@@ -117,13 +117,13 @@ def _executor(apps: Sequence[str], queues: Sequence[QueueUse]) -> Iterator[Use]:
 def _operator(queues: Sequence[QueueUse]) -> Iterator[Use]:
     everything = (*_LOOK, *_CHECK, *_DECIDE)
     yield Use(OPERATOR, TOPIC, names.OURS, "the state of all apps", everything, prefixed=True)
-    declared = "txmq makes its topics at first use, such as by txmq declare exchange"
+    declared = "txmq makes its topics at first use, such as by txmq exchange declare"
     yield Use(OPERATOR, TOPIC, names.OURS, declared, (port.CreateTopic,), prefixed=True, optional=True)
     ends = (*_OWN, port.DescribeTransaction)
     yield Use(OPERATOR, TRANSACTIONAL_ID, names.IDS, "release and publish", ends, prefixed=True)
     for queue in queues:
         yield Use(OPERATOR, TOPIC, queue.name, "peek and publish", everything)
-        yield Use(OPERATOR, TOPIC, queue.name, "txmq declare queue", (port.CreateTopic,), optional=True)
+        yield Use(OPERATOR, TOPIC, queue.name, "txmq queue declare", (port.CreateTopic,), optional=True)
 
 
 def prepare(

@@ -141,8 +141,8 @@ def require_idle(
     if left and not force:
         raise PreconditionFailed(
             f"queue {queue!r} is not released from app {app_id!r}: {' and '.join(left)}",
-            "start its query again, which finishes them, stop it, and release then; or `txmq skip` what a "
-            "table refuses. With --force the claimed messages are for whoever reads next, what is decided "
+            "start its query again, which finishes them, stop it, and release then; or `txmq app skip` what "
+            "a table refuses. With --force the claimed messages are for whoever reads next, what is decided "
             "waits for the app, and its checkpoint does not fit any more: the app then goes on with a new "
             "checkpoint and onNewCheckpoint=resume",
         )

@@ -74,7 +74,7 @@ class Caller:
         if not self.rights.enters and not self._looks and not self.identity.owner:
             raise AccessRefused(
                 f"access to vhost '{self.rights.vhost}' refused for user '{self.identity.user}'",
-                "an administrator gives permissions with txmq permissions set",
+                "an administrator gives permissions with `txmq permission set`",
             )
 
     def read(self, queues: Iterable[str]) -> None:

@@ -1,4 +1,5 @@
-"""Who holds a channel of AMQP, for an operator: the id that ``txmq channels`` shows and ``txmq close`` takes.
+"""Who holds a channel of AMQP, for an operator: the id that ``txmq connection channels`` shows and ``txmq
+connection close`` takes.
 
 Not here: what the channel holds (``node/held_channels.py``).
 """

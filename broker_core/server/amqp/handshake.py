@@ -174,7 +174,7 @@ def enter(connection: ClientConnection, server: AdmittingServer, vhost: str) -> 
         if mine and state.names.shares.over(user, mine + 1, limit) > 0:
             raise NotAllowed(
                 f"{refused}: it has {mine} connections, its share of the connection limit ({limit})",
-                "close some, raise the limit with txmq vhosts limit, or raise --user-share",
+                "close some, raise the limit with `txmq vhost limit`, or raise --user-share",
             )
         if not rights.enters:
             raise NotAllowed(refused)

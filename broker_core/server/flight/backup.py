@@ -72,7 +72,7 @@ def _pieces(broker: LocalBroker, stopping: threading.Event) -> Iterator[pa.Recor
             yield from _file(ID, directory / ID, files)
     except FileNotFoundError as error:
         raise DataLoss(
-            f"{error.filename} is missing: see `txmq verify`, and restore an older backup"
+            f"{error.filename} is missing: see `txmq broker verify`, and restore an older backup"
         ) from error
     except (OSError, sqlite3.Error) as error:
         raise ResourceShortage(

@@ -174,7 +174,9 @@ def test_a_number_of_another_batch_stops_and_is_found_before_the_decision_too(be
     bench.append(table, bench.once(table, 2), ("a", 2))
     for sequence in (2, 1):
         theirs = bench.once(table, sequence, token="of restored data")
-        with pytest.raises(CheckpointMismatch, match=f"batch {sequence} of app '{APP}'.*txmq unapplied APP"):
+        with pytest.raises(
+            CheckpointMismatch, match=f"batch {sequence} of app '{APP}'.*txmq app unapplied APP"
+        ):
             bench.append(table, theirs, ("x", 0))
     with pytest.raises(CheckpointMismatch):
         bench.change(table, UPSERT, theirs, ("x", 0))

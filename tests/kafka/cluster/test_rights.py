@@ -47,7 +47,7 @@ def test_who_may_read_may_describe() -> None:
             Code.TOPIC_AUTHORIZATION_FAILED,
             "topic orders: this user may not Describe it, or there is none of that name (Kafka answers "
             "TOPIC_AUTHORIZATION_FAILED): allow it with kafka-acls.sh --add --allow-principal User:NAME "
-            "--operation Describe --topic orders ; txmq setup prints all rights that are needed",
+            "--operation Describe --topic orders ; `txmq broker setup` prints all rights that are needed",
         ),
         (port.Fetch({LOG: 0}), Code.TOPIC_AUTHORIZATION_FAILED, "topic orders: this user may not Read it"),
         (port.Produce({LOG: b""}), Code.TOPIC_AUTHORIZATION_FAILED, "--operation Write --topic orders"),

@@ -1,4 +1,4 @@
-"""``txmq setup``: what it prints is what the engine sends, what the page says, and what the cluster lacks."""
+"""``txmq broker setup``: what it prints is what the engine sends, what the page says, and what the cluster lacks."""
 
 from __future__ import annotations
 
@@ -226,12 +226,12 @@ def test_no_role_has_a_right_that_it_does_not_use(sent: dict[str, Sent], role: s
 def output(
     kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """What ``txmq setup`` prints about the cluster."""
+    """What ``txmq broker setup`` prints about the cluster."""
     engine = KafkaEngine(URL, None, lambda _: kafka.wire())
     monkeypatch.setitem(engines._engines, (os.getpid(), URL, ()), engine)
 
     def run(*arguments: str, code: int = 0) -> str:
-        assert cli.main(["setup", "--url", URL, *arguments]) == code
+        assert cli.main(["broker", "setup", "--url", URL, *arguments]) == code
         captured = capsys.readouterr()
         return captured.err if code else captured.out
 
@@ -328,7 +328,7 @@ def test_a_topic_that_may_not_be_seen_is_printed_as_unknown(
 
 def test_the_embedded_broker_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Broker.open(tmp_path / "data") as broker:
-        assert cli.main(["setup", "--url", f"txmq://127.0.0.1:{broker.port}"]) == 0
+        assert cli.main(["broker", "setup", "--url", f"txmq://127.0.0.1:{broker.port}"]) == 0
     assert capsys.readouterr().out == "# nothing to prepare: the embedded broker makes what it needs\n"
 
 

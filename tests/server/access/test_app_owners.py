@@ -240,14 +240,14 @@ def test_an_operator_drops_an_attempt_and_names_its_user_where_two_have_the_toke
     data = ("--data", str(tmp_path / "data"))
     for user in (ANN, MALLORY):
         staged(of(user), "t")
-    assert main(["discard", "t", "--yes", *data]) != 0
+    assert main(["app", "discard", "t", "--yes", *data]) != 0
     assert "the users 'ann', 'mallory' have the token t: name the user: --of" in capsys.readouterr().err
     refused(lambda: of(MALLORY).rollback_batch("t", of=ANN))
-    assert main(["discard", "t", "--yes", "--of", MALLORY, *data]) == 0
+    assert main(["app", "discard", "t", "--yes", "--of", MALLORY, *data]) == 0
     assert [each.user for each in broker.engine.attempts()] == [ANN]
-    assert main(["discard", "t", "--yes", *data]) == 0
+    assert main(["app", "discard", "t", "--yes", *data]) == 0
     assert broker.engine.attempts() == []
-    assert main(["discard", "t", "--yes", "--of", ANN, *data]) != 0
+    assert main(["app", "discard", "t", "--yes", "--of", ANN, *data]) != 0
 
 
 def test_an_administrator_gives_an_app_to_another_user(
@@ -259,12 +259,11 @@ def test_an_administrator_gives_an_app_to_another_user(
     put(broker, "in")
     assert claimed(of(ANN), "app", {"in": START}) == {"in": 1}
     data = ("--data", str(tmp_path / "data"))
-    assert main(["apps", "chown", "app", MALLORY, *data]) == 0
+    assert main(["app", "chown", "app", MALLORY, *data]) == 0
     refused(lambda: of(ANN).last_entry("app"), ANN)
     assert of(MALLORY).last_entry("app") is None
-    for words in (("chown", "app", "unknown"), ("chown", "app"), ("give",)):
-        assert main(["apps", *words, *data]) != 0
-        assert "[TXMQ_OPTION]" in capsys.readouterr().err
+    assert main(["app", "chown", "app", "unknown", *data]) != 0
+    assert "[TXMQ_OPTION]" in capsys.readouterr().err
     broker.accounts.give_app("app", ANN)
     assert of(ANN).app("app") is not None
     refused(lambda: of(MALLORY).app("app"))

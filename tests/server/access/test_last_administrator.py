@@ -17,7 +17,7 @@ from tests.cli.test_accounts import Shell, shell
 from tests.server.http.http_client import CHEAP, PASSWORD, Api, serving
 
 LEFT = "no administrator who can log in would be left"
-ADVICE = "txmq users tag NAME administrator"
+ADVICE = "txmq user tag NAME administrator"
 ROOT, BOB = "root", "bob"
 
 
@@ -79,7 +79,7 @@ def test_a_check_of_definitions_says_it(broker: Broker, shell: Shell, tmp_path: 
     path.write_text(json.dumps({"users": [row(ROOT), row(BOB)]}))
     data = ("--data", str(tmp_path / "data"))
     for more in (("--check",), ()):
-        assert shell.code("import", str(path), *more, *data) == 1
+        assert shell.code("broker", "import", str(path), *more, *data) == 1
         assert LEFT in shell.error and "nothing is changed" in shell.error
 
 

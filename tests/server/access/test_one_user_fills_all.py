@@ -293,12 +293,12 @@ LIMITED = {
     "queues": (
         lambda user, n: c.Queue.Declare(queue=f"{user}-{n}"),
         "queue limit in vhost 'his' (20) is reached",
-        lambda n: ("delete", "queue", f"{MAN}-{n}", "--yes"),
+        lambda n: ("queue", "delete", f"{MAN}-{n}", "--yes"),
     ),
     "memory": (
         lambda user, n: c.Exchange.Declare(exchange=f"{user}-{n}"),
         "the queues, exchanges and bindings of vhost 'his' take",
-        lambda n: ("delete", "exchange", f"{MAN}-{n}", "--yes"),
+        lambda n: ("exchange", "delete", f"{MAN}-{n}", "--yes"),
     ),
 }
 
@@ -338,13 +338,13 @@ def test_who_fills_a_virtual_host_is_found_and_ended_and_its_other_users_go_on(
         lines = map(json.loads, (folder / "data/audit.log").read_text().splitlines())
         made = [line["user"] for line in lines if line["event"].endswith(".declare") and line["vhost"] == HIS]
         assert len(made) > 10 and set(made) == {MAN}
-        cli(capsys, folder, "permissions", "set", MAN, "^$", ".*", ".*")
+        cli(capsys, folder, "permission", "set", MAN, "^$", ".*", ".*")
         cli(capsys, folder, *delete(0))
         with pytest.raises(errors.TxmqError, match="ACCESS_REFUSED"):
             declares(MAN, 0)
         declares(ANN, 0)
         if limit == "queues":
-            cli(capsys, folder, "vhosts", "limit", HIS, "--max-queues", "40")
+            cli(capsys, folder, "vhost", "limit", HIS, "--max-queues", "40")
         else:
             for number in range(1, len(made)):
                 cli(capsys, folder, *delete(number))

@@ -111,7 +111,7 @@ def test_a_user_prepares_up_to_its_share_and_others_go_on_also_after_a_restart(
     assert (
         f"user 'man' has {PART} prepared transactions in vhost '/', which is its share of {TOTAL}" in refused
     )
-    assert "`txmq rollback --of man --all`" in refused and refused.endswith("or raise --user-share")
+    assert "`txmq tx rollback --of man --all`" in refused and refused.endswith("or raise --user-share")
     for restart in (False, True):
         again = opened() if restart else broker
         assert prepared_by(again, door, MAN, "b") == (0, refused)
@@ -186,7 +186,7 @@ def test_the_advice_of_the_refusal_makes_room(
     for where in (["--url", broker.url, "--user", MAN], ["--data", str(tmp_path / "data")]):
         refused = prepared_by(broker, "flight", MAN, where[0])[1]
         words = shlex.split(refused.partition("`txmq ")[2].partition("`")[0])
-        assert words == ["rollback", "--of", MAN, "--all"]
+        assert words == ["tx", "rollback", "--of", MAN, "--all"]
         assert main([*words, *where]) == 1 and "--yes" in capsys.readouterr().err
         assert main([*words, "--yes", *where]) == 0
         assert capsys.readouterr().out == f"rolled back {PART} transactions of user 'man'\n"
@@ -194,7 +194,7 @@ def test_the_advice_of_the_refusal_makes_room(
         assert main([*words, "--yes", *where]) == 0 and " 0 " in capsys.readouterr().out
     assert by_flight(broker, MAN, "last") == ""
     for wrong in ([], ["x", "--all"]):
-        assert main(["rollback", *wrong, *where]) == 1
+        assert main(["tx", "rollback", *wrong, *where]) == 1
         assert "takes an XID or --all" in capsys.readouterr().err
 
 

@@ -141,7 +141,7 @@ def test_an_operator_decides_for_others_and_names_the_user_where_two_have_used_t
     for _ in range(2):
         of(OLGA).commit("order-7", of=ANN)
     data = ("--data", str(tmp_path / "data"))
-    assert main(["rollback", "order-7", "--of", MALLORY, "--yes", *data]) == 0
+    assert main(["tx", "rollback", "order-7", "--of", MALLORY, "--yes", *data]) == 0
     assert capsys.readouterr().out.startswith("rolled back order-7")
     prepare(of(ANN), "order-8")
     with amqp(broker, OLGA) as peer:  # it is the only one

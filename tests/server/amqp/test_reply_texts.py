@@ -25,7 +25,7 @@ NAME = "n" * 255  # the longest name there is, in place of each value
 # RabbitMQ says no more, or the text is long and has what to do in its middle
 ELSEWHERE = {
     "cannot obtain exclusive access to locked ": "It could be originally declared on another connection",
-    " is damaged at ": "see `txmq salvage`",
+    " is damaged at ": "see `txmq broker salvage`",
     "the volume of the data directory ": "make the file system",
     "whether ": "if it began later it was not committed",
 }

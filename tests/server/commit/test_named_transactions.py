@@ -43,7 +43,7 @@ def ready(channel: BlockingChannel, queue: str) -> int:
 
 
 def txmq(broker: AmqpServed, *arguments: str) -> str:
-    command = [sys.executable, "-m", "txmq", arguments[0], "--url", broker.url, *arguments[1:]]
+    command = [sys.executable, "-m", "txmq", "tx", *arguments, "--url", broker.url]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -114,7 +114,7 @@ def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from
         assert outcome(connection.channel(), "xa-1") == "prepared"
         assert (ready(connection.channel(), "in"), ready(connection.channel(), "out")) == (0, 0)
     broker.restart()
-    listed = json.loads(txmq(broker, "prepared", "--json"))
+    listed = json.loads(txmq(broker, "list", "--json"))
     assert [(found["xid"], found["publishes"]) for found in listed] == [("xa-1", 1)]
     txmq(broker, decision, "xa-1", "--yes")
     with closing(connect(broker)) as connection:
@@ -125,7 +125,7 @@ def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from
         if not committed:
             method, _, body = channel.basic_get("in")
             assert (method.redelivered, body) == (True, b"request")
-    assert json.loads(txmq(broker, "prepared", "--json")) == []
+    assert json.loads(txmq(broker, "list", "--json")) == []
 
 
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
@@ -160,7 +160,7 @@ def test_20_prepare_with_no_work_is_read_only_and_leaves_nothing_to_decide(broke
         channel.basic_publish(NAMED, "prepare", b"xa-1")
         channel.tx_commit()
         assert outcome(channel, "xa-1") is None
-    assert json.loads(txmq(broker, "prepared", "--json")) == []
+    assert json.loads(txmq(broker, "list", "--json")) == []
 
 
 @pytest.mark.parametrize(

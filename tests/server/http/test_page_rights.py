@@ -153,11 +153,11 @@ def test_an_empty_broker_says_what_to_do_first_to_those_who_see_all_of_it(tmp_pa
     with serving(tmp_path) as broker:
         add_people(broker)
         boss, stranger = Visitor(broker.http_urls[0], "boss"), Visitor(broker.http_urls[0], "stranger")
-        assert "txmq declare queue orders" in boss.get("/ui").text
-        assert "txmq declare queue orders" not in stranger.get("/ui").text
+        assert "txmq queue declare orders" in boss.get("/ui").text
+        assert "txmq queue declare orders" not in stranger.get("/ui").text
         with broker.channel() as channel:
             channel.queue_declare("orders")
-        wait_until(lambda: "txmq declare queue orders" not in boss.get("/ui").text)
+        wait_until(lambda: "txmq queue declare orders" not in boss.get("/ui").text)
         boss.close()
         stranger.close()
 

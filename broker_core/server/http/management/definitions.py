@@ -1,4 +1,5 @@
-"""Definitions both ways, in RabbitMQ's format: what ``txmq export`` writes and ``txmq import`` reads.
+"""Definitions both ways, in RabbitMQ's format: what ``txmq broker export`` writes and ``txmq broker import``
+reads.
 
 Not here: what they say and how they are applied (``broker/definitions.py``).
 Invariant: an import that is wrong anywhere changes nothing. What has no counterpart is said in the answer.
