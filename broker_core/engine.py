@@ -26,6 +26,7 @@ from broker_core.core.errors import OptionError
 
 START: Literal["start"] = "start"
 EARLIEST, LATEST = -2, -1  # in place of an offset
+UNKNOWN_OFFSETS = "?"  # of a batch, in place of a digest
 
 # what the target of a branch says about its way to a table, as [microseconds, text]
 Note = Literal["refused", "rows_to"]
@@ -362,8 +363,8 @@ class Sink(Protocol):
         offset_log: str = "",
     ) -> Opened:
         """Returns a token for a new attempt (``token``, if the caller made one), or the entry of a decided
-        batch (C1). ``offset_log``: which offsets of other sources the batch has, as one text; "" if txmq has
-        all of its sources. Raises CheckpointMismatch, BatchGap.
+        batch (C1). ``offset_log``: its offsets of sources that are not txmq, as one text; "" without one,
+        UNKNOWN_OFFSETS. Raises CheckpointMismatch, BatchGap.
         """
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -387,11 +388,10 @@ class Sink(Protocol):
         offset_log: str = "",
     ) -> Committed:
         """Decides a batch (C4), or returns its entry if it is decided; ``token`` may then be "" and
-        ``branches`` empty. ``opens``: opens it first, as ``open_batch`` with this word does. ``offset_log``:
-        as there.
+        ``branches`` empty. ``opens``: opens it first, with this word. ``offset_log``: as ``open_batch``.
 
         Raises MissingBranch, CheckpointMismatch (also if the batch is decided and has read other ranges
-        since, or has other offsets now), BatchGap, Unroutable.
+        since, or has other offsets now), BatchGap, Unroutable, OptionError.
         """
 
     def commit_branches(

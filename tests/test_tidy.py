@@ -371,7 +371,7 @@ BUDGETS = {
     "broker_core/flight": 500,
     "broker_core/kafka": 9740,
     "broker_core/message": 1750,
-    "broker_core/micro_batch": 2110,
+    "broker_core/micro_batch": 2155,
     "broker_core/node": 3800,
     "broker_core/routing": 2100,
     "broker_core/server": 14370,

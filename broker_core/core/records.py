@@ -264,7 +264,7 @@ class LedgerRecord(Record):
     applied: bool
     mirrored: bool
     vhost: str = VHOST
-    offset_log: str = ""  # which offsets of sources that are not txmq the batch has; "": it has none
+    offset_log: str = ""  # which offsets of sources that are not txmq the batch has; "": none; "?": unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from broker_core.core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.core.undo import Undo
 from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, OnNewCheckpoint, ToApply
-from broker_core.micro_batch.claims.reads import require_same_offsets, unread
+from broker_core.micro_batch.claims.finished import Decision
+from broker_core.micro_batch.claims.other_sources import require_same_offsets
+from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.sink import RecordSink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
@@ -163,11 +165,12 @@ class Ledger:
         """Returns per log where its last decided range ended; logs without consumption are missing."""
         return {log: self._consumed[log][0] for log in logs if log in self._consumed}
 
-    def has_decided(self, query_id: str, batch_id: int, counts: Callable[[str], bool]) -> bool | None:
-        """Returns whether the batch is decided; None: its query does not decide here, by apps that count."""
+    def decision(self, query_id: str, batch_id: int, counts: Callable[[str], bool]) -> Decision:
+        """Returns the entry of the batch; None: its query does not decide here, by apps that count."""
         queries = ((app, each.query_id) for app, known in self._lineages.items() for each in known)
         apps = [app for app, query in queries if query == query_id and counts(app)]
-        return any(self.entry(MicroBatch(app, query_id, batch_id)) for app in apps) if apps else None
+        entries = (self.entry(MicroBatch(app, query_id, batch_id)) for app in apps)
+        return next(filter(None, entries), False) if apps else None
 
     def next_sequence(self, app_id: str) -> int:
         last = self.last(app_id)

@@ -21,6 +21,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from broker_core.core.errors import OptionError
+from broker_core.engine import UNKNOWN_OFFSETS
 from connector.errors import error_summary
 from connector.options import AddressOptions
 from connector.stream.offset import is_offset
@@ -41,14 +42,14 @@ class OffsetLog:
         self._query = ""  # whose the checkpoint is, once that was read
 
     def digest(self, batch_id: int, query_id: str, spark: SparkSession | None = None) -> str:
-        """The digest of the entry of a batch; "" if txmq has all of its sources. ``spark`` reads what this
-        process cannot. Raises OptionError where that is not known.
+        """The digest of the entry of a batch; "" if txmq has all of its sources, UNKNOWN_OFFSETS if the app
+        has a queue and a sink cannot know more. ``spark`` reads what this process cannot. Raises OptionError.
         """
         if self._own:
             return ""
         entry = None if self._checkpoint is None else self._entry(self._checkpoint, batch_id, query_id, spark)
         if entry is None:
-            return self._require_own(query_id, spark)
+            return self._without_entry(query_id, spark)
         offsets = entry.splitlines()[2:]  # behind the version and the metadata
         if self._are_own(offsets):
             self._own = not any(map(_is_missing, offsets))
@@ -56,32 +57,28 @@ class OffsetLog:
         return hashlib.sha256(entry.encode()).hexdigest()[:32]
 
     def _entry(self, checkpoint: str, batch_id: int, query_id: str, spark: SparkSession | None) -> str | None:
-        """Raises OptionError unless Spark reads it where this process does not."""
+        """None if this process cannot read it, and has no Spark. Raises OptionError."""
         try:
-            if not self._query:
-                self._query = _id(checkpoint, spark)
-            entry = _text(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
+            self._query = self._query or _id(checkpoint, spark)
+            if self._query == query_id:
+                return _text(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
+            what = f"checkpoint {checkpoint!r} is of query {self._query}, and this is query {query_id}"
         except Exception as error:
             if spark is None:
                 return None
-            raise OptionError(
-                f"the entry of batch {batch_id} cannot be read in checkpoint {checkpoint!r} "
-                f"({error_summary(error)})",
-                "give transactional checkpoint=, the checkpointLocation of the query",
-            ) from error
-        if self._query != query_id:
-            raise OptionError(
-                f"checkpoint {checkpoint!r} is of query {self._query}, and this is query {query_id}",
-                "give transactional checkpoint=, the checkpointLocation of the query",
-            )
-        return entry
+            why = error_summary(error)
+            what = f"the entry of batch {batch_id} cannot be read in checkpoint {checkpoint!r} ({why})"
+        raise OptionError(what, "give transactional checkpoint=, the checkpointLocation of the query")
 
-    def _require_own(self, query_id: str, spark: SparkSession | None) -> str:
-        """Raises OptionError unless all sources are txmq's, as far as that is known without the entry."""
-        plans = [] if spark is None else [*map(explained, running(spark, query_id))]
-        if self._logs(()) and (spark is None or plans) and not any(map(other_sources, plans)):
-            self._own = True
-            return ""
+    def _without_entry(self, query_id: str, spark: SparkSession | None) -> str:
+        """Raises OptionError unless the plan of the batch has sources of txmq alone, or may have one."""
+        if self._logs(()):
+            if spark is None:
+                return UNKNOWN_OFFSETS
+            plans = [*map(explained, running(spark, query_id))]
+            if plans and not any(map(other_sources, plans)):
+                self._own = True
+                return ""
         raise OptionError(
             f"app {self._app_id!r} reads a source that is not txmq, or has another appId, and what a batch "
             "has of it is not known: Spark does not say where the checkpoint is, or it cannot be read here",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -51,6 +52,9 @@ def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) ->
         partition=context.partitionId() if context else 0,
         attempt=context.attemptNumber() if context else 0,
     )
+    filled = (batch for batch in rows if batch.num_rows)
+    first = next(filled, None)
+    rows = filled if first is None else chain((first,), filled)
     try:
         branch = options.address.engine().stage(header, map(to_messages, rows))
     except BatchDecided:
@@ -61,7 +65,8 @@ def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) ->
         # An engine that stages them all the same drops them with that answer.
         for _ in rows:
             pass
-        branch = StagedBranch(header.branch, header.partition, header.attempt, rows=0, checksum=0)
+        some = int(first is not None)
+        branch = StagedBranch(header.branch, header.partition, header.attempt, rows=some, checksum=0)
     here("connector.write.staged")
     return TaskResult(query_id, batch_id, token, branch)
 

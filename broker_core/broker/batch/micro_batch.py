@@ -52,6 +52,7 @@ from broker_core.core.records import (
 )
 from broker_core.engine import REFUSED_ROWS, BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.reads import require_range
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
 from broker_core.micro_batch.unapplied import mark_applied, note, noted, skip
@@ -224,13 +225,15 @@ class MicroBatches:
         offset_log: str = "",
     ) -> Committed:
         """Decides a batch. Raises, with nothing changed, AccessRefused, CheckpointMismatch, BatchGap,
-        MissingBranch, Unroutable, PreconditionFailed (a full queue).
+        MissingBranch, Unroutable, PreconditionFailed (a full queue), OptionError.
 
         It consumes what apps of its app's owner have read for (query, batch); what others have read under
         these ids is no part of it.
         """
         self.owners.require(actor, [batch.app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
+        apps = {each.app_id for each in self.claims.reads.of_batch(batch.query_id, batch.batch_id)}
+        require_range(offset_log, branches, reads=any(map(partial(self.owners.same, batch.app_id), apps)))
         entry = self.ledger.decided(batch, offset_log)
         if entry is not None:
             return Committed(public_entry(entry), already=True)

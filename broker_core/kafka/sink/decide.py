@@ -27,7 +27,7 @@ from broker_core.kafka.sink import staged_branches
 from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
-from broker_core.micro_batch.claims.reads import unread
+from broker_core.micro_batch.claims.reads import require_range, unread
 from broker_core.micro_batch.ledger import Ledger, MicroBatch, other_decision, public
 from broker_core.micro_batch.unapplied import note, noted
 
@@ -92,7 +92,7 @@ class Decider:
         offset_log: str = "",
     ) -> Committed:
         """Decides a batch. Raises CheckpointMismatch, BatchGap, MissingBranch, Unroutable,
-        TransactionTooLarge, QueueNotFound.
+        TransactionTooLarge, QueueNotFound, OptionError.
         """
         staged = parse(branches)
 
@@ -102,12 +102,13 @@ class Decider:
             def ask() -> LedgerRecord | None:
                 nonlocal ranges
                 ranges = self._refreshed().ranges_read(*batch[1:])
+                require_range(offset_log, branches, reads=bool(ranges))
                 entry = self._ledger.decided(batch, offset_log)
-                if entry is not None:
+                if entry is None:
+                    self._ledger.require_ranges(batch, ranges, self._progress.settled)
+                else:
                     _require_equal(entry, ranges, self._progress.position())
-                    return entry
-                self._ledger.require_ranges(batch, ranges, self._progress.settled)
-                return None
+                return entry
 
             # 1. own the app, with an epoch whose transaction may last long enough
             lasting_ms = timeout_ms(staged)
@@ -121,9 +122,8 @@ class Decider:
             if on_unroutable == "fail":
                 require_routable(won)
             self._decisions.learn(self._progress)
-            record = _new_entry(
-                self._ledger, batch, token, ranges, won, self._progress.position(), offset_log
-            )
+            position = self._progress.position()
+            record = _new_entry(self._ledger, batch, token, ranges, won, position, offset_log)
             _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
             try:
                 self._publish(won, changes)

@@ -131,6 +131,7 @@ class KafkaSource:
         logs = self._logs(queues)
         journal.ensure()
         ends = self._partitions.ends([*logs, journal.log])
+        journal.catch_up(ends[journal.log])
         committed = self._committed(app_id, start, acks, ran)
         question = app_id, queues, start, limit, origin, on_new_checkpoint
 
@@ -169,11 +170,11 @@ class KafkaSource:
 
     def _committed(self, app_id: str, vector: Vector, by_spark: bool, ran: bool) -> CommittedBelow:
         """Asks what is decided where the rules need it: of a symbolic start, and where more is committed than
-        this process knows to be acknowledged.
+        this process knows to be acknowledged, and of a claim that is there already.
         """
-        known = START not in vector.values() and (
-            ran or not by_spark or self._acked(app_id, vector) == vector
-        )
+        again = self.journal(app_id).look(lambda claims: claims.at(app_id, vector))
+        acked = ran or not by_spark or self._acked(app_id, vector) == vector
+        known = START not in vector.values() and again is None and acked
         return CommittedBelow(Ledger() if known else self._decided(app_id), by_spark, ran)
 
     def _acked(self, app_id: str, vector: Vector) -> dict[str, int]:

@@ -25,7 +25,13 @@ from broker_core.core.records import (
 )
 from broker_core.core.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
-from broker_core.micro_batch.claims.finished import CommittedBelow, Counts, anybody, is_consumed
+from broker_core.micro_batch.claims.finished import (
+    CommittedBelow,
+    Counts,
+    anybody,
+    asked_once,
+    is_consumed,
+)
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
@@ -192,7 +198,7 @@ class Claims:
         lineage = self.origins.lineage(app_id, names) if origin_record is None else origin_record.lineage
         # 3. the range: that of a known claim, or a new one
         begin = _begin(logs, every, acked, origin_record)
-        known = self._known(app_id, start, lineage if symbolic else None)
+        known = asked_once(self.at(app_id, start, lineage if symbolic else None), committed, self.reads)
         if known is not None:
             end, begin = dict(known.end), {log: int(first) for log, (first, _) in known.ranges.items()}
         else:
@@ -268,7 +274,7 @@ class Claims:
         while len(claims) > KEPT_CLAIMS:
             self._drop(sink, claims[0])
 
-    def _known(self, app_id: str, start: Vector, lineage: int | None) -> ClaimRecord | None:
+    def at(self, app_id: str, start: Vector, lineage: int | None = None) -> ClaimRecord | None:
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
             if lineage is None or claim.lineage == lineage:
                 return claim

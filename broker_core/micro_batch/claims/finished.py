@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.records import ClaimRecord, LedgerRecord, canonical
+from broker_core.engine import UNKNOWN_OFFSETS
+from broker_core.micro_batch.claims.other_sources import planned_anew
 from broker_core.micro_batch.claims.reads import Reads
 
 Counts = Callable[[str], bool]  # of an app
+Decision = LedgerRecord | Literal[False] | None  # False: not yet; None: its query does not decide here
 
 
 def anybody(_app_id: str) -> bool:
@@ -33,10 +36,8 @@ class DecidedBatches(Protocol):
     def last(self, app_id: str) -> LedgerRecord | None:
         """Returns the newest entry of the app."""
 
-    def has_decided(self, query_id: str, batch_id: int, counts: Counts) -> bool | None:
-        """Returns whether the batch is decided, if its query decides here, under an app that ``counts``; None
-        for another query.
-        """
+    def decision(self, query_id: str, batch_id: int, counts: Counts) -> Decision:
+        """Returns what is decided, if the query decides here, under an app that ``counts``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,21 @@ class CommittedBelow:
     by_spark: bool = True
     ran: bool = False
     counts: Counts = anybody
+
+    def decisions(self, claim: ClaimRecord, reads: Reads) -> list[Decision]:
+        """Returns those of the batches that have read just this claim."""
+        found = reads.of_ranges(claim.app_id, claim.ranges)
+        return [self.decided.decision(read.query_id, read.batch_id, self.counts) for read in found]
+
+
+def asked_once(claim: ClaimRecord | None, committed: CommittedBelow, reads: Reads) -> ClaimRecord | None:
+    """Returns it. Raises CheckpointMismatch if its batch is decided: Spark plans it anew (row 16), and
+    offsets of other sources that are not known may be others now.
+    """
+    for entry in () if claim is None else committed.decisions(claim, reads):
+        if entry and entry.offset_log == UNKNOWN_OFFSETS:
+            raise planned_anew(entry)
+    return claim
 
 
 def is_consumed(
@@ -70,13 +86,8 @@ def is_consumed(
     # 2. Spark ran the batch beside this process, and its sink is another system
     if committed.ran and made:
         return True
-
-    def decided(of: ClaimRecord) -> set[bool | None]:
-        found = reads.of_ranges(of.app_id, of.ranges)
-        return {ledger.has_decided(read.query_id, read.batch_id, committed.counts) for read in found}
-
-    done = decided(claim)
-    if True in done:  # without a range: its cache was read
+    done = committed.decisions(claim, reads)
+    if any(done):  # without a range: its cache was read
         return True
     # 3. the next thing to decide, or of a query that decides here
     last = ledger.last(claim.app_id)
@@ -97,4 +108,5 @@ def is_consumed(
         for other in reversed(source)
         if other.lineage == claim.lineage and canonical(other.end) == claim.start
     )
-    return last is None and (passed := next(before, None)) is not None and decided(passed) == {None}
+    passed = committed.decisions(found, reads) if last is None and (found := next(before, None)) else []
+    return bool(passed) and all(decision is None for decision in passed)

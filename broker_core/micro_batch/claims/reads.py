@@ -7,14 +7,14 @@ may contradict it; then every further read of that batch and its decision are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from broker_core.core.address import VHOST
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.records import LedgerRecord, ReadRecord, canonical
 from broker_core.core.undo import Undo
-from broker_core.engine import Ranges
+from broker_core.engine import UNKNOWN_OFFSETS, Ranges, StagedBranch
 from broker_core.micro_batch.sink import RecordSink
 
 ReleaseText = Callable[[str, Collection[str]], str]
@@ -179,26 +179,15 @@ def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> CheckpointMi
     )
 
 
-def require_same_offsets(entry: LedgerRecord, offset_log: str) -> None:
-    """Raises CheckpointMismatch for a decided batch whose number Spark has given to other offsets (row
-    16), or may have: a batch that was taken over from a Delta ledger has none.
-    """
-    if entry.offset_log == offset_log:
-        return
-    why, newest = (
-        (
-            "Spark has planned it anew: an older checkpoint was restored",
-            "go on with the newest checkpoint, or ",
+def require_range(offset_log: str, branches: Iterable[StagedBranch], *, reads: bool) -> None:
+    """Raises OptionError for rows of a batch that reads no range, if other offsets are not known."""
+    if offset_log == UNKNOWN_OFFSETS and not reads and any(branch.rows for branch in branches):
+        raise OptionError(
+            "the batch has rows of no queue, and which offsets it has of another source is not known: "
+            "format('txmq') cannot read the checkpoint. Nothing was done",
+            "give format('txmq') the option checkpointLocation on a disk of the driver, or use foreachBatch "
+            "with transactional",
         )
-        if entry.offset_log
-        else ("of which offsets is not told here: it comes from a Delta ledger", "")
-    )
-    raise CheckpointMismatch(
-        f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}), and {why}. "
-        "Nothing was done",
-        f"{newest}use a new checkpoint with onNewCheckpoint=resume, and begin each source that is not txmq "
-        "behind this batch (startingOffsets, modifiedAfter)",
-    )
 
 
 def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker_core.core.errors import OptionError
-from broker_core.engine import START, Limit, Origin
+from broker_core.engine import START, UNKNOWN_OFFSETS, Limit, Origin
 from broker_core.launcher import Broker
 from connector.options import AddressOptions, write_options
 from connector.stream.offset_log import OffsetLog
@@ -77,13 +77,13 @@ def test_an_entry_with_offsets_of_other_sources_is_another_one_whenever_it_is_pl
     assert digest(1) == digest(1) != "" and digest(1) != digest(2) != ""
 
 
-def test_what_is_not_known_is_refused_unless_the_app_reads_a_queue(
+def test_what_a_sink_does_not_know_is_refused_unless_the_app_reads_a_queue(
     address: AddressOptions, tmp_path: Path
 ) -> None:
     lost = entry(tmp_path, "5")
     (Path(lost) / "offsets" / "7").unlink()
     for checkpoint in (None, lost, "s3a://bucket/checkpoint"):
-        assert OffsetLog(address, "app", checkpoint).digest(7, QUERY) == ""
+        assert OffsetLog(address, "app", checkpoint).digest(7, QUERY) == UNKNOWN_OFFSETS
         with pytest.raises(OptionError, match="give transactional checkpoint="):
             OffsetLog(address, "other", checkpoint).digest(7, QUERY)
 

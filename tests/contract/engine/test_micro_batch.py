@@ -6,6 +6,7 @@ Each test is named after what it promises. Interleavings and crashes at every st
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +16,19 @@ from broker_core.core.errors import (
     BatchGap,
     CheckpointMismatch,
     MissingBranch,
+    OptionError,
     UnknownTransaction,
     Unroutable,
 )
-from broker_core.engine import REFUSED, REFUSED_ROWS, ROWS_TO, START, StagedBranch, Vector
+from broker_core.engine import (
+    REFUSED,
+    REFUSED_ROWS,
+    ROWS_TO,
+    START,
+    UNKNOWN_OFFSETS,
+    StagedBranch,
+    Vector,
+)
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.claims import claim as claim_rules
 from tests.contract.engine.bench import APP
@@ -150,6 +160,81 @@ def test_row_16_a_decided_batch_that_comes_with_other_offsets_of_another_source_
         assert bench.engine.open_batch(APP, "q", 0, "fail", offset_log="first").entry == entry
         assert bench.engine.commit_batch(APP, "q", 0, "", [], offset_log="first").already
     assert bench.visible() == [b"x"]
+
+
+def test_row_16_what_a_batch_of_unknown_offsets_has_read_is_claimed_once_and_nothing_changes(
+    bench: Bench,
+) -> None:
+    """Spark asks for a claim once before it writes its offset log. It asks again where that was lost, and what it plans
+    then of another source may be other rows. The newest checkpoint goes on, and replays the batch without asking.
+    """
+    bench.produce(b"a")
+    start = bench.claim()
+    bench.run("q", 0, {"in": START}, start)
+    bench.produce(b"b")
+    end = bench.claim(start)
+    assert bench.claim(start) == end, "the driver died before Spark's offset log"
+    for offsets, refused in ((UNKNOWN_OFFSETS, True), ("", False), ("digest", False)):
+        batch = len(bench.engine.entries(APP))
+        bench.read("q", batch, bench.ranges(start, end))
+        branch = bench.stage(f"t{batch}", b"x", batch=batch)
+        commit = partial(bench.engine.commit_batch, APP, "q", batch, f"t{batch}", [branch])
+        decide = partial(commit, opens="fail", offset_log=offsets)
+        decide()
+        for _ in range(2):
+            bench.crash()
+            if not refused:
+                assert bench.claim(start) == end
+                continue
+            with pytest.raises(CheckpointMismatch, match="an older checkpoint was restored"):
+                bench.claim(start, ran=False)
+        assert decide().already
+        bench.produce(b"b")
+        start, end = end, bench.claim(end)
+    assert len(bench.visible()) == 3
+
+
+def test_row_16_a_batch_of_unknown_offsets_that_read_no_queue_has_no_rows(bench: Bench) -> None:
+    def decide(batch: int, *bodies: bytes) -> bool:
+        token = f"t{batch}{len(bodies)}"
+        branch = bench.stage(token, *bodies, batch=batch)
+        found = bench.engine.commit_batch(
+            APP, "q", batch, token, [branch], opens="fail", offset_log=UNKNOWN_OFFSETS
+        )
+        return found.already
+
+    with pytest.raises(OptionError, match="the option checkpointLocation on a disk of the driver"):
+        decide(0, b"x")
+    assert not decide(0)
+    assert decide(0)
+    bench.crash()
+    try:
+        row = bench.stage("again", b"x")
+    except BatchDecided:
+        row = StagedBranch("again", 0, 0, rows=1, checksum=0)  # of a sink that has read its row all the same
+    with pytest.raises(OptionError, match="the option checkpointLocation on a disk of the driver"):
+        bench.engine.commit_batch(APP, "q", 0, "again", [row], opens="fail", offset_log=UNKNOWN_OFFSETS)
+    assert not decide(1) and bench.visible() == []
+
+
+@pytest.mark.parametrize(
+    ("decided", "now", "accepted"),
+    [("first", UNKNOWN_OFFSETS, False), ("", UNKNOWN_OFFSETS, False), (UNKNOWN_OFFSETS, "", True),
+     (UNKNOWN_OFFSETS, "first", False)],
+)  # fmt: skip
+def test_row_16_offsets_that_are_not_known_are_equal_to_no_others(
+    bench: Bench, decided: str, now: str, accepted: bool
+) -> None:
+    def decide(offsets: str) -> bool:
+        return bench.engine.commit_batch(APP, "q", 0, "t", [], opens="fail", offset_log=offsets).already
+
+    decide(decided)
+    bench.crash()
+    if accepted:
+        assert decide(now)
+    else:
+        with pytest.raises(CheckpointMismatch, match="begin each source that is not txmq behind"):
+            decide(now)
 
 
 def test_c1_a_batch_from_before_the_ledgers_first_is_an_older_checkpoint(bench: Bench) -> None:
