@@ -21,7 +21,7 @@ FILL_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Served:
-    """``amqp``: the URI for guest, or None without an AMQP endpoint; ``http``: where its door of HTTP is."""
+    """``amqp``: the URI for guest, or None without an AMQP endpoint; ``http``: where its HTTP listener is."""
 
     url: str
     pid: int

@@ -1,10 +1,10 @@
-"""http_commit_p99: what 200 requests a second at the HTTP door cost those who commit.
+"""http_commit_p99: what 200 requests a second at the HTTP listener cost those who commit.
 
-http_commit_p99_aside: what the same requests cost them at the door of another broker, without other load: so
-much is of the machine (cores, caches, sockets). What is above it is of this broker.
+http_commit_p99_aside: what the same requests cost them at the listener of another broker, without other load:
+so much is of the machine (cores, caches, sockets). What is above it is of this broker.
 Not here: the load of commits (perf_test.py), the broker (broker.py).
-Invariant: one broker with its door open serves the whole figure; the requests are there, elsewhere or not, in
-turns.
+Invariant: one broker with its listener open serves the whole figure; the requests are there, elsewhere or
+not, in turns.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def cluster(
     folder: Path,
     count: int = 1,
     *,
-    doors: Mapping[str, str] | None = None,
+    listeners: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     users: Sequence[str] = (),
     features: Sequence[str] = (),
@@ -147,14 +147,14 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Runs ``count`` nodes on loopback, with every internal topic on up to three of them.
 
-    ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: more lines of
+    ``listeners``: more listeners than PLAIN, with their security protocols. ``settings``: more lines of
     server.properties. ``users``: SCRAM credentials, ``features``: levels, both as kafka-storage takes them.
     ``options``: more of them for each JVM.
     """
     classpath = _server_classpath()
     quiet = _lines(folder / "log4j2.properties", QUIET)
     java = ["java", *options, f"-Xmx{heap}", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
-    protocols = {PLAIN: "PLAINTEXT", **(doors or {})}
+    protocols = {PLAIN: "PLAINTEXT", **(listeners or {})}
     free = free_ports(count * (1 + len(protocols)))
     controllers = [free.pop() for _ in range(count)]
     voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, 1))

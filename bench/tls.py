@@ -1,6 +1,6 @@
 """source_rows_tls, sink_rows_tls: a stream from and to a broker on another host, with TLS beside without.
 
-Both doors are of one broker. A client that cannot read the id of its data directory takes it for one of
+Both listeners are of one broker. A client that cannot read the id of its data directory takes it for one of
 another host, so no file is mapped or handed over.
 """
 

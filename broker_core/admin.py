@@ -86,7 +86,7 @@ class ChannelInfo:
     """
 
     id: str
-    door: str  # amqp, flight or process
+    listener: str  # amqp, flight or process
     user: str
     address: str
     client: str
@@ -125,7 +125,7 @@ class ClientInfo:
     """
 
     id: str
-    door: str  # amqp or flight
+    listener: str  # amqp or flight
     user: str
     vhost: str
     address: str
@@ -397,15 +397,15 @@ class TableInfo:
 
 @dataclass(frozen=True, slots=True)
 class TransactionInfo:
-    """What a commit did, as far as the caller may see it; ``sequence`` is its number. ``door``: amqp, flight,
-    process, spark, or "" for the broker itself. ``xid``: the name of a named transaction. ``app_id`` to
-    ``batch_id``: of a micro-batch, ``batch_id`` -1 for others. ``left_out``: entries of further queues.
+    """What a commit did, as far as the caller may see it; ``sequence`` is its number. ``listener``: amqp,
+    flight, process, spark, or "" for the broker itself. ``xid``: the name of a named transaction. ``app_id``
+    to ``batch_id``: of a micro-batch, ``batch_id`` -1 for others. ``left_out``: entries of further queues.
     """
 
     sequence: int
     committed_at_us: int
     vhost: str = "/"
-    door: str = ""
+    listener: str = ""
     user: str = ""
     client: str = ""
     address: str = ""
@@ -457,7 +457,7 @@ class MessageStep:
     committed_at_us: int
     effect: str
     certain: bool
-    door: str = ""
+    listener: str = ""
     user: str = ""
     client: str = ""
     app_id: str = ""
@@ -488,7 +488,7 @@ def of_batch(found: LedgerInfo) -> TransactionInfo:
     return TransactionInfo(
         sequence=found.transaction,
         committed_at_us=found.committed_at_us,
-        door="spark",
+        listener="spark",
         effects=tuple(consumed),
         app_id=found.app_id,
         query_id=found.query_id,

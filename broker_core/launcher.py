@@ -48,10 +48,10 @@ from broker_core.server.alarm import Alarm
 from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
-from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
 from broker_core.server.flight.server import FlightServer
 from broker_core.server.http import opening
+from broker_core.server.listener_options import LOOPBACK, ListenerOptions
 from broker_core.server.options import ServeOptions
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.threads import Signals
@@ -79,7 +79,7 @@ class Broker:
     def __init__(self, store: Store, directory: str = "", options: ServeOptions = DEFAULTS) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
-        self._doors = doors = options.doors
+        self._listeners = listeners = options.listeners
         with contextlib.ExitStack() as undo:  # closes in reverse order, now or in ``close``
             # 1. the state; once it is closed, committed data is on the disk and the lock is released
             self._local, id_ = _opened_state(store, directory, options)
@@ -98,12 +98,12 @@ class Broker:
                 audit,
                 given=options.users,
                 token=token,
-                open_to_anonymous=not doors.token_only,
+                open_to_anonymous=not listeners.token_only,
             )
             undo.callback(self._logins.close)
             self.accounts = Accounts(self._local, audit)
             flight_accounts = Accounts(self._local, changed=self.accounts.changed)
-            files = TlsFiles(doors.tls) if doors.tls is not None else None
+            files = TlsFiles(listeners.tls) if listeners.tls is not None else None
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
             vhosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
@@ -118,7 +118,7 @@ class Broker:
             if directory and files is not None:
                 local_endpoint = (LOOPBACK, self._server.listen(LOOPBACK, 0))
             # 4. to 6.
-            self._open_doors(options, files, flight_accounts, vhosts, undo)
+            self._open_listeners(options, files, flight_accounts, vhosts, undo)
             failpoint.here("launcher.open.listening")
             # 7. clients find the broker
             if directory:
@@ -126,7 +126,7 @@ class Broker:
                 undo.callback(_forget_endpoint, directory)
             self._open = undo.pop_all()
 
-    def _open_doors(
+    def _open_listeners(
         self,
         options: ServeOptions,
         files: TlsFiles | None,
@@ -134,7 +134,7 @@ class Broker:
         vhosts: Vhosts,
         undo: contextlib.ExitStack,
     ) -> None:
-        """Steps 4 to 6: the doors beside Flight. ``accounts`` and ``vhosts``: those that write no log."""
+        """Steps 4 to 6: the listeners beside Flight. ``accounts`` and ``vhosts``: those that write no log."""
         # 4. AMQP
         parts = self._local, self._logins, self._directory, files, self.quotas
         self._amqp = _amqp_server(options, *parts)
@@ -148,9 +148,9 @@ class Broker:
         if self._renewal is not None:
             undo.callback(self._renewal.stop)
         # 6. HTTP
-        doors = options.doors
+        listeners = options.listeners
         self._http = opening.started(
-            *(doors.http, doors.open_metrics, files),
+            *(listeners.http, listeners.open_metrics, files),
             *(self._local, self.engines, accounts, vhosts, self._logins, self.quotas, self._directory),
             cluster=options.amqp_options.cluster_name,
             connections=self._amqp.shown if self._amqp is not None else tuple,
@@ -175,7 +175,7 @@ class Broker:
         outcomes: Kept | None = None,
         history: HistoryLimits | None = None,
         users: Mapping[str, str] | None = None,
-        doors: Doors | None = None,
+        listeners: ListenerOptions | None = None,
         quotas: QuotaLimits | None = None,
         strict: bool = False,
         started: bool = False,
@@ -186,7 +186,7 @@ class Broker:
         ``outcome``; ``history``: the same of commits. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener;
         ``handlers`` intercept the commands of AMQP clients (docs/handlers.md). ``users``: NAME -> password or
         its hash, beside those of ``accounts``; they may do everything, unless the directory has the name.
-        ``doors``: TLS, and who is let in; ``quotas``: what users may take. ``strict``: no argument is void.
+        ``listeners``: TLS, and who is let in; ``quotas``: what users may take. ``strict``: no void argument.
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
@@ -203,7 +203,7 @@ class Broker:
             outcomes or DEFAULTS.outcomes,
             history or DEFAULTS.history,
             users,
-            doors or DEFAULTS.doors,
+            listeners or DEFAULTS.listeners,
             quotas or DEFAULTS.quotas,
             strict,
         )
@@ -211,7 +211,7 @@ class Broker:
 
     @classmethod
     def _opened(cls, directory: str | os.PathLike[str], options: ServeOptions, *, started: bool) -> Broker:
-        options.doors.check(options.host, options.amqp)
+        options.listeners.check(options.host, options.amqp)
         path = os.path.abspath(os.fspath(directory))
         with full_disk_named(path):
             return cls(DurableStore(path) if started else open_store(path), path, options)
@@ -236,7 +236,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        return f"{self._doors.scheme}://{bracketed(_reachable(self.host))}:{self.port}"
+        return f"{self._listeners.scheme}://{bracketed(_reachable(self.host))}:{self.port}"
 
     @property
     def amqp_urls(self) -> list[str]:
@@ -348,7 +348,7 @@ def _amqp_server(
     quotas: Quotas,
 ) -> AmqpServer | None:
     """Returns the server of the AMQP listeners, which is not started; None for none."""
-    if not options.amqp and not options.doors.amqps:
+    if not options.amqp and not options.listeners.amqps:
         return None
     return AmqpServer(
         local,
@@ -357,7 +357,7 @@ def _amqp_server(
         options=options.amqp_options,
         logins=logins,
         directory=directory,
-        tls_listeners=options.doors.amqps,
+        tls_listeners=options.listeners.amqps,
         tls=files,
         quotas=quotas,
     )
@@ -365,7 +365,7 @@ def _amqp_server(
 
 def _connection_limit(logins: Logins, options: ServeOptions, shares: Shares | None) -> FlightConnectionLimit:
     most, handshake_s = options.quotas.flight_connections, options.amqp_options.handshake_timeout_s
-    of_this_host = options.doors.token_only
+    of_this_host = options.listeners.token_only
     return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=of_this_host, shares=shares)
 
 
@@ -406,7 +406,7 @@ def serve(
     _leave_out_pandas()
     signals = Signals(signal.SIGTERM, signal.SIGINT)
     with Broker._opened(directory, options, started=True) as broker:
-        if options.doors.tls is not None:  # otherwise it ends the broker with its terminal
+        if options.listeners.tls is not None:  # otherwise it ends the broker with its terminal
             signals.take(signal.SIGHUP)
         broker.server.gives_up = idle_timeout_s is not None
         # messages in flight are thousands of short-lived objects: collect cycles less often
@@ -416,7 +416,7 @@ def serve(
         # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
         # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
-        scheme = options.doors.scheme
+        scheme = options.listeners.scheme
         own = f"{scheme}://{bracketed(options.host)}:{broker.port}"
         addresses = [own, *broker.amqp_urls, *broker.http_urls]
         log.info(

@@ -18,7 +18,7 @@ from bench.certificates import Authority
 from bench.ports import free_ports
 from broker_core.core import password as passwords
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from tests.page_blocks import BLOCKS, ROOT, blocks_of, code, pages
 
@@ -80,7 +80,7 @@ def test_the_login_over_tls_reaches_the_broker(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.sign()
     (tmp_path / "secret").write_text("of orders\n")
-    with Broker.open(tmp_path / "data", doors=Doors(TlsOptions(pair.cert, pair.key))) as broker:
+    with Broker.open(tmp_path / "data", listeners=ListenerOptions(TlsOptions(pair.cert, pair.key))) as broker:
         with broker.channel() as channel:
             channel.queue_declare("orders")
         broker.accounts.add_user("orders", passwords.hashed("of orders", passwords.Cost(4)))

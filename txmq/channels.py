@@ -153,7 +153,7 @@ def _prepared_row(found: PreparedInfo) -> Row:
 def _close(options: Options) -> int:
     client = client_at(options)
     channels = [each for each in client.channels() if options.id in (each.id, each.id.rpartition(" (")[0])]
-    there = [each for each in connections(client) if each.id == options.id and each.door == "amqp"]
+    there = [each for each in connections(client) if each.id == options.id and each.listener == "amqp"]
     if there or channels:
         confirm(options, f"close ends {_summary(there, channels)}")
     if not client.close_channel(options.id):

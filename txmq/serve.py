@@ -32,7 +32,7 @@ def serve(given: Options) -> int:
 def options_of(given: Options) -> ServeOptions:
     """Raises OptionError."""
     from broker_core.server.access.users_file import read_users
-    from broker_core.server.doors import Doors
+    from broker_core.server.listener_options import ListenerOptions
     from broker_core.server.options import ServeOptions
 
     _check_sizes(given)
@@ -41,7 +41,7 @@ def options_of(given: Options) -> ServeOptions:
     tls = _tls(given)
     amqps = () if tls is None or NO_AMQP in given.amqps else given.amqps or (DEFAULT_AMQPS,)
     amqp = () if NO_AMQP in given.amqp else given.amqp or (DEFAULT_AMQP,)
-    options = ServeOptions(host, port, amqp, users=users, doors=Doors(tls, amqps))
+    options = ServeOptions(host, port, amqp, users=users, listeners=ListenerOptions(tls, amqps))
     return with_given(options, given)
 
 

@@ -55,11 +55,11 @@ GENERAL = (
         f"{DEFAULT_AMQP}", _MANY,
     ),
     ServeOption(
-        "http", "HOST:PORT", str, "doors.http",
+        "http", "HOST:PORT", str, "listeners.http",
         "address for HTTP: RabbitMQ's management API, metrics; HTTPS with --tls-cert; may be repeated; "
         "default: none", _MANY,
     ),
-    ServeOption("open-metrics", "", bool, "doors.open_metrics", "/metrics of --http needs no login"),
+    ServeOption("open-metrics", "", bool, "listeners.open_metrics", "/metrics of --http needs no login"),
     ServeOption("users", "FILE", str, "", "NAME:PASSWORD or NAME:HASH lines, not readable for others"),
     ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
     ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
@@ -165,14 +165,14 @@ LIMITS = (
 TLS = (
     ServeOption("tls-cert", "FILE", str, "", "PEM: the certificate, then those that signed it"),
     ServeOption("tls-key", "FILE", str, "", "PEM: its key, without a password"),
-    ServeOption("tls-ca", "FILE", str, "doors.tls.ca", "PEM: the authorities of clients' certificates"),
+    ServeOption("tls-ca", "FILE", str, "listeners.tls.ca", "PEM: the authorities of clients' certificates"),
     ServeOption(
-        "tls-verify-peer", "", bool, "doors.tls.verify_peer",
+        "tls-verify-peer", "", bool, "listeners.tls.verify_peer",
         "refuse clients without a certificate of --tls-ca",
     ),
     ServeOption(
         "tls-login-from", "TLS_LOGIN_FROM", click.Choice(("distinguished_name", "common_name")),
-        "doors.tls.login_from",
+        "listeners.tls.login_from",
         "what of a certificate is the user, for AMQP's EXTERNAL; default distinguished_name",
     ),
     ServeOption(
@@ -180,11 +180,11 @@ TLS = (
         f"address for AMQP with TLS; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQPS}", _MANY,
     ),
     ServeOption(
-        "allow-plaintext", "", bool, "doors.allow_plaintext",
+        "allow-plaintext", "", bool, "listeners.allow_plaintext",
         "also listen without TLS where other hosts reach it",
     ),
     ServeOption(
-        "token-only", "", bool, "doors.token_only",
+        "token-only", "", bool, "listeners.token_only",
         "serve only clients that can read the data directory (data=DIR)",
     ),
 )  # fmt: skip

@@ -48,7 +48,7 @@ class Channel:
         self.state = state
         self.connection = self if connection is None else connection
         self.limits = limits or Limits()
-        self.who = BROKER  # whose commits these are in the history; set by the door
+        self.who = BROKER  # whose commits these are in the history; set by the listener
         self.asked: object = None  # the epoch of permissions when its transaction began
         self.transactional = False
         self.confirming = False

@@ -1,4 +1,4 @@
-"""Which permissions a command needs: RabbitMQ's table, shared by all doors.
+"""Which permissions a command needs: RabbitMQ's table, shared by all listeners.
 
 =====================  =====================  ========================  ==========================
 command                configure              write                     read

@@ -1,6 +1,6 @@
-"""Who decides a prepared transaction: the user who named it, or an operator. One function for all doors.
+"""Who decides a prepared transaction: the user who named it, or an operator. One function for all listeners.
 
-Not here: what a decision does (``commit.py``), and what a door calls the words.
+Not here: what a decision does (``commit.py``), and what a listener calls the words.
 Invariant: a caller decides its own transaction, or one that it names by its user; a name alone never means
 that of another user where the caller has one too. Its owner is asked again for its permissions.
 """

@@ -201,8 +201,8 @@ def without_password(url: str) -> str:
     return f"{scheme[0] if scheme else ''}{user}{':***' if colon else ''}@{tail}"
 
 
-def parse_listen(listen: str, door: str = "") -> tuple[str, int]:
-    """Returns host and port of an address to listen on, HOST:PORT with IPv6 in brackets. ``door``: the
+def parse_listen(listen: str, protocol: str = "") -> tuple[str, int]:
+    """Returns host and port of an address to listen on, HOST:PORT with IPv6 in brackets. ``protocol``: the
     protocol; "": that of ``serve --listen``. Raises OptionError.
     """
     host, _, number = listen.rpartition(":")
@@ -215,8 +215,8 @@ def parse_listen(listen: str, door: str = "") -> tuple[str, int]:
         or not (number.isascii() and number.isdigit())
         or int(number) > 65_535
     ):
-        what = f"{door} listener {listen!r}" if door else f"--listen is {listen!r}; it"
-        example = 5672 if door else DEFAULT_PORT
+        what = f"{protocol} listener {listen!r}" if protocol else f"--listen is {listen!r}; it"
+        example = 5672 if protocol else DEFAULT_PORT
         raise errors.OptionError(
             f"{what} must be HOST:PORT, for example 127.0.0.1:{example} or [::1]:{example}, with port 0 for "
             "a free one"

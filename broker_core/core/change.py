@@ -121,11 +121,11 @@ class Named(Protocol):
 
 
 class Author(NamedTuple):
-    """Who commits. ``door``: amqp, flight, process, spark, or "" for the broker itself. ``client``: what the
-    client calls itself. ``address``: of its connection.
+    """Who commits. ``listener``: amqp, flight, process, spark, or "" for the broker itself. ``client``: what
+    the client calls itself. ``address``: of its connection.
     """
 
-    door: str = ""
+    listener: str = ""
     vhost: str = ""
     user: str = ""
     client: str = ""

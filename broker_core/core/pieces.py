@@ -3,7 +3,7 @@
 All other threads wait until a call into C returns: the JSON of 50,000 bindings is 100 ms of silence for every
 client. Here no call has more than a piece.
 
-Not here: how large a value may be at a door.
+Not here: how large a value may be at a listener.
 Invariant: the text, the value and the order are those of ``json`` and ``sorted``.
 """
 

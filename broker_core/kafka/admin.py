@@ -152,7 +152,7 @@ class KafkaAdmin:
             for each in self._decided(app):
                 first, last = each.ranges.get(queue, (0, 0))
                 if first <= offset < last:
-                    step = MessageStep(0, each.committed_at_us, "consumed", certain=True, door="spark")
+                    step = MessageStep(0, each.committed_at_us, "consumed", certain=True, listener="spark")
                     steps.append(replace(step, app_id=app, batch_id=each.batch_id))
         there = "ready" if steps and steps[0].effect == "published" else "unknown"
         state = "settled" if offset < begin else there

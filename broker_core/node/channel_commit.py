@@ -1,4 +1,4 @@
-"""The commit of a channel, the same behind every door: AMQP, Flight, and this process.
+"""The commit of a channel, the same behind every listener: AMQP, Flight, and this process.
 
     1. spill         what is too much for the catalog is written to a segment
     2. commit        one work: the rights are asked again, and all of the transaction becomes one change

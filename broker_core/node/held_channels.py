@@ -31,12 +31,12 @@ _SHORT = 60  # characters of a name in it
 
 
 class ChannelHolder(NamedTuple):
-    """``door``: amqp, flight or process. ``client``: what the client calls itself. ``since_us``: when the
+    """``listener``: amqp, flight or process. ``client``: what the client calls itself. ``since_us``: when the
     channel was opened, by the clock of commits.
     """
 
     id: str
-    door: str
+    listener: str
     user: str
     address: str
     client: str
@@ -46,19 +46,19 @@ class ChannelHolder(NamedTuple):
     @property
     def who(self) -> Author:
         """Returns the same for the history of commits."""
-        return Author(self.door, self.vhost, self.user, self.client, self.address)
+        return Author(self.listener, self.vhost, self.user, self.client, self.address)
 
 
 class HeldChannels:
-    """The channels of all doors, while they exist, and how each door ends one. For any thread."""
+    """The channels of all listeners, while they exist, and how each listener ends one. For any thread."""
 
     def __init__(self) -> None:
         self._holders: WeakKeyDictionary[Channel, ChannelHolder] = WeakKeyDictionary()
         self._closers: list[Callable[[str], bool]] = []
         self._connections: list[Callable[[], list[ClientInfo]]] = []
 
-    def add_door(self, close: Callable[[str], bool], connections: Callable[[], list[ClientInfo]]) -> None:
-        """``close``: ends what has an id, if it is of this door; whether it was."""
+    def add_listener(self, close: Callable[[str], bool], connections: Callable[[], list[ClientInfo]]) -> None:
+        """``close``: ends what has an id, if it is of this listener; whether it was."""
         self._closers.append(close)
         self._connections.append(connections)
 
@@ -82,7 +82,7 @@ class HeldChannels:
 
     def clients(self, vhost: str) -> list[ClientInfo]:
         """Returns the connections that have entered a virtual host, oldest first, at most LISTED."""
-        found = [each for door in self._connections for each in door() if each.vhost == vhost]
+        found = [each for listener in self._connections for each in listener() if each.vhost == vhost]
         return sorted(found, key=lambda each: -each.age_s)[:LISTED]
 
     def consumers(self, vhost: str) -> list[ConsumerInfo]:
@@ -135,7 +135,7 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
     held = Counter(each.queue.name for each in [*list(channel.unacked.values()), *marked])
     return ChannelInfo(
         holder.id,
-        holder.door,
+        holder.listener,
         holder.user,
         holder.address,
         holder.client,
@@ -168,7 +168,7 @@ def _users(queue: Queue, held: HeldChannels) -> Iterator[str]:
         for used in _used(channel)
     )
     for holder in dict.fromkeys(holder for holder, used in islice(entries, LOOKED) if used is queue):
-        who = f"{_short(holder.client) or holder.door} of user '{_short(holder.user)}'"
+        who = f"{_short(holder.client) or holder.listener} of user '{_short(holder.user)}'"
         where = f" at {holder.address}" if holder.address else " in the broker's process"
         close = f" (`txmq connection close {quote(printable(holder.id))}`)" if holder.id else ""
         yield f"{who}{where} since {_time(holder.since_us)}{close}"

@@ -2,8 +2,8 @@
 written to segments before.
 
 A commit blocks all others, so it must not make fifty thousand copies. They are made and routed before, a few
-at a time under the lock. The commit asks for it (``LettersNotAhead``), behind whatever door; then it is tried
-again.
+at a time under the lock. The commit asks for it (``LettersNotAhead``), behind whatever listener; then it is
+tried again.
 Not here: when they are too many (``settlement.py``).
 Invariant: what is written belongs to nothing until it is added to the transaction, once, while that is not
 decided. Otherwise it is forgotten.

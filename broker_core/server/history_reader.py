@@ -1,6 +1,6 @@
 """The history of commits for callers: the broker's rows, the ledgers of its apps, and what a queue has now.
 
-Not here: what a caller may see (``broker/history/lookup.py``), the doors.
+Not here: what a caller may see (``broker/history/lookup.py``), the listeners.
 Invariant: reading the rows is not under the lock. What is told is durable if the reader ``waits``: its rows
 are taken by a work, which comes after the commits before it. Otherwise the last ones may be about to be. A
 call reads a bounded part of the history, and says where the next one goes on.

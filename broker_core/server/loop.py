@@ -1,4 +1,4 @@
-"""The event loop of a door, in a thread of its own: uvloop's where it is installed."""
+"""The event loop of a listener, in a thread of its own: uvloop's where it is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread(ABC):
-    """``start`` and ``stop`` are for any thread; all else of a door belongs to the thread of its loop."""
+    """``start`` and ``stop`` are for any thread; all else of a listener belongs to the thread of its loop."""
 
     loop: asyncio.AbstractEventLoop
 

@@ -13,7 +13,7 @@ from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import QuotaLimits
 
 
@@ -22,7 +22,7 @@ class ServeOptions:
     """``host`` and ``port``: of Flight. ``amqp``: HOST:PORT of each AMQP listener. ``handlers`` intercept the
     commands of AMQP clients. ``limits``: of one transaction. ``outcomes``: how many are kept, and for how
     long; ``history``: the same of commits. ``users``: NAME -> password or its hash, beside those of the
-    directory. ``doors``: TLS, and who is let in. ``quotas``: what users may take.
+    directory. ``listeners``: TLS, and who is let in. ``quotas``: what users may take.
     ``strict``: arguments without effect are refused.
     """
 
@@ -35,6 +35,6 @@ class ServeOptions:
     outcomes: Kept = field(default_factory=Kept)
     history: HistoryLimits = field(default_factory=HistoryLimits)
     users: Mapping[str, str] | None = None
-    doors: Doors = field(default_factory=Doors)
+    listeners: ListenerOptions = field(default_factory=ListenerOptions)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
     strict: bool = False

@@ -118,7 +118,7 @@ class Quota:
 
 
 class Quotas:
-    """Of one broker, at all its doors, with the alarm that stops publishers."""
+    """Of one broker, at all its listeners, with the alarm that stops publishers."""
 
     def __init__(self, limits: QuotaLimits | None = None, shares: Shares | None = None) -> None:
         limits = limits or QuotaLimits()

@@ -25,7 +25,7 @@ FILES_SHARE = 0.9  # of the files that the process may open: above it, clients a
 
 
 class StatusReader:
-    """``listens``: the addresses of all doors."""
+    """``listens``: the addresses of all listeners."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ def test_a_commit_says_what_it_published_acknowledged_rejected_and_dead_lettered
         ("rejected", "in", 1, ((1, 2),)),
         ("dead_lettered", "dead", 1, ((1, 2),)),
     ]
-    assert (second.door, second.xid, second.effects[3].source) == ("process", "order-7", "in")
+    assert (second.listener, second.xid, second.effects[3].source) == ("process", "order-7", "in")
     assert effects(third) == [("purged", "in", 2, ((2, 4),))]
     assert first.sequence < second.sequence < third.sequence
     rows = node.broker.state.transactions.history.rows()
@@ -400,7 +400,7 @@ def test_expired_and_overflowed_messages_are_told(node: Node) -> None:
     assert (found["overflowed"].queue, found["overflowed"].ranges) == ("short", ((0, 1),))
     assert (found["dead_lettered"].queue, found["dead_lettered"].source) == ("dead", "short")
     assert (found["expired"].queue, found["expired"].ranges) == ("brief", ((0, 1),))
-    assert told(node)[-1].door == ""  # the broker itself
+    assert told(node)[-1].listener == ""  # the broker itself
 
 
 def test_rejects_whose_dead_letters_are_written_ahead_are_rejects(node: Node) -> None:
@@ -458,7 +458,7 @@ def test_a_user_sees_its_queues_alone_and_others_only_as_its_own_commits(node: N
     ann = Visibility("/", False, "ann", lambda queue: queue == "mine", lambda _app: False, {})
     (found,) = told(node, ann)
     assert effects(found) == [("published", "mine", 1, ((0, 1),))]
-    assert "secret" not in repr(found) and (found.door, found.user, found.xid, found.left_out) == (
+    assert "secret" not in repr(found) and (found.listener, found.user, found.xid, found.left_out) == (
         "",
         "",
         "",

@@ -16,7 +16,7 @@ import pytest
 
 from broker_core.client import broker as client
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.store.directory import DirectoryLock
 from txmq import cli
 from txmq.doctor import directory, java, port, python
@@ -266,7 +266,7 @@ def test_permissions_that_a_broker_would_stumble_on_are_named(tmp_path: Path) ->
 
 @pytest.mark.parametrize("token_only", [False, True])
 def test_the_broker_of_a_directory_is_named_and_nothing_disturbs_it(tmp_path: Path, token_only: bool) -> None:
-    with Broker.open(tmp_path, doors=Doors(token_only=token_only)) as broker:
+    with Broker.open(tmp_path, listeners=ListenerOptions(token_only=token_only)) as broker:
         state, text, _ = found_in(tmp_path)["broker"]
         assert state == "ok" and f"process {os.getpid()} (" in text and broker.url in text
     assert found_in(tmp_path)["broker"] == ("ok", f"no broker has {tmp_path}", "")

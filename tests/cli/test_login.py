@@ -18,7 +18,7 @@ from broker_core.client.broker import BrokerClient
 from broker_core.core.credentials import PASSWORD_VARIABLE, Credentials
 from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from txmq.cli import main
 from txmq.command.declare import ROOT
@@ -31,8 +31,8 @@ def known(tmp_path: Path) -> Iterator[list[str]]:
     """The arguments of a command for a broker with TLS, all but the password."""
     authority = Authority(tmp_path)
     pair = authority.sign()
-    doors = Doors(TlsOptions(pair.cert, pair.key))
-    with Broker.open(tmp_path / "broker", users={"ann": SECRET}, doors=doors) as broker:
+    listeners = ListenerOptions(TlsOptions(pair.cert, pair.key))
+    with Broker.open(tmp_path / "broker", users={"ann": SECRET}, listeners=listeners) as broker:
         with broker.channel() as channel:
             channel.queue_declare("q")
         yield ["--url", f"txmqs://localhost:{broker.port}", "--user", "ann", "--tls-ca", authority.ca]

@@ -40,7 +40,7 @@ def test_rows_have_nulls_for_what_is_not_there() -> None:
         sequence=0,
         committed_at_us=1,
         vhost="/",
-        door="",
+        listener="",
         user="",
         client="",
         address="",
@@ -48,7 +48,7 @@ def test_rows_have_nulls_for_what_is_not_there() -> None:
         tables=(TableInfo("t", "append", 2, True, version=0),),
     )
     (row,) = state._batch("transactions", [info]).to_pylist()
-    assert (row["sequence"], row["door"], row["app_id"], row["batch_id"], row["ledger_sequence"]) == (
+    assert (row["sequence"], row["listener"], row["app_id"], row["batch_id"], row["ledger_sequence"]) == (
         None,
     ) * 5
     assert row["effects"] == [

@@ -1,4 +1,4 @@
-"""A real Kafka for the contracts of this process, with all doors; tests make topics of their own."""
+"""A real Kafka for the contracts of this process, with all listeners; tests make topics of their own."""
 
 from __future__ import annotations
 

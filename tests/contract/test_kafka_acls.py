@@ -80,7 +80,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         "listener.name.sasl.plain.sasl.jaas.config": f"{_PLAIN_LOGIN} {users};",
     }
     folder = tmp_path_factory.mktemp("kafka")
-    with real_cluster(folder, doors={"SASL": "SASL_PLAINTEXT"}, settings=settings, heap="512m") as started:
+    with real_cluster(
+        folder, listeners={"SASL": "SASL_PLAINTEXT"}, settings=settings, heap="512m"
+    ) as started:
         ports = started.nodes[0].ports
         yield Node(NodeAddress("127.0.0.1", ports[PLAIN]), NodeAddress("127.0.0.1", ports["SASL"]))
 

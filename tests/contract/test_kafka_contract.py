@@ -472,7 +472,7 @@ def test_a_transactional_id_that_nobody_used_is_unknown(bench: Bench) -> None:
         bench.client.fence(bench.id(), timeout_ms=10**9)
 
 
-# -- doors that only a real node has -------------------------------------------------------------------------
+# -- listeners that only a real node has -------------------------------------------------------------------------
 
 
 def token() -> str:
@@ -558,7 +558,7 @@ def test_threads_share_a_connection_of_tls(real: RealNode) -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert sorted(found) == list(range(80))
-    # the node advertises each door under its own address, so all went through one connection
+    # the node advertises each listener under its own address, so all went through one connection
     assert len(wire._connections) == 1
     client.close()
 
@@ -581,8 +581,8 @@ def test_what_kafka_itself_compresses_is_read(real: RealNode, codec: Codec) -> N
 
 
 @pytest.mark.slow
-def test_the_wrong_door_is_told(real: RealNode) -> None:
-    """Plaintext at a TLS door, TLS at a plaintext door, no login at a SASL door."""
+def test_the_wrong_listener_is_told(real: RealNode) -> None:
+    """Plaintext at a TLS listener, TLS at a plaintext listener, no login at a SASL listener."""
     for node, settings in (
         (real.tls, Settings()),
         (real.plain, Settings(tls=real.trusted, connect_s=5.0)),

@@ -24,7 +24,7 @@ from pika.exceptions import AMQPConnectionError
 from bench.certificates import Authority
 from broker_core.core import password as passwords
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from tests.amqp_server import AmqpServed, endpoint, serving
 
@@ -82,8 +82,8 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
     folder = tmp_path_factory.mktemp("encrypted")
     authority = Authority(folder)
     pair = authority.sign()
-    doors = Doors(TlsOptions(pair.cert, pair.key), amqps=["127.0.0.1:0"])
-    with Broker.open(folder / "data", doors=doors) as broker:
+    listeners = ListenerOptions(TlsOptions(pair.cert, pair.key), amqps=["127.0.0.1:0"])
+    with Broker.open(folder / "data", listeners=listeners) as broker:
         with broker.channel() as channel:
             for queue in ("orders", "invoices"):
                 channel.queue_declare(queue)

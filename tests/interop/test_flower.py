@@ -1,5 +1,5 @@
 """Celery's Flower, unmodified: its page and its API show the depth of a worker's queue, which it asks for at
-the HTTP door.
+the HTTP API.
 
 Not here: the worker's tasks (``test_celery.py``).
 """
@@ -28,11 +28,11 @@ VHOST, USER, PASSWORD = "tasks", "celery", "of-the-test"
 
 
 @contextmanager
-def flower(rig: CeleryRig, door: str, log: Path) -> Iterator[Callable[[str], str]]:
+def flower(rig: CeleryRig, api: str, log: Path) -> Iterator[Callable[[str], str]]:
     """What its paths answer."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "celery", "-A", "tests.interop.tasks", "flower"]
-    command += [f"--port={port}", "--address=127.0.0.1", f"--broker-api={door}", "--inspect-timeout=30000"]
+    command += [f"--port={port}", "--address=127.0.0.1", f"--broker-api={api}", "--inspect-timeout=30000"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -69,12 +69,12 @@ def test_flower_shows_how_many_tasks_wait(tmp_path: Path) -> None:
         served.accounts.add_user(USER, passwords.hashed(PASSWORD, passwords.Cost(4, 8, 1)), ("management",))
         served.accounts.set_permissions(USER, ".*", ".*", ".*", vhost=VHOST)
         broker = f"amqp://{USER}:{PASSWORD}@{urlsplit(served.amqp_urls[0]).netloc}/{VHOST}"
-        door = f"http://{USER}:{PASSWORD}@{urlsplit(served.http_urls[0]).netloc}/api/"
+        api = f"http://{USER}:{PASSWORD}@{urlsplit(served.http_urls[0]).netloc}/api/"
         rig = CeleryRig(broker, tmp_path)
         try:
             rig.worker.start()
             assert rig.value(rig.tasks.add.delay(2, 3)) == 5
-            with flower(rig, door, tmp_path / "flower.log") as ask:
+            with flower(rig, api, tmp_path / "flower.log") as ask:
 
                 def waiting() -> int | None:
                     told = ask("/api/queues/length")

@@ -1,4 +1,4 @@
-"""The Java client of RabbitMQ's management API, unmodified, from Maven Central, against the HTTP door.
+"""The Java client of RabbitMQ's management API, unmodified, from Maven Central, against the HTTP API.
 
 Skipped as ``test_java.py``. Not here: keys and types of the answers (``tests/server/http/test_management.py``).
 """
@@ -37,7 +37,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         pytest.skip(f"the Java client is neither cached nor to be had from Maven Central: {error}")
     with serving(tmp_path_factory.mktemp("java_http")) as broker:
         add_people(broker)
-        door = f"http://{urlsplit(broker.http_urls[0]).netloc}/api/"
+        api = f"http://{urlsplit(broker.http_urls[0]).netloc}/api/"
         amqp = urlsplit(broker.amqp_urls[0])
         parameters = pika.URLParameters(f"amqp://boss:{PASSWORD.replace(' ', '%20')}@{amqp.netloc}/%2F")
         parameters.client_properties = {"connection_name": "watched"}
@@ -46,7 +46,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
             channel.queue_declare("consumed", durable=True)
             channel.tx_select()
             channel.basic_consume("consumed", lambda *_: None)
-            command = ["java", "-cp", jars, "Management.java", door, "boss", PASSWORD]
+            command = ["java", "-cp", jars, "Management.java", api, "boss", PASSWORD]
             yield run(command, SOURCES)
             with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="an operator closed"):
                 connection.process_data_events(time_limit=60)

@@ -343,7 +343,7 @@ class Attacks:
                     self.learnt.append(f"{frame.name}: {_fields(peer.receive()[1])}")
 
     def m_asks_http(self) -> None:
-        """Each route of the door of HTTP, with names of ann's things. Not what an administrator may do: that is
+        """Each route of the listener of HTTP, with names of ann's things. Not what an administrator may do: that is
         everything.
         """
         host = {"{vhost}": self.vhost, "{user}": ANN, "{app}": APP, "{xid}": XID, "{source}": "t"}
@@ -406,7 +406,7 @@ class Attacks:
         if "side" in self.shown:
             self.tries(lambda _who: self.late.prepare("late"))
 
-    # -- the door of AMQP -----------------------------------------------------------------------------------
+    # -- the listener of AMQP -----------------------------------------------------------------------------------
     def over_amqp(self, permitted: bool, *steps: Any) -> None:
         """``steps``: calls without an answer, and frames with one, until one is refused. All is carried out, or
         refused, when this returns.

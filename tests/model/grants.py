@@ -43,7 +43,7 @@ class Grant(NamedTuple):
 
     @property
     def enters(self) -> bool:
-        """The door of AMQP."""
+        """The listener of AMQP."""
         return self.patterns is not None
 
     @property
@@ -60,7 +60,7 @@ class Grant(NamedTuple):
 
     @property
     def manages(self) -> bool:
-        """The door of HTTP."""
+        """The listener of HTTP."""
         return self.looks or "management" in self.tags
 
 

@@ -1,5 +1,5 @@
 """Who has no right to a thing changes nothing of it for those who have, and learns nothing of it, whatever
-ids it knows, at every door.
+ids it knows, at every listener.
 
 Random histories and any subset of rights, each with and without mallory's calls, and each with other secrets;
 and each rule switched off once, which a history finds.
@@ -26,9 +26,9 @@ from broker_core.broker.transaction import transaction
 from broker_core.launcher import Broker
 from broker_core.server.access import throttle
 from broker_core.server.access.caller import Caller
-from broker_core.server.doors import Doors
 from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.channels import FlightChannels
+from broker_core.server.listener_options import ListenerOptions
 from tests.model.grants import GRANTS, SUBSETS, Grant
 from tests.model.interference import ATTACKS, HONEST, MALLORY, ROOT, Site
 
@@ -41,9 +41,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     patched = pytest.MonkeyPatch()
     patched.setattr(throttle, "FIRST_S", 0.0)
     patched.setattr(throttle, "ADDRESS_S", 0.0)
-    doors = Doors(http=["127.0.0.1:0"])
+    listeners = ListenerOptions(http=["127.0.0.1:0"])
     directory: Path = tmp_path_factory.mktemp("interference")
-    with patched.context(), Broker.open(directory, amqp=["127.0.0.1:0"], doors=doors) as broker:
+    with patched.context(), Broker.open(directory, amqp=["127.0.0.1:0"], listeners=listeners) as broker:
         yield Site(broker)
     patched.undo()
 

@@ -41,7 +41,7 @@ def test_frames_have_the_columns_and_types_of_the_lists(broker: Broker) -> None:
     assert str(apps["lag"].dtype) == "int64"
 
 
-def test_a_user_sees_what_the_other_doors_show(broker: Broker) -> None:
+def test_a_user_sees_what_the_other_listeners_show(broker: Broker) -> None:
     broker.accounts.add_user("plain", passwords.hashed("plain", passwords.Cost(4)), ())
     broker.accounts.set_permissions("plain", ".*", ".*", ".*")
     for look in (txmq.apps, txmq.queues):

@@ -193,7 +193,7 @@ def test_users_prepared_transactions_and_the_identity_are_in_the_copy(broker: Br
         copy.commit("xid")
         assert [queue.messages for queue in copy.queues()] == [1, 0]
     line = json.loads((tmp_path / "data" / "audit.log").read_text().splitlines()[-1])
-    assert (line["event"], line["user"], line["door"]) == ("get.backup", "ann", "flight")
+    assert (line["event"], line["user"], line["listener"]) == ("get.backup", "ann", "flight")
 
 
 def test_only_its_owner_reads_the_copy(broker: Broker, tmp_path: Path) -> None:

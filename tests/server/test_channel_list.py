@@ -1,4 +1,4 @@
-"""``txmq connection channels`` and ``close``: who holds what at each door, and how an operator gets it free."""
+"""``txmq connection channels`` and ``close``: who holds what at each listener, and how an operator gets it free."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _rows(
     return found
 
 
-def _of(door: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [row for row in rows if row["door"] == door]
+def _of(listener: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [row for row in rows if row["listener"] == listener]
     return found
 
 
-def test_each_door_shows_who_holds_what(
+def test_each_listener_shows_who_holds_what(
     broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = peer.channel(7)
@@ -76,7 +76,7 @@ def test_each_door_shows_who_holds_what(
         assert remote.get("a") is not None
         wait_until(lambda: "b" in _of("amqp", _rows(capsys, broker))["unacknowledged"])
         rows = _rows(capsys, broker)
-        amqp, flight, process = (_of(door, rows) for door in ("amqp", "flight", "process"))
+        amqp, flight, process = (_of(listener, rows) for listener in ("amqp", "flight", "process"))
         assert (amqp["user"], amqp["address"], amqp["client"][:7]) == ("guest", "127.0.0.1", "billing")
         assert len(amqp["client"]) == 255
         assert (amqp["publishes"], amqp["acks"], amqp["consumes"]) == (1, 1, ["b"])
@@ -85,11 +85,11 @@ def test_each_door_shows_who_holds_what(
         assert amqp["id"].endswith(f" -> {broker.amqp_urls[0].removeprefix('amqp://')} (7)")
         assert flight["unacknowledged"] == {"a": 1} and flight["id"] == remote._id
         assert (process["unacknowledged"], process["publishes"]) == ({}, 0) and not ours.closed
-        assert [row["door"] for row in _rows(capsys, broker, "--queue", "b")] == ["amqp"]
-        assert [row["door"] for row in _rows(capsys, broker, "--open")] == ["amqp"]
+        assert [row["listener"] for row in _rows(capsys, broker, "--queue", "b")] == ["amqp"]
+        assert [row["listener"] for row in _rows(capsys, broker, "--open")] == ["amqp"]
     assert cli.main(["connection", "channels", "--url", broker.url]) == 0
     assert "\x1b" not in capsys.readouterr().out
-    assert [row["door"] for row in _rows(capsys, broker)] == ["amqp"]
+    assert [row["listener"] for row in _rows(capsys, broker)] == ["amqp"]
 
 
 def test_a_refused_claim_names_the_command_that_names_the_holders(
@@ -157,12 +157,12 @@ def test_a_whole_connection_and_a_channel_of_flight_are_closed(
     assert "no channel or connection has the id" in capsys.readouterr().err
 
 
-def test_connections_of_both_doors_are_listed_with_their_clients_and_closed(
+def test_connections_of_both_listeners_are_listed_with_their_clients_and_closed(
     broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer.channel()
     rows = _rows(capsys, broker, command="connection list")
-    amqp, flight = (_of(door, rows) for door in ("amqp", "flight"))
+    amqp, flight = (_of(listener, rows) for listener in ("amqp", "flight"))
     assert (amqp["user"], amqp["vhost"], amqp["address"], amqp["channels"]) == ("guest", "/", "127.0.0.1", 1)
     assert amqp["client"].startswith("billing") and amqp["age_s"] >= amqp["silent_s"] >= 0
     assert flight["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
@@ -174,7 +174,7 @@ def test_connections_of_both_doors_are_listed_with_their_clients_and_closed(
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         wait_until(lambda: peer.process_data_events(0.1))
     assert closed.value.reply_code == 320
-    assert [row["door"] for row in _rows(capsys, broker, command="connection list")] == ["flight"]
+    assert [row["listener"] for row in _rows(capsys, broker, command="connection list")] == ["flight"]
 
 
 def test_consumers_are_listed_by_queue(
@@ -255,17 +255,17 @@ def test_each_list_is_of_one_virtual_host(
     wait_until(lambda: len(_rows(capsys, broker, "--open")) == 1)
     broker.vhosts.add_vhost("side")
     for command in ("connection list", "connection channels", "connection consumers"):
-        assert [row for row in _rows(capsys, broker, command=command) if row.get("door") != "flight"]
+        assert [row for row in _rows(capsys, broker, command=command) if row.get("listener") != "flight"]
         assert cli.main([*command.split(), "--json", "--url", f"{broker.url}/side"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert [row for row in found if row.get("door") != "flight"] == []
+        assert [row for row in found if row.get("listener") != "flight"] == []
 
 
 def test_who_only_looks_closes_nothing_and_who_has_no_tag_sees_nothing(
     broker: Broker, peer: pika.BlockingConnection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer.channel()
-    (row,) = [row for row in _rows(capsys, broker, command="connection list") if row["door"] == "amqp"]
+    (row,) = [row for row in _rows(capsys, broker, command="connection list") if row["listener"] == "amqp"]
     broker.accounts.add_user("guest", HASH, ("administrator",))  # stays logged in
     for name, tags in (("plain", ()), ("wanda", ("monitoring",)), ("olga", ("operator",))):
         broker.accounts.add_user(name, HASH, tags)
@@ -304,7 +304,7 @@ def test_what_a_client_of_flight_calls_itself_is_cut_and_printed_without_escapes
     monkeypatch.setattr(client_connection, "client_name", lambda: "\x1b[2J\n" + "é" * 500)
     with BrokerClient(broker.url) as client, client.channel() as channel:
         channel.tx_select()
-        (row,) = [each for each in client.channels() if each.door == "flight"]
+        (row,) = [each for each in client.channels() if each.listener == "flight"]
         assert row.client.startswith("\x1b[2J\n") and len(row.client) <= 255
         assert cli.main(["connection", "channels", "--url", broker.url]) == 0
         assert all(map(str.isprintable, capsys.readouterr().out.splitlines()))

@@ -1,4 +1,4 @@
-"""The history of commits at the doors: over Flight, over HTTP and with the commands, for each kind of user."""
+"""The history of commits at the listeners: over Flight, over HTTP and with the commands, for each kind of user."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_each_user_is_shown_what_its_permissions_allow(broker: Broker) -> None:
     with client(broker, "plain") as plain:
         assert (
             queues(RemoteAdmin(plain).transaction(both)) == ["mine"]
-            and RemoteAdmin(plain).transaction(both).door == ""
+            and RemoteAdmin(plain).transaction(both).listener == ""
         )
         assert [each.sequence for each in RemoteAdmin(plain).history()] == [both]
         with pytest.raises(errors.UnknownTransaction) as hidden:
@@ -113,7 +113,7 @@ def test_a_micro_batch_says_its_app_and_what_goes_to_tables(broker: Broker) -> N
     engine.commit_batch("app", "query", 0, token, [])
     with client(broker, "watcher") as watcher:
         (found, *_) = RemoteAdmin(watcher).history()
-        assert (found.door, found.app_id, found.query_id, found.batch_id) == ("spark", "app", "query", 0)
+        assert (found.listener, found.app_id, found.query_id, found.batch_id) == ("spark", "app", "query", 0)
         assert [(each.effect, each.queue, each.ranges) for each in found.effects] == [
             ("consumed", "in", ((0, 1),))
         ]

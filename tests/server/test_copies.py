@@ -1,4 +1,4 @@
-"""CC and BCC, the same at every door: more routing keys, and no BCC in what is delivered.
+"""CC and BCC, the same at every listener: more routing keys, and no BCC in what is delivered.
 
 Not here: what a header may contain (``routing/test_carbon_copy.py``), the topic permissions that each
 key needs (``flight/test_flight_permissions.py``), Kafka (``kafka/sink/test_staging.py``).
@@ -105,7 +105,7 @@ def by_a_file(broker: Broker, messages: list[Message]) -> None:
         assert client._connection.live().takes_files
 
 
-DOORS: tuple[Publish, ...] = (
+LISTENERS: tuple[Publish, ...] = (
     by_amqp,
     by_channel,
     by_flight,
@@ -130,14 +130,14 @@ def delivered(broker: Broker) -> dict[str, list[tuple[bytes, str, object]]]:
     return found
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_copies_go_to_more_queues_at_every_door_and_bcc_is_taken_off(
-    broker: Broker, door: Publish, tmp_path: Path
+@pytest.mark.parametrize("listener", LISTENERS, ids=lambda listener: listener.__name__)
+def test_copies_go_to_more_queues_at_every_listener_and_bcc_is_taken_off(
+    broker: Broker, listener: Publish, tmp_path: Path
 ) -> None:
     copied = Properties(headers={"CC": ["cc", "to"], "BCC": ["bcc"], "kept": 1}).encode()
     matched = Properties(headers={"CC": ["a.b"], "BCC": ["c"]}).encode()
     unmatched = Properties(headers={"CC": ["c"], "BCC": []}).encode()
-    door(
+    listener(
         broker,
         [
             Message(b"plain", "to"),

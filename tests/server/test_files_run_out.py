@@ -26,8 +26,8 @@ from broker_core.core import errors, failpoint
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.node import upkeep
-from broker_core.server.doors import Doors
 from broker_core.server.flight import channels
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.options import ServeOptions
 from broker_core.store.durable import DurableStore
 from tests.amqp_peer import Closed, Peer
@@ -55,7 +55,7 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ENOU
 
 
 def _options() -> ServeOptions:
-    return ServeOptions(amqp=["127.0.0.1:0"], doors=Doors(http=["127.0.0.1:0"]))
+    return ServeOptions(amqp=["127.0.0.1:0"], listeners=ListenerOptions(http=["127.0.0.1:0"]))
 
 
 class Rig:

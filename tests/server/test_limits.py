@@ -128,7 +128,7 @@ def closed_text(client: Peer) -> str:
     return str(closed.reply_text)
 
 
-def test_channels_of_a_user_and_in_total_are_limited_at_both_doors(tmp_path: Path) -> None:
+def test_channels_of_a_user_and_in_total_are_limited_at_both_listeners(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(
             limited(tmp_path, "--user-channels", "5", "--channels", "8", "--channel-max", "100")
@@ -163,7 +163,9 @@ def test_channels_of_a_user_and_in_total_are_limited_at_both_doors(tmp_path: Pat
         again = stack.enter_context(connected_to_100(served, "ann", 1, 2))
         assert again.get(1, "q") is not None
         said = map(json.loads, (served.directory / "audit.log").read_text().splitlines())
-        refusals = {(line["user"], line["door"], line["why"]) for line in said if line["event"] == "refused"}
+        refusals = {
+            (line["user"], line["listener"], line["why"]) for line in said if line["event"] == "refused"
+        }
         user, node = f"{of_user}; raise --user-channels", f"{of_all}; close some, or raise --channels"
         assert refusals == {("ann", "amqp", user), ("ann", "flight", user), ("bob", "amqp", node)}
 
@@ -187,7 +189,7 @@ def eventually_channel(client: BrokerClient) -> Any:
     return found[0]
 
 
-def test_frame_channel_and_body_limits_are_offered_and_hold_at_both_doors(tmp_path: Path) -> None:
+def test_frame_channel_and_body_limits_are_offered_and_hold_at_both_listeners(tmp_path: Path) -> None:
     options = ("--frame-max", "8192", "--channel-max", "7", "--max-message-size", "1000")
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(limited(tmp_path, *options, "--connection-bytes", "20000"))
@@ -310,7 +312,7 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
         client.start()
         stack.callback(client.join)
         assert not done.wait(0.5)
-        with connected(served, "carl", 1) as amqp:  # the other door has no part in it
+        with connected(served, "carl", 1) as amqp:  # the other listener has no part in it
             confirmed(amqp, 1, "q", b"1")
             confirmed(amqp, 1, "r", b"2")
             assert done.wait(60)

@@ -24,7 +24,7 @@ from broker_core.core import password as passwords
 from broker_core.core.credentials import Credentials
 from broker_core.launcher import Broker
 from broker_core.node import committer
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.log_file import INFOS, JsonFormatter, Seldom
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import Api
@@ -137,7 +137,7 @@ def test_a_request_of_http_that_is_refused_is_logged(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.INFO, "txmq.http")
-    with Broker.open(tmp_path / "data", doors=Doors(http=["127.0.0.1:0"])) as broker:
+    with Broker.open(tmp_path / "data", listeners=ListenerOptions(http=["127.0.0.1:0"])) as broker:
         broker.accounts.add_user("bob", HASH, ["management"])
         api = Api(broker.http_urls[0], "bob", "p")
         assert api.ask("PUT", "/api/vhosts/other", {"description": BODY}).status == 401

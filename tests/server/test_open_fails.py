@@ -20,7 +20,7 @@ from bench.certificates import Authority
 from broker_core.core import endpoint, failpoint
 from broker_core.core.errors import TxmqError
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.options import ServeOptions
 from broker_core.server.tls import TlsOptions
 from tests.progress import wait_until
@@ -37,7 +37,7 @@ def state(options: ServeOptions, directory: Path, _: int) -> ServeOptions:
 def certificates(options: ServeOptions, directory: Path, _: int) -> ServeOptions:
     """Step 2."""
     missing = TlsOptions(str(directory / "no.pem"), str(directory / "no.key"))
-    return replace(options, doors=replace(options.doors, tls=missing))
+    return replace(options, listeners=replace(options.listeners, tls=missing))
 
 
 def flight(options: ServeOptions, _: Path, taken: int) -> ServeOptions:
@@ -47,16 +47,16 @@ def flight(options: ServeOptions, _: Path, taken: int) -> ServeOptions:
 
 def amqp(options: ServeOptions, _: Path, taken: int) -> ServeOptions:
     """Step 4: the last listener, when the others listen."""
-    return replace(options, doors=replace(options.doors, amqps=[FREE, f"127.0.0.1:{taken}"]))
+    return replace(options, listeners=replace(options.listeners, amqps=[FREE, f"127.0.0.1:{taken}"]))
 
 
 def http(options: ServeOptions, _: Path, taken: int) -> ServeOptions:
     """Step 6."""
-    return replace(options, doors=replace(options.doors, http=[FREE, f"127.0.0.1:{taken}"]))
+    return replace(options, listeners=replace(options.listeners, http=[FREE, f"127.0.0.1:{taken}"]))
 
 
 def address(options: ServeOptions, _: Path, __: int) -> ServeOptions:
-    """Step 7: all doors are open."""
+    """Step 7: all listeners are open."""
     failpoint.arm("launcher.open.listening", "raise")
     return options
 
@@ -69,7 +69,7 @@ def listening() -> set[int]:
 
 def opened(directory: Path, options: ServeOptions) -> Broker:
     return Broker.open(
-        directory, port=options.port, amqp=options.amqp, users=options.users, doors=options.doors
+        directory, port=options.port, amqp=options.amqp, users=options.users, listeners=options.listeners
     )
 
 
@@ -90,8 +90,8 @@ def test_a_broker_that_cannot_open_leaves_nothing_behind(
 ) -> None:
     pair, directory = Authority(tmp_path).sign(), tmp_path / "data"
     directory.mkdir()
-    doors = Doors(TlsOptions(pair.cert, pair.key), [FREE], http=[FREE])
-    options = ServeOptions(amqp=[FREE], users={"guest": "guest"}, doors=doors)
+    listeners = ListenerOptions(TlsOptions(pair.cert, pair.key), [FREE], http=[FREE])
+    options = ServeOptions(amqp=[FREE], users={"guest": "guest"}, listeners=listeners)
     opened(directory, options).close()  # a first broker starts threads that stay
     (directory / endpoint.ID).unlink()
 

@@ -13,7 +13,7 @@ from broker_core.client.broker import BrokerClient
 from broker_core.core.errors import CorruptSegment
 from broker_core.engine import START, Limit, Origin
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.store.salvage.verify import verify
 from tests.amqp_server import serving
 from tests.cli.test_accounts import Shell, shell
@@ -167,7 +167,7 @@ def test_a_missing_segment_loses_all_of_it_and_the_next_messages_flow(directory:
 def test_over_http_it_is_shown_first_and_leaves_when_told_to(directory: Path) -> None:
     damage(directory, NUMBERS[0])
     path = "/api/txmq/queues/%2F/a/skip-damaged"
-    with Broker.open(directory, doors=Doors(http=["127.0.0.1:0"])) as broker:
+    with Broker.open(directory, listeners=ListenerOptions(http=["127.0.0.1:0"])) as broker:
         api = Api(broker.http_urls[0])
         for body in (None, {}, {"check": True}):
             shown = api.ask("POST", path, body)
@@ -194,7 +194,7 @@ def test_over_http_it_is_shown_first_and_leaves_when_told_to(directory: Path) ->
         api.close()
     lines = [json.loads(line) for line in (directory / "audit.log").read_text().splitlines()]
     told = [line for line in lines if line["event"] == "queue.skip_damaged"]
-    assert [(line["queue"], line["door"], line["check"]) for line in told] == [
+    assert [(line["queue"], line["listener"], line["check"]) for line in told] == [
         *[("a", "http", True)] * 3,
         *[("a", "http", False)] * 2,
     ]

@@ -1,4 +1,4 @@
-"""TLS at both doors: who is trusted, which versions, and certificates that are renewed while clients are
+"""TLS at both listeners: who is trusted, which versions, and certificates that are renewed while clients are
 connected.
 
 Sockets, gRPC and pika are real, and every certificate is signed here (``certificates.py``).
@@ -33,7 +33,7 @@ from broker_core.core.credentials import Credentials
 from broker_core.launcher import Broker
 from broker_core.server import tls as server_tls
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from tests.progress import wait_until
 from tests.server.conftest import Served, bodies, fill
@@ -57,7 +57,7 @@ class Encrypted:
             directory,
             amqp_options=AmqpOptions(handshake_timeout_s=1.0),
             users=users,
-            doors=Doors(TlsOptions(pair.cert, pair.key, **options), [FREE], http=[FREE]),
+            listeners=ListenerOptions(TlsOptions(pair.cert, pair.key, **options), [FREE], http=[FREE]),
         )
         self.flight_port = self.broker.port
         self.amqp_port = int(self.broker.amqp_urls[0].rpartition(":")[2])
@@ -110,7 +110,7 @@ def encrypted(
 # -- who is trusted ------------------------------------------------------------------------------------------
 
 
-def test_messages_pass_both_doors_with_tls(tmp_path: Path, authority: Authority) -> None:
+def test_messages_pass_both_listeners_with_tls(tmp_path: Path, authority: Authority) -> None:
     with encrypted(tmp_path, authority) as served:
         assert served.broker.url.startswith("txmqs://")
         with served.client() as client, contextlib.closing(served.amqp()) as connection:
@@ -363,13 +363,17 @@ def test_a_listener_that_other_hosts_reach_needs_tls_or_permission(
     with pytest.raises(errors.OptionError, match="--allow-plaintext"):
         Broker.open(tmp_path / "a", host="0.0.0.0")
     with pytest.raises(errors.OptionError, match="--allow-plaintext"):
-        Broker.open(tmp_path / "a", host="0.0.0.0", amqp=["[::]:0"], doors=Doors(tls))
+        Broker.open(tmp_path / "a", host="0.0.0.0", amqp=["[::]:0"], listeners=ListenerOptions(tls))
     with pytest.raises(errors.OptionError, match="--amqps"):
         Broker.open(tmp_path / "a", amqp=["0.0.0.0:0"])
     assert not (tmp_path / "a").exists()
-    with Broker.open(tmp_path / "a", host="0.0.0.0", amqp=["localhost:0"], doors=Doors(tls, ["0.0.0.0:0"])):
+    with Broker.open(
+        tmp_path / "a", host="0.0.0.0", amqp=["localhost:0"], listeners=ListenerOptions(tls, ["0.0.0.0:0"])
+    ):
         pass
-    with Broker.open(tmp_path / "a", host="0.0.0.0", amqp=["0.0.0.0:0"], doors=Doors(allow_plaintext=True)):
+    with Broker.open(
+        tmp_path / "a", host="0.0.0.0", amqp=["0.0.0.0:0"], listeners=ListenerOptions(allow_plaintext=True)
+    ):
         pass
 
 
@@ -397,13 +401,13 @@ def test_wrong_files_are_refused_before_the_broker_listens(
     given = {name: pair.key if value == "key" else value for name, value in options.items()}
     wrong = TlsOptions(str(tmp_path / f"{cert}.pem"), str(tmp_path / f"{key}.key"), **given)
     with pytest.raises(errors.OptionError, match=text):
-        Broker.open(tmp_path / "data", doors=Doors(wrong))
+        Broker.open(tmp_path / "data", listeners=ListenerOptions(wrong))
 
 
 # -- bytes before the login ----------------------------------------------------------------------------------
 
 
-def test_any_bytes_at_the_doors_leave_others_served_and_nothing_behind(
+def test_any_bytes_at_the_listeners_leave_others_served_and_nothing_behind(
     authority: Authority, served: Served, seed: int
 ) -> None:
     source, pair = random.Random(seed), authority.sign()

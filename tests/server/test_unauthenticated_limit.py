@@ -1,4 +1,4 @@
-"""Connections that do not log in: they end in time, and their number ends the oldest, at both doors of
+"""Connections that do not log in: they end in time, and their number ends the oldest, at both listeners of
 AMQP.
 """
 

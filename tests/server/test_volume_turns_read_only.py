@@ -57,7 +57,7 @@ def require_read_only(text: str, volume: FailingVolume) -> None:
 
 
 def refusals(rig: Rig) -> Iterator[str]:
-    """What a publisher, a commit and a micro-batch get at each door."""
+    """What a publisher, a commit and a micro-batch get at each listener."""
     with pytest.raises(errors.StoreFailed) as refused:
         rig.broker.channel()
     yield str(refused.value)

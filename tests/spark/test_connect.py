@@ -12,7 +12,7 @@ import pytest
 from bench.certificates import Authority
 from broker_core.core import password as passwords
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from tests.spark import shapes
 from tests.spark.pipelines import CHANGED, Pipeline, Served, empty_table, run_once
@@ -31,7 +31,9 @@ def encrypted(scratch: Path) -> Iterator[tuple[Pipeline, Broker]]:
     secret = scratch / "secret"
     secret.write_text("of the pipeline\n")
     settings = {"user": "ann", "passwordFile": str(secret), "tlsCa": authority.ca}
-    with Broker.open(scratch / "encrypted", doors=Doors(TlsOptions(pair.cert, pair.key))) as broker:
+    with Broker.open(
+        scratch / "encrypted", listeners=ListenerOptions(TlsOptions(pair.cert, pair.key))
+    ) as broker:
         url = f"txmqs://localhost:{broker.port}"
         lake, checkpoint = str(scratch / "tls"), str(scratch / "tls.checkpoint")
         made = Pipeline("tls", url, lake, checkpoint, queue="tls.in", out="tls.out", settings=settings)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from bench.certificates import Authority
 from broker_core.core.errors import LoginRefused, OptionError, cause
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from connector.datasource import TxmqDataSource
 from connector.stream.schema import read_schema
@@ -35,8 +35,8 @@ def options(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Of a broker with TLS and a user."""
     authority = Authority(tmp_path)
     pair = authority.sign()
-    doors = Doors(TlsOptions(pair.cert, pair.key))
-    with Broker.open(tmp_path / "broker", users={"ann": SECRET}, doors=doors) as broker:
+    listeners = ListenerOptions(TlsOptions(pair.cert, pair.key))
+    with Broker.open(tmp_path / "broker", users={"ann": SECRET}, listeners=listeners) as broker:
         with broker.channel() as channel:
             for queue in ("in", "out"):
                 channel.queue_declare(queue)

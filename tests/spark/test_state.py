@@ -57,7 +57,11 @@ def test_each_table_shows_what_the_broker_has(rig: Any) -> None:
     history = rows(rig, "transactions")
     assert [row["sequence"] for row in history] == sorted((row["sequence"] for row in history), reverse=True)
     (batch,) = [row for row in history if row["sequence"] == entry["transaction"]]
-    assert (batch["app_id"], batch["door"], batch["committed_at"]) == ("app", "spark", entry["committed_at"])
+    assert (batch["app_id"], batch["listener"], batch["committed_at"]) == (
+        "app",
+        "spark",
+        entry["committed_at"],
+    )
     assert batch["ledger_sequence"] == entry["sequence"]
     assert {(each["effect"], each["queue"], each["entries"]) for each in batch["effects"]} == {
         ("consumed", "in", 2),
@@ -116,7 +120,7 @@ def test_what_is_no_table_read_is_one_clear_error(rig: Any) -> None:
 
 
 @pytest.mark.usefixtures("planned_once")
-def test_each_user_sees_what_the_other_doors_show(rig: Any) -> None:
+def test_each_user_sees_what_the_other_listeners_show(rig: Any) -> None:
     pipeline(rig)
     for user, tags in {"watcher": ("monitoring",), "plain": (), "other": ()}.items():
         rig.broker.accounts.add_user(user, passwords.hashed(user, CHEAP), tags)

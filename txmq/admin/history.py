@@ -28,7 +28,7 @@ def transaction_row(found: TransactionInfo) -> Row:
     return {
         "sequence": found.sequence or None,  # commits of Kafka have none
         "committed_at": _time(found.committed_at_us),
-        "by": _by(found.door, found.user, found.client, found.address),
+        "by": _by(found.listener, found.user, found.client, found.address),
         "app": f"{found.app_id}/{found.ledger_sequence}" if found.app_id else "",
         "effects": [effect_text(effect) for effect in found.effects],
     }
@@ -37,7 +37,7 @@ def transaction_row(found: TransactionInfo) -> Row:
 def transaction_lines(found: TransactionInfo) -> Iterator[str]:
     """Yields a line for each thing that the transaction did."""
     yield f"transaction {found.sequence}  {_time(found.committed_at_us)}  vhost {found.vhost}"
-    by = _by(found.door, found.user, found.client, found.address)
+    by = _by(found.listener, found.user, found.client, found.address)
     if by:
         yield f"  by {by}"
     if found.xid:
@@ -111,12 +111,17 @@ def _step(step: MessageStep) -> str:
         words[0] = f"perhaps {words[0]}"
     if step.app_id:
         words.append(f"app {step.app_id} batch {step.batch_id}")
-    by = _by(step.door, step.user, step.client, "")
+    by = _by(step.listener, step.user, step.client, "")
     return "  ".join([*words, *([by] if by else [])])
 
 
-def _by(door: str, user: str, client: str, address: str) -> str:
-    given: Iterable[tuple[str, str]] = (("", door), ("user ", user), ("client ", client), ("at ", address))
+def _by(listener: str, user: str, client: str, address: str) -> str:
+    given: Iterable[tuple[str, str]] = (
+        ("", listener),
+        ("user ", user),
+        ("client ", client),
+        ("at ", address),
+    )
     return ", ".join(f"{name}{value}" for name, value in given if value)
 
 

@@ -56,7 +56,7 @@ class Rights:
     """What ``user`` may do in ``vhost``. ``owner``: everything, whatever the users are.
 
     ``writable``: exchanges to which it may publish with any routing key. Thread-safe, but for ``writable``,
-    which belongs to the thread of one door.
+    which belongs to the thread of one listener.
     """
 
     __slots__ = ("_now", "_owner", "_users", "user", "vhost", "writable")

@@ -5,7 +5,7 @@ the owner of the data directory ("") too. The app of a deleted user has no owner
 only an administrator may use it, and becomes its owner with the next claim or open.
 
 Not here: what a permission allows (``broker/access/rights.py``, ``broker/command_permissions.py``), and which
-call needs what (the doors).
+call needs what (the listeners).
 Invariant: what is decided is permitted to who decides it, by the rights of that moment.
 Invariant: asking takes nothing. Ids are no secrets: who knows a query, batch, token or branch of another
 owner's app can neither change nor use it, nor take it first: tokens and branches are those of their user.

@@ -1,6 +1,6 @@
 """A row of the history as bytes: who committed, the names of the queues, and the effects of each commit.
 
-    {"who": [[door, vhost, user, client, address], ...],
+    {"who": [[listener, vhost, user, client, address], ...],
      "queues": {"id": [vhost, name], ...},
      "commits": [[sequence, time, place in who, effects, more], ...],
      "plain": "..."}

@@ -1,8 +1,8 @@
 """The purge of a queue: what is visible when it begins, and neither settled nor held, is dropped.
 
-Not here: who may purge (``Topology.purgeable``, and the permissions of each door). A queue may have very many
-parts between what is settled or held, so a purge is several commits, the oldest messages first, and others
-commit in between. A broker that dies meanwhile has dropped those of the commits before.
+Not here: who may purge (``Topology.purgeable``, and the permissions of each listener). A queue may have very
+many parts between what is settled or held, so a purge is several commits, the oldest messages first, and
+others commit in between. A broker that dies meanwhile has dropped those of the commits before.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def same(one: object, other: object) -> bool:
 
 def _check_kept(what: str, arguments: Mapping[str, object]) -> None:
     """Raises PreconditionFailed for a value that cannot be stored as it is, or for more than a frame of AMQP
-    has: other doors take larger requests.
+    has: other listeners take larger requests.
     """
     if _size(arguments, ARGUMENT_BYTES, 0) > ARGUMENT_BYTES:
         raise PreconditionFailed(

@@ -1,1 +1,1 @@
-"""Who a caller is, and what it may do: shared by all doors."""
+"""Who a caller is, and what it may do: shared by all listeners."""

@@ -3,8 +3,8 @@
 Not here: the rules (``broker/access/users.py``), logins (``logins.py``). Passwords come as hashes: whoever
 sets one hashes it.
 
-Invariant: when the call returns, a change is durable, in force at every door, and in the audit log.
-The door of Flight writes its own lines, with their caller.
+Invariant: when the call returns, a change is durable, in force at every listener, and in the audit log.
+The listener of Flight writes its own lines, with their caller.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Accounts:
             found = export.definable(state)
         exported = export.document(found, __version__)
         if self._audit is not None:
-            self._audit.record("admin.export_definitions", "", "", door="process")
+            self._audit.record("admin.export_definitions", "", "", listener="process")
         return exported
 
     def import_definitions(
@@ -203,7 +203,7 @@ class Accounts:
             here("accounts.import.piece")
             done.append(self._applied(piece, number, len(pieces)))
         if self._audit is not None:
-            self._audit.record("admin.import_definitions", "", "", door="process")
+            self._audit.record("admin.import_definitions", "", "", listener="process")
         for notify in self.changed:
             notify()
         return import_pieces.together(found, done)
@@ -253,6 +253,6 @@ class Accounts:
 
         self._broker.run(work)
         if self._audit is not None:
-            self._audit.record(f"admin.{word}", "", "", door="process", **what)
+            self._audit.record(f"admin.{word}", "", "", listener="process", **what)
         for notify in self.changed:
             notify()

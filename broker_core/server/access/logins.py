@@ -94,7 +94,7 @@ class Logins:
             known = self._proved.get(proof_of) == kept
             remember(self._proved, proof_of, kept)
         if not known:
-            self.audit.record("login", user, address, door="flight", answer="accepted")
+            self.audit.record("login", user, address, listener="flight", answer="accepted")
 
     def bearer(self, token: str, address: str) -> Identity:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
@@ -132,8 +132,8 @@ class Logins:
         return Identity(user)
 
     def ask(self, user: str, password: str, address: str) -> Future[Identity]:
-        """For a door that must not wait: the caller, at once or later, or LoginRefused, which is also raised
-        at once.
+        """For a listener that must not wait: the caller, at once or later, or LoginRefused, which is also
+        raised at once.
         """
         return self._checks.ask(user, password, address)
 

@@ -1,10 +1,10 @@
 """Whether a password is right: remembered, or checked in its turn.
 
-Not here: who calls, and by which door (``logins.py``), how a password is hashed (``password.py``).
+Not here: who calls, and by which listener (``logins.py``), how a password is hashed (``password.py``).
 
 A password that was right is remembered by a keyed digest, until the user has another one: it costs no scrypt.
 Everything else waits for its turn (``login_queue.py``, ``throttle.py``) and is checked in one of two threads,
-so that no door is blocked.
+so that no listener is blocked.
 Invariant: a check is one scrypt of each cost that a hash of any user has, whoever it is for, so that its time
 tells nothing of the user. A right password is answered only when a wrong one in its place would be checked:
 else its answer, which is quicker, or is one at all, would tell a guesser more than the throttle permits. An

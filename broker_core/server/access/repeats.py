@@ -19,7 +19,7 @@ REFUSALS = 50  # kinds of them, of a user in an interval; of all logins that are
 GROUPS = 1000  # users in an interval, beyond which they share one
 ALWAYS = "admin."
 OTHERS = "*"  # in a line that counts those of several users or addresses
-_LIKE = ("event", "user", "address", "door", "vhost", "answer", "asked")
+_LIKE = ("event", "user", "address", "listener", "vhost", "answer", "asked")
 
 Line = Mapping[str, object]
 
@@ -69,7 +69,7 @@ class Repeats:
         written = self._written.get((kind, user), 0)
         if written >= (REFUSALS if refusal else LINES):
             shared = {"event": line["event"], "user": user, "address": OTHERS}
-            shared |= {name: line[name] for name in ("door", "answer") if name in line}
+            shared |= {name: line[name] for name in ("listener", "answer") if name in line}
             return self._count(tuple(shared.get(name) for name in _LIKE), shared)
         self._written[kind, user] = written + 1
         if refusal:

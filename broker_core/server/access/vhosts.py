@@ -1,7 +1,7 @@
 """Virtual hosts, as an operator adds, lists, limits and deletes them.
 
 Not here: the rules (``broker/topology/virtual_hosts.py``).
-Invariant: when the call returns, a change is durable and in force at every door.
+Invariant: when the call returns, a change is durable and in force at every listener.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Vhosts:
 
     def _record(self, word: str, **what: object) -> None:
         if self._audit is not None:
-            self._audit.record(f"admin.{word}", "", "", door="process", **what)
+            self._audit.record(f"admin.{word}", "", "", listener="process", **what)
 
 
 def _messages(queue: Queue) -> int:

@@ -1,1 +1,1 @@
-"""The AMQP door."""
+"""The AMQP listener."""

@@ -52,5 +52,5 @@ def refused(
 def _record(
     audit: Audit, connection: ClientConnection, event: str, vhost: str | None = None, **what: object
 ) -> None:
-    where = {"door": "amqp", "vhost": connection.seen.vhost if vhost is None else vhost}
+    where = {"listener": "amqp", "vhost": connection.seen.vhost if vhost is None else vhost}
     audit.record(event, connection.user, connection.address, **where, **what)

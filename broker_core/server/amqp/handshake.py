@@ -130,7 +130,7 @@ def log_in(
 
 
 def _accept(connection: UnauthenticatedConnection, user: str, logins: Logins) -> None:
-    logins.audit.record("login", user, connection.address, door="amqp", answer="accepted")
+    logins.audit.record("login", user, connection.address, listener="amqp", answer="accepted")
     connection.logged_in(user)
 
 

@@ -1,1 +1,1 @@
-"""The Flight door."""
+"""The Flight listener."""

@@ -67,11 +67,13 @@ def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, obj
     if names is None or given.get("passive"):
         return
     what = {("of" if name == "user" else name): given[name] for name in names if name in given}
-    audit.record(call, caller.identity.user, caller.address, door="flight", **_where(caller, call), **what)
+    audit.record(
+        call, caller.identity.user, caller.address, listener="flight", **_where(caller, call), **what
+    )
 
 
 def refused(audit: Audit, caller: Caller, call: str, error: TxmqError) -> None:
-    what = {"door": "flight", "vhost": caller.state.vhost, "asked": call, "why": error.summary}
+    what = {"listener": "flight", "vhost": caller.state.vhost, "asked": call, "why": error.summary}
     audit.record("refused", caller.identity.user, caller.address, **what)
     logger.info("a call of user '%s' at %s is refused: %s", caller.identity.user, caller.address, error)
 

@@ -70,7 +70,7 @@ class FlightChannels:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
-        broker.held.add_door(self.close_one, call_permissions.clients.connections)
+        broker.held.add_listener(self.close_one, call_permissions.clients.connections)
 
     @property
     def held(self) -> int:

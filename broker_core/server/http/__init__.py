@@ -1,1 +1,1 @@
-"""The door of HTTP: RabbitMQ's management API, the API of txmq, and metrics, on a thread of its own."""
+"""The listener of HTTP: RabbitMQ's management API, the API of txmq, and metrics, on a thread of its own."""

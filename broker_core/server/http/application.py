@@ -48,7 +48,7 @@ logger = logging.getLogger("txmq.http")
 
 Handlers = Mapping[str, Route]
 FEW = 200  # things that a list shows in the loop
-# nothing of this door is to be stored, framed or run by a browser
+# nothing of this listener is to be stored, framed or run by a browser
 HEADERS = {
     "cache-control": "no-store",
     "vary": "origin, authorization",
@@ -206,7 +206,7 @@ class Application:
 
     def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
-            told = {"door": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
+            told = {"listener": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
             who = caller.identity.user, caller.address
             self._served.logins.audit.record("refused", *who, **told)
             logger.info("%s of user '%s' at %s is refused: %s", asked, *who, refusal.reason)
@@ -334,8 +334,8 @@ def _has_body(headers: Mapping[str, str]) -> bool:
 
 
 def _check_origin(headers: Mapping[str, str]) -> None:
-    """A browser sends the login of this door with requests that pages of other origins make; with a GET it
-    may leave out ``Origin``. Raises Refusal.
+    """A browser sends the login of this listener with requests that pages of other origins make; with a GET
+    it may leave out ``Origin``. Raises Refusal.
     """
     origin = headers.get("origin")
     foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")

@@ -33,7 +33,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request of a browser. ``target``: path and query. ``host``: by which it calls this door.
+    """A request of a browser. ``target``: path and query. ``host``: by which it calls this listener.
     ``connection``: for a login on it. ``secure``: over TLS. ``session`` None: nobody has logged in.
     ``token``: of the session, in the cookie of this name.
     """
@@ -106,5 +106,9 @@ class HttpCall:
 
     def record(self, event: str, **what: object) -> None:
         """Into the audit log, once it is durable."""
-        told = {"door": "http", **what, **({"reason": self.reason[:MAX_NAME_BYTES]} if self.reason else {})}
+        told = {
+            "listener": "http",
+            **what,
+            **({"reason": self.reason[:MAX_NAME_BYTES]} if self.reason else {}),
+        }
         self.served.logins.audit.record(event, self.user, self.caller.address, **told)

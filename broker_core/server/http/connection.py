@@ -5,7 +5,8 @@ Not here: the login (``gate.py``), what a request is answered (``application.py`
 Why uvicorn's protocol is extended: as it is, it has no time for headers, for a body or for an answer that
 nobody reads, httptools bounds no headers, ``limit_concurrency`` counts neither users nor logins, and an
 application does not see which connection a request came on. Without this class the tests of large headers,
-bytes that are no request, slow senders, slow readers and connections of a user fail (``test_http_door.py``).
+bytes that are no request, slow senders, slow readers and connections of a user fail
+(``test_http_listener.py``).
 
 Invariant: a client holds a connection no longer than it sends or reads: headers, bodies and answers have
 their time, and nothing that it sends before its headers are complete takes more than ``head_bytes``.
@@ -33,7 +34,7 @@ class Refused(Exception):
     """Ends the parsing of what a connection has read."""
 
 
-class Door(Protocol):
+class HttpListener(Protocol):
     """What a connection uses of its server."""
 
     options: HttpOptions
@@ -52,10 +53,10 @@ class HttpConnection(HttpToolsProtocol):
     user and the basis (``Logins.basis``).
     """
 
-    def __init__(self, door: Door) -> None:
-        self.door, self.user = door, ""
+    def __init__(self, listener: HttpListener) -> None:
+        self.listener, self.user = listener, ""
         self.proved: dict[bytes, tuple[str, str]] = {}
-        super().__init__(door.uvicorn, door.clients, {"connection": self}, asyncio.get_running_loop())
+        super().__init__(listener.uvicorn, listener.clients, {"connection": self}, asyncio.get_running_loop())
         self._head_bytes = 0  # read, of a request that is not complete
         self._parsed_bytes = 0  # of its first line and headers
         self._waits_for: asyncio.TimerHandle | None = None  # the client has to send or to read something
@@ -67,17 +68,17 @@ class HttpConnection(HttpToolsProtocol):
     # -- the transport ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        most = self.door.options.connections.total
+        most = self.listener.options.connections.total
         if most is not None and len(self.connections) > most:
             self._refuse(503, "unavailable", f"{most} connections of HTTP are open, the limit; close some")
             return
-        self.door.unauthenticated.enter(self, transport.abort)
-        self._limit(self.door.options.head_s)
+        self.listener.unauthenticated.enter(self, transport.abort)
+        self._limit(self.listener.options.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unlimit()
         self._unset_keepalive_if_required()
-        self.door.gone(self)
+        self.listener.gone(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -85,12 +86,12 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self._waits_for is None and (self.cycle is None or self.cycle.response_complete):
             self._head_bytes = 0
-            self._limit(self.door.options.head_s)
+            self._limit(self.listener.options.head_s)
         before = self.cycle
         super().data_received(data)
         if self.cycle is before and (before is None or before.response_complete):
             self._head_bytes += len(data)
-            if self._head_bytes > self.door.options.head_bytes:
+            if self._head_bytes > self.listener.options.head_bytes:
                 self._too_large()
 
     def on_message_begin(self) -> None:
@@ -123,7 +124,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._limit(self.door.options.send_s)
+        self._limit(self.listener.options.send_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -142,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
     def _parse(self, size: int) -> None:
         """Counts a part of the head of a request. Raises Refused, which ends the parsing of what was read."""
         self._parsed_bytes += size
-        if self._parsed_bytes > self.door.options.head_bytes:
+        if self._parsed_bytes > self.listener.options.head_bytes:
             self._too_large()
             raise Refused
 
@@ -150,7 +151,7 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(
             431,
             "headers_too_large",
-            f"a request has more than {self.door.options.head_bytes} bytes of headers",
+            f"a request has more than {self.listener.options.head_bytes} bytes of headers",
         )
 
     def send_400_response(self, msg: str) -> None:
@@ -171,12 +172,12 @@ class HttpConnection(HttpToolsProtocol):
         if user == self.user:
             return
         if self.user:
-            self.door.connections.leave(self)
+            self.listener.connections.leave(self)
             self.user = ""
-            self.door.unauthenticated.enter(self, self.transport.abort)
-        self.door.connections.enter(self, user)
+            self.listener.unauthenticated.enter(self, self.transport.abort)
+        self.listener.connections.enter(self, user)
         self.user = user
-        self.door.unauthenticated.leave(self)
+        self.listener.unauthenticated.leave(self)
 
     def has_proved(self, digest: bytes, user: str, basis: str) -> None:
         if len(self.proved) == PROVED:

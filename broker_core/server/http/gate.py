@@ -12,7 +12,7 @@ a route needs           and is refused to
 ``administrator``       users without the tag administrator
 ======================  ==================================================================================
 
-Permissions on names are asked by the route itself (``broker/command_permissions.py``), as at every door.
+Permissions on names are asked by the route itself (``broker/command_permissions.py``), as at every listener.
 Not here: whether a password is right (``access/logins.py``).
 Invariant: the answer about a virtual host is the same whether it is missing or forbidden, unless the caller
 may look at all of them.
@@ -87,7 +87,7 @@ async def log_in(served: Served, connection: HttpConnection, header: str, host: 
 
 
 async def check(served: Served, connection: HttpConnection, user: str, password: str, host: str) -> Caller:
-    """The same, of a name and a password. ``host``: by which the client calls this door."""
+    """The same, of a name and a password. ``host``: by which the client calls this listener."""
     logins = served.logins
     _check_host(served, host)
     try:
@@ -97,7 +97,7 @@ async def check(served: Served, connection: HttpConnection, user: str, password:
         throttled = error.summary if error.message != error.summary else "Login failed"
         raise HttpRefusal(401, "not_authorised", throttled) from None
     if not logins.default:
-        logins.audit.record("login", user, connection.address, door="http", answer="accepted")
+        logins.audit.record("login", user, connection.address, listener="http", answer="accepted")
     connection.logged_in(user)
     return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
 
@@ -105,7 +105,7 @@ async def check(served: Served, connection: HttpConnection, user: str, password:
 def _check_host(served: Served, host: str) -> None:
     """Raises Refusal."""
     if served.logins.default and not is_own_name(host):
-        text = f"without users, this door is called localhost or by its address, and not {host[:80]!r}"
+        text = f"without users, this listener is called localhost or by its address, and not {host[:80]!r}"
         raise HttpRefusal(401, "not_authorised", text)
 
 

@@ -78,8 +78,8 @@ class _Totals:
         self.counts, _ = served.rates.of_hosts([each.vhost for each in hosts])
         held = served.broker.held.all()
         self.channels = {
-            door: sum(not channel.closed and holder.door == door for channel, holder in held)
-            for door in ("amqp", "flight")
+            listener: sum(not channel.closed and holder.listener == listener for channel, holder in held)
+            for listener in ("amqp", "flight")
         }
         self.connections = len(served.connections())
         self.memory = _process().memory_info().rss
@@ -100,7 +100,7 @@ def _ours(call: HttpCall) -> Response:
         gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
         gauge("txmq_consumers", "Consumers", found.consumers),
         gauge("txmq_connections", "Connections of AMQP", found.connections),
-        gauge("txmq_channels", "Channels, by door", labels=["door"]),
+        gauge("txmq_channels", "Channels, by listener", labels=["listener"]),
         counter("txmq_published", "Messages that queues got since the start", found.counts.published),
         counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
         counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
@@ -123,8 +123,8 @@ def _ours(call: HttpCall) -> Response:
         gauge("txmq_alarm", "1: publishers wait", labels=["resource"]),
     ]
     by_name = {each.name: each for each in families}
-    for door, count in found.channels.items():
-        by_name["txmq_channels"].add_metric([door], count)
+    for listener, count in found.channels.items():
+        by_name["txmq_channels"].add_metric([listener], count)
     for resource in ("memory", "disk"):
         by_name["txmq_alarm"].add_metric([resource], resource in found.shortage)
     return text(families + of_apps(served))

@@ -1,4 +1,4 @@
-"""Opens the door of HTTP, whose packages may be missing.
+"""Opens the listener of HTTP, whose packages may be missing.
 
 Invariant: this module imports none of them before it is asked to.
 """

@@ -1,4 +1,4 @@
-"""The options of the HTTP door. Not here: those of the broker (``launcher.py``)."""
+"""The options of the HTTP listener. Not here: those of the broker (``launcher.py``)."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Rates:
         return self._used.get(queue.queue_id, 1.0)
 
     def of_hosts(self, vhosts: Iterable[str]) -> tuple[Counts, Rate]:
-        """Since this door was opened, and between the last two samples."""
+        """Since this listener was opened, and between the last two samples."""
         now = before = NOTHING
         for vhost in vhosts:
             now = now.plus(self._hosts.get(vhost, NOTHING))

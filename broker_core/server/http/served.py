@@ -1,4 +1,4 @@
-"""What the HTTP door serves: the parts of a running broker.
+"""What the HTTP listener serves: the parts of a running broker.
 
 Not here: who may see what (``gate.py``) and how it is shown (``management/``, ``own.py``).
 """
@@ -52,7 +52,7 @@ class AppLedger(NamedTuple):
 class Served:
     """``accounts`` and ``vhosts`` leave the audit log to their caller. ``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
-    listens. ``named``: attempts with who opened each, as far as a door knows it.
+    listens. ``named``: attempts with who opened each, as far as a listener knows it.
     """
 
     broker: LocalBroker

@@ -1,6 +1,6 @@
-"""The listening sockets of a door: plain ones, and those with TLS, whose certificates can be renewed.
+"""The listening sockets of a protocol: plain ones, and those with TLS, whose certificates can be renewed.
 
-Not here: a connection (each door has its own), and how many may wait for their login
+Not here: a connection (each protocol has its own), and how many may wait for their login
 (``unauthenticated_limit.py``).
 """
 
@@ -27,7 +27,7 @@ Factory = Callable[[], asyncio.Protocol]
 class Listeners:
     """``plain`` and ``tls``: "HOST:PORT", IPv6 in brackets, port 0 for a free one. Raises OptionError.
 
-    ``addresses``, ``tls_addresses``: where they listen, once opened. ``door``: its name for texts.
+    ``addresses``, ``tls_addresses``: where they listen, once opened. ``protocol``: its name for texts.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class Listeners:
         tls: Sequence[str],
         files: TlsFiles | None,
         unauthenticated: UnauthenticatedLimit,
-        door: str = "AMQP",
+        protocol: str = "AMQP",
     ) -> None:
         if tls and files is None:
             raise OptionError(
-                f"{tls[0]} is an address for {door} with TLS, and there is no certificate",
+                f"{tls[0]} is an address for {protocol} with TLS, and there is no certificate",
                 "give --tls-cert and --tls-key",
             )
-        self._door = door
-        self._plain = [(text, *parse_listen(text, door)) for text in plain]
-        self._tls = [(text, *parse_listen(text, door)) for text in tls]
+        self._protocol = protocol
+        self._plain = [(text, *parse_listen(text, protocol)) for text in plain]
+        self._tls = [(text, *parse_listen(text, protocol)) for text in tls]
         self._files = files
         self.unauthenticated = unauthenticated
         self.addresses: list[str] = []
@@ -59,7 +59,7 @@ class Listeners:
         opened: list[socket.socket] = []
         try:
             for listener in (*self._plain, *self._tls):
-                opened.append(_listening(self._door, *listener))
+                opened.append(_listening(self._protocol, *listener))
         except BaseException:
             for each in opened:
                 each.close()
@@ -126,14 +126,14 @@ def _address(listening: socket.socket) -> str:
     return f"{bracketed(host)}:{port}"
 
 
-def _listening(door: str, text: str, host: str, port: int) -> socket.socket:
+def _listening(protocol: str, text: str, host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise OptionError(
-            f"cannot listen on {text} for {door} ({error.strerror or error}); choose another address, or "
+            f"cannot listen on {text} for {protocol} ({error.strerror or error}); choose another address, or "
             "port 0 for a free one"
         ) from error
     made.setblocking(False)

@@ -1,4 +1,4 @@
-"""Random contents of messages through every door and every later life: nothing is lost, doubled or torn, and
+"""Random contents of messages through every listener and every later life: nothing is lost, doubled or torn, and
 the broker goes on.
 
 Each message is in exactly one queue, in the hands of one channel or transaction, or settled by somebody: a
@@ -156,7 +156,7 @@ class World:
             channel.queue_bind("dead", "dlx-topic", "#")
             channel.queue_bind("dead", "dlx-headers", "", {"x-match": "all"})
 
-    # -- doors -----------------------------------------------------------------------------------------------
+    # -- listeners -----------------------------------------------------------------------------------------------
     def body(self, properties: bytes) -> bytes:
         self.number += 1
         body = b"message %d" % self.number
@@ -183,7 +183,7 @@ class World:
         self.expected.add(body)
 
     def put_in(self) -> None:
-        """What no door lets in."""
+        """What no listener lets in."""
         properties, name = contents(self.choose), self.choose.choice([*SOURCES])
         body = self.body(properties)
         message = Message(body, name, "", properties)

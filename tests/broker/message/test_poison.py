@@ -1,4 +1,4 @@
-"""Messages that hold anything: every door refuses what means nothing, and what is in a queue already can
+"""Messages that hold anything: every listener refuses what means nothing, and what is in a queue already can
 leave it in every way.
 """
 
@@ -37,7 +37,7 @@ def nested(depth: int, value: Any = 1) -> Any:
     return value
 
 
-# Properties that do not decode: no door lets them in.
+# Properties that do not decode: no listener lets them in.
 DAMAGED_ONES = {
     "a table longer than its bytes": b"\x20\x00\x00\x00\x00\xff",
     "one byte": b"\x20",
@@ -90,7 +90,7 @@ STAYING = [name for name in ALL if name not in AT_ONCE]
 
 
 def put_in(node: Node, queue: str, body: bytes, properties: bytes) -> None:
-    """As it may stand in a data directory, past every door."""
+    """As it may stand in a data directory, past every listener."""
     message = Message(body, queue, "", properties)
     node.broker.run(
         lambda state, change, now: state.messages.enqueue(
@@ -222,7 +222,7 @@ def test_a_queue_that_counts_deliveries_delivers_any_message(node: Node, name: s
             channel.reject(found.tag, requeue=True)
 
 
-# -- the doors -----------------------------------------------------------------------------------------------
+# -- the listeners -----------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[bytes, type[errors.TxmqError]]] = {
     **{name: (properties, errors.RemoteProtocolError) for name, properties in DAMAGED_ONES.items()},
@@ -301,7 +301,7 @@ def test_a_queue_is_refused_whose_dead_letters_could_not_be_delivered(
         declared(node, "q", **{"x-dead-letter-exchange": "", argument: value})
 
 
-def test_properties_are_no_larger_than_a_frame_at_any_door(node: Node) -> None:
+def test_properties_are_no_larger_than_a_frame_at_any_listener(node: Node) -> None:
     """A consumer of AMQP would lose its connection with each message that is delivered."""
     node.channel().queue_declare("q")
     fits = Properties(headers={"x": "x" * (PROPERTIES_BYTES - 13)}).encode()

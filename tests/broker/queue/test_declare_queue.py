@@ -536,7 +536,7 @@ LARGE: dict[str, object] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
-def test_arguments_are_no_larger_than_a_frame_at_any_door(node: Node, value: object) -> None:
+def test_arguments_are_no_larger_than_a_frame_at_any_listener(node: Node, value: object) -> None:
     channel = node.channel()
     channel.queue_declare("q")
     calls: tuple[Callable[[], object], ...] = (

@@ -30,7 +30,7 @@ import java.util.Map;
 import java.util.Objects;
 
 /**
- * The Java client of RabbitMQ's management API, against the HTTP door: one line for each check, {@code ok NAME} or
+ * The Java client of RabbitMQ's management API, against the HTTP listener: one line for each check, {@code ok NAME} or
  * {@code FAILED NAME: why}.
  *
  * Arguments: the url with a path of {@code /api/}, an administrator and a password. The test keeps an AMQP connection

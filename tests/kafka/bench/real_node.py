@@ -1,4 +1,4 @@
-"""A real Kafka for tests: one KRaft node on loopback, with doors for plaintext, TLS and every SASL mechanism.
+"""A real Kafka for tests: one KRaft node on loopback, with listeners for plaintext, TLS and every SASL mechanism.
 
 Not here: resolving its jars and starting it (``bench/kafka_server.py``).
 Invariant: without a JDK or the jars the tests that need it are skipped, and say why.
@@ -44,7 +44,7 @@ class RealNode:
     plain: NodeAddress
     sasl: NodeAddress
     tls: NodeAddress
-    certificate: Path  # of the TLS door
+    certificate: Path  # of the TLS listener
     trusted: ssl.SSLContext  # trusts it
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -117,8 +117,8 @@ def real_node(folder: Path) -> Iterator[RealNode]:
         "listener.name.tls.ssl.key.password": _STORE,
     }
     users = [f"SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
-    doors = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}
-    with real_cluster(folder, doors=doors, settings=settings, users=users) as started:
+    listeners = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}
+    with real_cluster(folder, listeners=listeners, settings=settings, users=users) as started:
         endpoints = {name: NodeAddress("127.0.0.1", port) for name, port in started.nodes[0].ports.items()}
         yield RealNode(
             endpoints[PLAIN],

@@ -24,10 +24,10 @@ def test_url_names_host_and_port(url: str, host: str, port: int) -> None:
     assert (address.host, address.port) == (host, port)
 
 
-@pytest.mark.parametrize("door", ["", "AMQP"])
-def test_an_address_to_listen_on_is_read_alike_for_every_door(door: str) -> None:
-    assert parse_listen("127.0.0.1:5673", door) == ("127.0.0.1", 5673)
-    assert parse_listen("[::1]:0", door) == ("::1", 0)
+@pytest.mark.parametrize("protocol", ["", "AMQP"])
+def test_an_address_to_listen_on_is_read_alike_for_every_listener(protocol: str) -> None:
+    assert parse_listen("127.0.0.1:5673", protocol) == ("127.0.0.1", 5673)
+    assert parse_listen("[::1]:0", protocol) == ("::1", 0)
     for wrong in (
         "::1:5673",
         "localhost:\u0663",
@@ -39,7 +39,7 @@ def test_an_address_to_listen_on_is_read_alike_for_every_door(door: str) -> None
         "h:70000",
     ):
         with pytest.raises(errors.OptionError, match="must be HOST:PORT"):
-            parse_listen(wrong, door)
+            parse_listen(wrong, protocol)
 
 
 def test_user_and_password_are_taken_and_never_shown() -> None:

@@ -1,4 +1,4 @@
-"""Logins on both doors: wrong passwords cost the honest little, deleted users are gone, and nothing is told.
+"""Logins on both listeners: wrong passwords cost the honest little, deleted users are gone, and nothing is told.
 
 Not here: permissions (``interop/test_permissions.py``, ``flight/test_flight_permissions.py``).
 """
@@ -703,7 +703,7 @@ def test_the_audit_log_has_who_did_what_and_no_secret(tmp_path: Path) -> None:
     text = log.read_text()
     for secret in (PASSWORD, "wrong-secret", "new-secret", hashed, "secret body", "$scrypt"):
         assert secret not in text
-    lines = [json.loads(line) for line in text.splitlines() if '"door": "process"' not in line]
+    lines = [json.loads(line) for line in text.splitlines() if '"listener": "process"' not in line]
     said = [(line["event"], line["user"], line.get("answer") or line.get("asked") or "") for line in lines]
     assert said == [
         ("login", "ann", "refused"),
@@ -717,7 +717,7 @@ def test_the_audit_log_has_who_did_what_and_no_secret(tmp_path: Path) -> None:
     assert lines[5]["name"] == "bob" and all(line["address"] == "127.0.0.1" for line in lines)
 
 
-def test_a_login_is_in_the_audit_log_for_each_connection_at_every_door(tmp_path: Path) -> None:
+def test_a_login_is_in_the_audit_log_for_each_connection_at_every_listener(tmp_path: Path) -> None:
     """Also if its password is remembered from another one, and once, whatever the connection calls."""
     with serving(tmp_path) as broker:
         add(broker, "ann", "administrator", patterns=("^q", "", ""))
@@ -729,8 +729,8 @@ def test_a_login_is_in_the_audit_log_for_each_connection_at_every_door(tmp_path:
             api = Api(broker.http_urls[0], "ann", PASSWORD)
             assert api.ask("GET", "/api/whoami").status == api.ask("GET", "/api/whoami").status == 200
     lines = [json.loads(line) for line in (tmp_path / "data" / audits.FILE).read_text().splitlines()]
-    logins = [(line["door"], line["answer"]) for line in lines if line["event"] == "login"]
-    assert logins == [(door, "accepted") for door in ("amqp", "flight", "http", "flight", "http")]
+    logins = [(line["listener"], line["answer"]) for line in lines if line["event"] == "login"]
+    assert logins == [(listener, "accepted") for listener in ("amqp", "flight", "http", "flight", "http")]
 
 
 def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp_path: Path) -> None:
@@ -771,7 +771,7 @@ def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp
     assert "$scrypt" not in text
     lines = [json.loads(line) for line in text.splitlines()]
     changes = [line for line in lines if line["event"] != "login"]
-    assert [(line["event"], line["door"], line["user"]) for line in changes] == [
+    assert [(line["event"], line["listener"], line["user"]) for line in changes] == [
         *((f"admin.{word}", "process", "") for word, _ in calls),
         ("admin.add_user", "flight", "ann"),
     ]

@@ -1,4 +1,4 @@
-"""A user who fills all that it may, in any order, leaves each other user a working broker: at every door, in its
+"""A user who fills all that it may, in any order, leaves each other user a working broker: at every listener, in its
 own virtual host, and after a restart.
 
 Bounds are lowered, so that they are reached. Each is filled until the broker refuses one more.
@@ -29,7 +29,7 @@ from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.routing import memory
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import QuotaLimits, UserLimit
 from tests.amqp_peer import Peer
 from tests.server.flight.flight_calls import Raw, messages
@@ -52,7 +52,7 @@ def served(folder: Path) -> Broker:
     return Broker.open(
         folder / "data",
         amqp=["127.0.0.1:0"],
-        doors=Doors(http=["127.0.0.1:0"]),
+        listeners=ListenerOptions(http=["127.0.0.1:0"]),
         quotas=QUOTAS,
         outcomes=Kept(BOUND),
     )
@@ -76,7 +76,7 @@ class Filler:
 
     def __init__(self, broker: Broker, stack: contextlib.ExitStack) -> None:
         self.broker, self.stack = broker, stack
-        # one connection of each door, before its share is full
+        # one connection of each listener, before its share is full
         login = Credentials(user=MAN, password=PASSWORD)
         self.client = stack.enter_context(BrokerClient(broker.url, credentials=login))
         self.peer = self._peer()
@@ -206,7 +206,7 @@ FILLS: dict[str, Callable[[Filler], None]] = {
 
 
 def works(broker: Broker, round_: str) -> None:
-    """Ann does each thing once, at each door."""
+    """Ann does each thing once, at each listener."""
     login = Credentials(user=ANN, password=PASSWORD)
     with Peer(broker.amqp_urls[0]) as peer:
         peer.user, peer.password = ANN, PASSWORD

@@ -1,4 +1,4 @@
-"""What one user may have of what all users share: its share, at every door, and after a restart; and how what a
+"""What one user may have of what all users share: its share, at every listener, and after a restart; and how what a
 user has prepared is emptied.
 """
 
@@ -23,7 +23,7 @@ from broker_core.core import password as passwords
 from broker_core.core.credentials import Credentials
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import QuotaLimits, UserLimit
 from tests.amqp_peer import Peer
 from tests.server.flight.flight_calls import Raw
@@ -90,23 +90,23 @@ def by_amqp(broker: Broker, user: str, xid: str) -> str:
         return answer.reply_text if isinstance(answer, c.Channel.Close) else ""
 
 
-DOORS = {"flight": by_flight, "amqp": by_amqp}
+LISTENERS = {"flight": by_flight, "amqp": by_amqp}
 
 
-def prepared_by(broker: Broker, door: str, user: str, name: str, most: int = TOTAL) -> tuple[int, str]:
+def prepared_by(broker: Broker, listener: str, user: str, name: str, most: int = TOTAL) -> tuple[int, str]:
     for number in range(most + 1):
-        refused = DOORS[door](broker, user, f"{name}-{number}")
+        refused = LISTENERS[listener](broker, user, f"{name}-{number}")
         if refused:
             return number, refused
     return most + 1, ""
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("listener", LISTENERS)
 def test_a_user_prepares_up_to_its_share_and_others_go_on_also_after_a_restart(
-    opened: Open, door: str
+    opened: Open, listener: str
 ) -> None:
     broker = opened(MAN, ANN, BOSS)
-    count, refused = prepared_by(broker, door, MAN, "a")
+    count, refused = prepared_by(broker, listener, MAN, "a")
     assert count == PART
     assert (
         f"user 'man' has {PART} prepared transactions in vhost '/', which is its share of {TOTAL}" in refused
@@ -114,13 +114,13 @@ def test_a_user_prepares_up_to_its_share_and_others_go_on_also_after_a_restart(
     assert "`txmq tx rollback --of man --all`" in refused and refused.endswith("or raise --user-share")
     for restart in (False, True):
         again = opened() if restart else broker
-        assert prepared_by(again, door, MAN, "b") == (0, refused)
-        assert DOORS[door](again, ANN, f"of ann {restart}") == ""
+        assert prepared_by(again, listener, MAN, "b") == (0, refused)
+        assert LISTENERS[listener](again, ANN, f"of ann {restart}") == ""
     # what is decided makes room, and no more
     again.rollback("a-0", of=MAN)
-    assert prepared_by(again, door, MAN, "c")[0] == 1
+    assert prepared_by(again, listener, MAN, "c")[0] == 1
     # an administrator is not hindered, but by the bound of all
-    count, refused = prepared_by(again, door, BOSS, "d")
+    count, refused = prepared_by(again, listener, BOSS, "d")
     assert count == TOTAL - PART - 2
     assert f"{TOTAL} prepared transactions are there, which is the limit" in refused
 
@@ -217,7 +217,7 @@ def test_who_may_roll_back_all_of_a_user(
     opened: Open, tmp_path: Path, ends: Callable[[Broker, str, str | None], int]
 ) -> None:
     TAGS_HERE = {MAN: ["management"], ANN: ["management"]}  # HTTP needs one
-    broker = opened(MAN, ANN, BOSS, OLGA, LOOKER, doors=Doors(http=["127.0.0.1:0"]))
+    broker = opened(MAN, ANN, BOSS, OLGA, LOOKER, listeners=ListenerOptions(http=["127.0.0.1:0"]))
     for user, tags in TAGS_HERE.items():
         broker.accounts.set_tags(user, tags)
     fill(broker, MAN, ANN, BOSS)
@@ -353,7 +353,7 @@ def test_a_user_has_its_share_of_the_connections_of_a_virtual_host(opened: Open)
         assert until_refused(stack, broker, BOSS)[0] == 17
 
 
-def test_a_user_has_its_share_of_channels_at_both_doors(opened: Open) -> None:
+def test_a_user_has_its_share_of_channels_at_both_listeners(opened: Open) -> None:
     broker = opened(MAN, ANN, quotas=QuotaLimits(channels=UserLimit(40)))
     with contextlib.ExitStack() as stack:
         man = stack.enter_context(client(broker, MAN))

@@ -22,7 +22,7 @@ from broker_core.core import endpoint, errors
 from broker_core.core.credentials import Credentials
 from broker_core.flight.authorization import Basic, Bearer
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 from tests.server.conftest import Served, bodies, end_broker, fill
 from tests.server.flight.flight_calls import CALLS, TICKETS
 
@@ -74,7 +74,7 @@ def _refused(port: int, authorization: str | None) -> set[str]:
 
 
 def test_without_the_token_the_port_answers_nothing(tmp_path: Path) -> None:
-    with Broker.open(tmp_path / "data", doors=Doors(token_only=True)) as broker:
+    with Broker.open(tmp_path / "data", listeners=ListenerOptions(token_only=True)) as broker:
         found = endpoint.read_endpoint(str(tmp_path / "data"))
         assert found is not None
         wrong = [None, Bearer("").header, Bearer(found.token[:-1]).header, Bearer(found.id).header, "Bearer",

@@ -1,4 +1,4 @@
-"""Whose a named transaction is, at every door: who named it decides it; an operator decides for others. Names are
+"""Whose a named transaction is, at every listener: who named it decides it; an operator decides for others. Names are
 known to everybody here.
 """
 
@@ -102,7 +102,7 @@ def test_who_knows_a_name_does_not_decide_the_transaction_of_another(
     assert broker.outcome("order-7", of=ANN) == "prepared" and messages(broker) == 0
     with amqp(broker, ANN) as peer:
         assert said(peer, verb, "order-7") == (200, "")
-    getattr(of(ANN), verb)("order-7")  # by another door, and twice is fine
+    getattr(of(ANN), verb)("order-7")  # by another listener, and twice is fine
     assert messages(broker) == (1 if verb == "commit" else 0)
 
 
@@ -184,16 +184,16 @@ def test_a_later_user_of_the_name_does_not_decide_for_one_that_was_deleted(
         assert left.user == ANN and messages(again) == 1
 
 
-@pytest.mark.parametrize("door", ["amqp", "flight"])
+@pytest.mark.parametrize("listener", ["amqp", "flight"])
 @pytest.mark.parametrize("spilled", [False, True])
 def test_a_right_that_is_taken_while_a_transaction_is_open_stops_its_commit_and_its_prepare(
-    broker: Broker, of: Of, door: str, spilled: bool
+    broker: Broker, of: Of, listener: str, spilled: bool
 ) -> None:
     if spilled:
         broker.engine._local.channel_commits.spill_rows = 1
     for end in ("commit", "prepare"):
         broker.accounts.set_permissions(ANN, "^$", ".*", ".*")
-        if door == "flight":
+        if listener == "flight":
             with of(ANN).channel() as channel:
                 channel.tx_select()
                 for body in (b"1", b"2"):
@@ -214,10 +214,10 @@ def test_a_right_that_is_taken_while_a_transaction_is_open_stops_its_commit_and_
         assert messages(broker) == 0 and broker.prepared() == []
 
 
-@pytest.mark.parametrize("door", ["amqp", "flight"])
+@pytest.mark.parametrize("listener", ["amqp", "flight"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_right_that_is_taken_after_the_prepare_leaves_the_commit_to_an_operator(
-    tmp_path: Path, broker: Broker, of: Of, door: str, restart: bool
+    tmp_path: Path, broker: Broker, of: Of, listener: str, restart: bool
 ) -> None:
     prepare(of(ANN), "order-7")
     broker.accounts.set_permissions(ANN, "^$", "^amq.transaction$", ".*")
@@ -225,7 +225,7 @@ def test_a_right_that_is_taken_after_the_prepare_leaves_the_commit_to_an_operato
         if restart:
             broker.close()
             broker = stack.enter_context(Broker.open(tmp_path / "data", amqp=["127.0.0.1:0"]))
-        if door == "amqp":
+        if listener == "amqp":
             with amqp(broker, ANN) as peer:
                 assert said(peer, "commit", "order-7")[0] == 403
         else:

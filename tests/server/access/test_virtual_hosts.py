@@ -1,4 +1,4 @@
-"""Virtual hosts at the doors: AMQP by connection.open, Flight by the url; their limits and their end."""
+"""Virtual hosts at the listeners: AMQP by connection.open, Flight by the url; their limits and their end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def url_of(broker: Broker, vhost: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_doors_reach_the_same_virtual_host_by_its_name(broker: Broker, name: str) -> None:
+def test_all_listeners_reach_the_same_virtual_host_by_its_name(broker: Broker, name: str) -> None:
     if name != SALES:
         broker.vhosts.add_vhost(name)
     address = broker.amqp_urls[0].removeprefix("amqp://")

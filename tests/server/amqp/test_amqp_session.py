@@ -193,7 +193,7 @@ def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_i
 @pytest.mark.parametrize(
     "given_back", ["nack", "recover", "close", "rollback of a prepared transaction", "publish"]
 )
-def test_an_amqp_consumer_gets_what_a_client_of_the_other_door_gives_back_or_publishes(
+def test_an_amqp_consumer_gets_what_a_client_of_the_other_listener_gives_back_or_publishes(
     broker: AmqpServed, peer: Peer, given_back: str
 ) -> None:
     peer.write(
@@ -225,7 +225,7 @@ def test_an_amqp_consumer_gets_what_a_client_of_the_other_door_gives_back_or_pub
         assert (found.redelivered, peer.content(1)[1]) == (given_back != "publish", b"a")
 
 
-def test_an_amqp_consumer_is_told_when_a_client_of_the_other_door_deletes_its_queue(
+def test_an_amqp_consumer_is_told_when_a_client_of_the_other_listener_deletes_its_queue(
     broker: AmqpServed, peer: Peer
 ) -> None:
     peer.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)

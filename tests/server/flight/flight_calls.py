@@ -1,4 +1,4 @@
-"""Every call of the Flight door with good arguments, for tests that send it with bad ones; and how to send
+"""Every call of the Flight listener with good arguments, for tests that send it with bad ones; and how to send
 it.
 """
 

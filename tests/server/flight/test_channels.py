@@ -23,7 +23,7 @@ from broker_core.store.memory import MemoryStore
 from tests.reading import fetched
 
 
-class Doors:
+class Calls:
     def __init__(self) -> None:
         self.broker = LocalBroker(MemoryStore(), upkeep=False)
         permits = CallPermissions(VhostEngines(self.broker), self.broker, Audit())
@@ -50,64 +50,64 @@ class Doors:
 
 
 @pytest.fixture
-def doors() -> Iterator[Doors]:
-    found = Doors()
+def calls() -> Iterator[Calls]:
+    found = Calls()
     found.say("open", 0)
     yield found
     found.channels.close()
     found.broker.close()
 
 
-def test_a_call_sent_twice_is_done_once_and_answered_twice(doors: Doors) -> None:
+def test_a_call_sent_twice_is_done_once_and_answered_twice(calls: Calls) -> None:
     for _ in range(2):
-        assert doors.say("queue_declare", 1, queue="") == doors.say("queue_declare", 1, queue="")
-    doors.publish(2, b"order")
-    doors.publish(2, b"order")
+        assert calls.say("queue_declare", 1, queue="") == calls.say("queue_declare", 1, queue="")
+    calls.publish(2, b"order")
+    calls.publish(2, b"order")
     for _ in range(2):
         with pytest.raises(errors.QueueNotFound):
-            doors.say("get", 3, queue="nowhere")
-    assert doors.bodies() == [b"order"]
+            calls.say("get", 3, queue="nowhere")
+    assert calls.bodies() == [b"order"]
 
 
-def test_an_older_call_that_arrives_late_is_refused_and_not_made_again(doors: Doors) -> None:
-    doors.publish(1, b"order")
-    doors.publish(2, b"next")
+def test_an_older_call_that_arrives_late_is_refused_and_not_made_again(calls: Calls) -> None:
+    calls.publish(1, b"order")
+    calls.publish(2, b"next")
     for number in (1, 0, -1):
         with pytest.raises(errors.RemoteProtocolError, match="is not repeated"):
-            doors.publish(number, b"order")
-    doors.publish(3, b"last")
-    assert doors.bodies() == [b"order", b"next", b"last"]
+            calls.publish(number, b"order")
+    calls.publish(3, b"last")
+    assert calls.bodies() == [b"order", b"next", b"last"]
 
 
-def test_a_call_behind_a_gap_is_refused_and_the_next_one_is_taken(doors: Doors) -> None:
-    doors.publish(1, b"order")
+def test_a_call_behind_a_gap_is_refused_and_the_next_one_is_taken(calls: Calls) -> None:
+    calls.publish(1, b"order")
     with pytest.raises(errors.RemoteProtocolError, match="calls are missing"):
-        doors.publish(3, b"too early")
-    doors.publish(2, b"next")
-    assert doors.bodies() == [b"order", b"next"]
+        calls.publish(3, b"too early")
+    calls.publish(2, b"next")
+    assert calls.bodies() == [b"order", b"next"]
 
 
-def test_a_call_with_a_bad_argument_takes_its_number(doors: Doors) -> None:
+def test_a_call_with_a_bad_argument_takes_its_number(calls: Calls) -> None:
     for _ in range(2):
         with pytest.raises(errors.OptionError, match="durable"):
-            doors.say("queue_declare", 1, queue="w", durable="yes")
-    doors.publish(2, b"order")
-    assert doors.bodies() == [b"order"]
+            calls.say("queue_declare", 1, queue="w", durable="yes")
+    calls.publish(2, b"order")
+    assert calls.bodies() == [b"order"]
 
 
 def test_a_late_open_of_a_channel_that_has_ended_opens_none_so_its_calls_are_not_made_again(
-    doors: Doors,
+    calls: Calls,
 ) -> None:
-    doors.publish(1, b"order")
-    doors.say("close", 0)
+    calls.publish(1, b"order")
+    calls.say("close", 0)
     with pytest.raises(errors.RemoteProtocolError, match="has ended"):
-        doors.say("open", 0)
+        calls.say("open", 0)
     with pytest.raises(errors.ConnectionFailed, match="is gone"):
-        doors.publish(1, b"order")
-    assert doors.bodies() == [b"order"]
+        calls.publish(1, b"order")
+    assert calls.bodies() == [b"order"]
 
 
-def test_a_channel_is_gone_for_nobody_before_its_last_call_is_answered(doors: Doors) -> None:
+def test_a_channel_is_gone_for_nobody_before_its_last_call_is_answered(calls: Calls) -> None:
     """Who is told that it is gone asks whether its commit took place: it must be over by then."""
     entered, leave = threading.Event(), threading.Event()
 
@@ -115,21 +115,21 @@ def test_a_channel_is_gone_for_nobody_before_its_last_call_is_answered(doors: Do
         entered.set()
         assert leave.wait(600)
 
-    doors.say("tx_select", 1)
-    doors.publish(2, b"order")
+    calls.say("tx_select", 1)
+    calls.publish(2, b"order")
     failpoint.arm("committer.planned", slow)
-    first = threading.Thread(target=doors.say, args=("tx_commit", 3))
+    first = threading.Thread(target=calls.say, args=("tx_commit", 3))
     first.start()
     assert entered.wait(600)
-    ending = threading.Thread(target=doors.say, args=("close", 0))
+    ending = threading.Thread(target=calls.say, args=("close", 0))
     ending.start()
     answers: list[Any] = []
 
     def again() -> None:
         try:
-            answers.append(doors.say("tx_commit", 3))
+            answers.append(calls.say("tx_commit", 3))
         except errors.ConnectionFailed as error:
-            answers.append((error, doors.bodies()))
+            answers.append((error, calls.bodies()))
 
     retry = threading.Thread(target=again)
     retry.start()
@@ -141,4 +141,4 @@ def test_a_channel_is_gone_for_nobody_before_its_last_call_is_answered(doors: Do
         thread.join()
     (answer,) = answers
     assert answer == [] or answer[1] == [b"order"]
-    assert doors.bodies() == [b"order"]
+    assert calls.bodies() == [b"order"]

@@ -21,10 +21,10 @@ from broker_core.core import password as passwords
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.doors import Doors
 from broker_core.server.flight import connection_limit as entrances
 from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import QuotaLimits
 from broker_core.server.tls import TlsOptions
 from tests.progress import wait_until
@@ -131,7 +131,7 @@ def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:
     pair = Authority(tmp_path).sign()
     with Broker.open(
         tmp_path / "data",
-        doors=Doors(TlsOptions(pair.cert, pair.key)),
+        listeners=ListenerOptions(TlsOptions(pair.cert, pair.key)),
         amqp_options=AmqpOptions(handshake_timeout_s=0.5),
     ) as broker:
         add(broker)

@@ -1,4 +1,4 @@
-"""Damaged bytes at the Flight door: actions, tickets, descriptors, streams of rows. The call fails, the
+"""Damaged bytes at the Flight listener: actions, tickets, descriptors, streams of rows. The call fails, the
 server goes on, memory is bounded.
 
 The broker is a process of its own: a crash inside Arrow would end it.
@@ -193,13 +193,13 @@ def attack(served: Served, seed: int, rounds: int) -> None:
             assert channel.get("after") is not None
 
 
-def test_damaged_bytes_at_the_flight_door_fail_their_call_alone(served: Served, seed: int) -> None:
+def test_damaged_bytes_at_the_flight_listener_fail_their_call_alone(served: Served, seed: int) -> None:
     served.start()
     attack(served, seed, 1_000)
 
 
 @pytest.mark.soak
-def test_damaged_bytes_at_the_flight_door_for_long(served: Served, seed: int, rounds: int) -> None:
+def test_damaged_bytes_at_the_flight_listener_for_long(served: Served, seed: int, rounds: int) -> None:
     served.start()
     for number in range(rounds):
         attack(served, seed + number, 3_000)

@@ -1,4 +1,4 @@
-"""Every call of the Flight door: without a login, with a wrong password, without and with permission.
+"""Every call of the Flight listener: without a login, with a wrong password, without and with permission.
 
 Not here: AMQP (``interop/test_permissions.py``), what a user of AMQP may do on a channel.
 """
@@ -321,8 +321,8 @@ def test_every_call_has_a_row_and_an_entry(broker: Broker) -> None:
     assert set(call_permissions.ENGINE) == set(contract.METHODS)
     assert set(call_permissions.CHANNEL) == WORDS
     assert set(call_permissions.ADMIN) == set(broker.server._words)
-    doors = {name for name in vars(FlightServer) if name.startswith(("do_", "get_", "list_"))}
-    assert doors == {"do_action", "do_get", "do_put"}
+    methods = {name for name in vars(FlightServer) if name.startswith(("do_", "get_", "list_"))}
+    assert methods == {"do_action", "do_get", "do_put"}
 
 
 def test_a_call_without_an_entry_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A client of the HTTP door: one connection, each answer with its status and JSON."""
+"""A client of the HTTP listener: one connection, each answer with its status and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from broker_core.core import password as passwords
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
+from broker_core.server.listener_options import ListenerOptions
 
 OTHER = "other"  # a virtual host
 # whom the tests log in: name -> tags, and where they have all permissions
@@ -86,10 +86,10 @@ class Api:
 
 
 @contextmanager
-def serving(directory: Path, **doors: Any) -> Iterator[Broker]:
-    """A broker with the door of HTTP, and AMQP."""
-    opened = Doors(http=["127.0.0.1:0"], **doors)
-    with Broker.open(directory / "data", amqp=["127.0.0.1:0"], doors=opened) as broker:
+def serving(directory: Path, **listeners: Any) -> Iterator[Broker]:
+    """A broker with the listener of HTTP, and AMQP."""
+    opened = ListenerOptions(http=["127.0.0.1:0"], **listeners)
+    with Broker.open(directory / "data", amqp=["127.0.0.1:0"], listeners=opened) as broker:
         yield broker
 
 

@@ -1,4 +1,4 @@
-"""Every route of the HTTP door with what it needs: written down a second time, by hand."""
+"""Every route of the HTTP listener with what it needs: written down a second time, by hand."""
 
 from __future__ import annotations
 

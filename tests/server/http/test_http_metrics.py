@@ -143,7 +143,7 @@ def test_the_api_of_txmq_shows_pipelines_transactions_and_the_store(
             channel.prepare(xid)
         channel.publish(b"open", routing_key="out")
         (open_,) = watcher.get("/api/txmq/transactions")
-        assert (open_["publishes"], open_["door"]) == (1, "process")
+        assert (open_["publishes"], open_["listener"]) == (1, "process")
         channel.tx_rollback()
     assert {row["xid"] for row in watcher.get("/api/txmq/prepared")} == {"one", "two"}
     assert watcher.ask("POST", "/api/txmq/prepared/%2F/one/commit", {}).status == 404  # as if there were none

@@ -1,4 +1,4 @@
-"""Every route of the HTTP door, without a login and with every tag: who gets an answer, and who learns
+"""Every route of the HTTP listener, without a login and with every tag: who gets an answer, and who learns
 nothing.
 """
 
@@ -72,7 +72,9 @@ def test_a_virtual_host_of_others_is_answered_as_one_that_is_not_there(
         assert other.status == 401
 
 
-def test_a_permission_on_names_is_asked_for_as_at_every_door(broker: Broker, people: dict[str, Api]) -> None:
+def test_a_permission_on_names_is_asked_for_as_at_every_listener(
+    broker: Broker, people: dict[str, Api]
+) -> None:
     boss = people["boss"]
     for name in ("mine", "theirs"):
         assert boss.ask("PUT", f"/api/queues/%2F/{name}", {}).status == 201

@@ -80,7 +80,7 @@ def names(api: Api, path: str = "/api/queues") -> list[str]:
     return [queue["name"] for queue in api.get(path)]
 
 
-def test_what_this_door_has_changed_is_seen_at_once(broker: Broker) -> None:
+def test_what_this_listener_has_changed_is_seen_at_once(broker: Broker) -> None:
     boss, watcher = (Api(broker.http_urls[0], user) for user in ("boss", "watcher"))
     assert names(watcher) == []
     with broker.channel() as channel:

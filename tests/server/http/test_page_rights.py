@@ -270,7 +270,7 @@ def test_a_cookie_is_for_the_page_alone_and_unreadable(broker: Broker, nobody: V
     told = nobody.log_in("boss").headers["set-cookie"]
     for part in ("HttpOnly", "SameSite=Strict", "Path=/ui", "Max-Age="):
         assert part in told
-    assert "Secure" not in told  # this door speaks no TLS
+    assert "Secure" not in told  # this listener speaks no TLS
     answer = Api(broker.http_urls[0], "").ask("GET", "/api/whoami", headers={"cookie": nobody.cookie})
     assert answer.status == 401
     page = nobody.get("/ui")
@@ -329,7 +329,7 @@ def test_a_refused_login_is_throttled_and_in_the_audit_log(broker: Broker, nobod
         ("javascript:alert(1)", "/ui"),
     ],
 )
-def test_a_login_leads_to_a_page_of_this_door_alone(nobody: Visitor, then: str, to: str) -> None:
+def test_a_login_leads_to_a_page_of_this_listener_alone(nobody: Visitor, then: str, to: str) -> None:
     assert nobody.log_in("boss", then=then).location == to
 
 

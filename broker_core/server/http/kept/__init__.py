@@ -1,1 +1,1 @@
-"""What the door keeps between requests, with bounds: the history that plots show, and logins of browsers."""
+"""What the listener keeps between requests, with bounds: the history that plots show, logins of browsers."""

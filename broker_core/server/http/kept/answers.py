@@ -3,8 +3,8 @@
 RabbitMQ's numbers are five seconds old for everybody. Here they are those of now, but for who asks so often
 that those who commit would pay for it.
 Not here: whether a caller may have the answer, which the application asks each time.
-Invariant: an answer is given for the key of its request alone, and no longer than KEPT_S; what this door has
-changed is seen at once; MOST answers of at most LARGEST_BYTES are held.
+Invariant: an answer is given for the key of its request alone, and no longer than KEPT_S; what this listener
+has changed is seen at once; MOST answers of at most LARGEST_BYTES are held.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Asked:
 
 
 class KeptAnswers:
-    """Used in one thread. ``changes``: how often this door has changed something."""
+    """Used in one thread. ``changes``: how often this listener has changed something."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

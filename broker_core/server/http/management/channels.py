@@ -57,7 +57,7 @@ def _close(call: HttpCall) -> HttpAnswer:
 def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
     """In the order of their opening."""
     for channel, holder in sorted(call.served.broker.held.all(), key=lambda each: each[1].since_us):
-        if not channel.closed and holder.door != "process" and _sees(call, holder.user):
+        if not channel.closed and holder.listener != "process" and _sees(call, holder.user):
             yield channel, holder
 
 

@@ -109,7 +109,7 @@ def _unlimit(call: HttpCall) -> HttpAnswer:
 def _user_row(user: UserInfo) -> Row:
     return {
         "name": user.name,
-        "password_hash": "",  # it leaves the broker by no door
+        "password_hash": "",  # it leaves the broker by no listener
         "hashing_algorithm": "scrypt",
         "tags": list(user.tags),
         "limits": {},

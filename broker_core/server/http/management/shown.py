@@ -208,8 +208,8 @@ def connection_row(found: ConnectionInfo) -> Row:
 def _where(holder: ChannelHolder) -> tuple[str, int, int]:
     """The connection, the channel's number and the port of the client: of a channel of AMQP."""
     name, _, number = holder.id.removesuffix(")").rpartition(" (")
-    if holder.door != "amqp":
-        return f"{holder.door} {holder.address}".strip(), 0, 0
+    if holder.listener != "amqp":
+        return f"{holder.listener} {holder.address}".strip(), 0, 0
     port = name.partition(" -> ")[0].rpartition(":")[2]
     return name, int(number) if number.isdigit() else 0, int(port) if port.isdigit() else 0
 

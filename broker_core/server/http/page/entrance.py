@@ -40,7 +40,7 @@ def cookie_name(request: Request) -> str:
 def visit(served: Served, request: Request, connection: HttpConnection) -> Visit:
     """Raises Refusal: a change that no page of this origin asks for."""
     if request.method == "POST" and "origin" not in request.headers:
-        raise HttpRefusal(403, "forbidden", "a form is sent by a page of this door")
+        raise HttpRefusal(403, "forbidden", "a form is sent by a page of this listener")
     cookie = cookie_name(request)
     token = request.cookies.get(cookie, "")
     session = served.sessions.find(token) if token else None

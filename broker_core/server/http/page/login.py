@@ -1,6 +1,6 @@
 """The login of a browser, its end, and files that need none.
 
-Invariant: the login goes the way of every door: same users, throttle and audit log.
+Invariant: the login goes the way of every listener: same users, throttle and audit log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN_PAGE = re.compile(r"/ui(?:/[a-z/]*)?(?:\?[\w%&=.~+-]*)?", re.ASCII)
 
 
 def _next(text: object) -> str:
-    """A page of this door; anything else is the first one."""
+    """A page of this listener; anything else is the first one."""
     return str(text) if _OWN_PAGE.fullmatch(str(text)) else HOME
 
 

@@ -2,7 +2,7 @@
 
 Invariant: every value is escaped by the template, whatever it is; markup comes from templates alone. What
 cannot be seen of a name is an escape, so that no two look alike; it is not in what the browser sends back
-(``exact``). A page runs scripts and styles of this door, and no other.
+(``exact``). A page runs scripts and styles of this listener, and no other.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def visible(value: object) -> object:
 
 
 def sentence(text: str, *names: object) -> Markup:
-    """A text of this door, with names of others in its braces."""
+    """A text of this listener, with names of others in its braces."""
     return escape(text).format(*map(visible, names))
 
 

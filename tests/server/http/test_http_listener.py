@@ -1,4 +1,4 @@
-"""The door of HTTP: logins, limits, refusals. Not here: who may ask what (``test_http_rights.py``), what is
+"""The listener of HTTP: logins, limits, refusals. Not here: who may ask what (``test_http_rights.py``), what is
 answered (``test_management.py``).
 """
 
@@ -21,12 +21,12 @@ import pytest
 from broker_core.core import pieces
 from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
-from broker_core.server.doors import Doors
 from broker_core.server.http import application
 from broker_core.server.http import connection as http_connection
 from broker_core.server.http import server as http_server
 from broker_core.server.http.connection import PIPELINED
 from broker_core.server.http.options import HttpOptions
+from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import UserLimit
 from tests.progress import GUARD_S, wait_until
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving
@@ -96,7 +96,7 @@ def test_logins_and_changes_are_in_the_audit_log_without_secrets(broker: Broker,
     assert Api(broker.http_urls[0], "manager").ask("GET", "/api/users").status == 401
     text = (Path(broker._directory) / "audit.log").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    http = [line for line in lines if line.get("door") == "http"]
+    http = [line for line in lines if line.get("listener") == "http"]
     assert {"login", "queue.declare", "refused"} <= {line["event"] for line in http}
     declared = next(line for line in http if line["event"] == "queue.declare")
     assert (declared["user"], declared["queue"], declared["vhost"]) == ("boss", "audited", "/")
@@ -442,7 +442,7 @@ def test_the_default_user_does_not_come_in_under_a_name_of_others(
 # -- the start -----------------------------------------------------------------------------------------------
 def test_other_hosts_need_tls_or_permission(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"--http is 0\.0\.0\.0:0"):
-        Broker.open(tmp_path / "data", doors=Doors(http=["0.0.0.0:0"]))
+        Broker.open(tmp_path / "data", listeners=ListenerOptions(http=["0.0.0.0:0"]))
 
 
 def test_without_its_packages_the_remedy_is_one_sentence(tmp_path: Path) -> None:

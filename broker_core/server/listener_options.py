@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class ListenerOptions:
     """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight accepts only clients that
     can read the data directory. ``allow_plaintext``: also other hosts are served without TLS. ``http``:
     HOST:PORT of each listener of HTTP, which is HTTPS with ``tls``. ``open_metrics``: /metrics has no login.
