@@ -58,8 +58,8 @@ class TxmqDataSource(DataSource):
     ``includeProperties`` adds the column ``properties``: a struct of content_type, content_encoding, headers,
     delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
     app_id. It is null for a message without properties.
-    ``includeKey`` adds the column ``key``, ``includeHeaders`` the column ``headers``, an array of (key, value):
-    those of Kafka's records as bytes, and of other messages the routing key and the headers.
+    ``includeKey`` adds the column ``key``, ``includeHeaders`` the column ``headers``, an array of (key,
+    value): those of Kafka's records as bytes, and of other messages the routing key and the headers.
 
     ``table`` reads the state of the broker in place of messages.
 
@@ -78,40 +78,8 @@ class TxmqDataSource(DataSource):
 
     Options
     -------
-    | option | default | for | meaning |
-    |---|---|---|---|
-    | `url` |  | all | a running broker: `txmq://host:5673`, or Kafka: `kafka://host:9092,host:9092` |
-    | `data` |  | all | the broker of this data directory, started if needed; one of `url`, `data` is required |
-    | `vhost` |  | all | the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales` |
-    | `queue` | required (reads) | reads, writes | read: one queue, or several separated by commas; write: default exchange and this routing key |
-    | `table` |  | table reads | the state of the broker in place of messages: `transactions`, `ledger`, `queues`, `apps` or `consumers` |
-    | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
-    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay. On Kafka also `{"ledger": PATH, "batch": N}`: where an app was before it decided batch N |
-    | `startingTimestamp` |  | reads | first message committed at or after it (ms since the epoch, or ISO 8601) |
-    | `endingOffsets` | `latest` | batch reads | `latest` or JSON `{"queue": offset}`, exclusive |
-    | `maxOffsetsPerTrigger` |  | stream reads | maximum messages per micro-batch; a transaction is not split |
-    | `maxBytesPerTrigger` |  | stream reads | maximum bytes per micro-batch (`10m`); a transaction is not split |
-    | `minOffsetsPerTrigger` |  | stream reads | wait for this many messages in all queues together |
-    | `maxTriggerDelay` | `15m` | stream reads | maximum wait after the commit of the oldest message (`30s`) |
-    | `minPartitions` |  | reads | minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host or the partitions |
-    | `maxRecordsPerPartition` |  | reads | maximum messages per task |
-    | `includeProperties` | `false` | reads | adds the column `properties` |
-    | `includeTransaction` | `false` | reads | adds the column `transaction`: the number of the commit that published the message |
-    | `includeKey` | `false` | reads | adds the column `key`: the bytes of Kafka's, null without one; elsewhere the routing key |
-    | `includeHeaders` | `false` | reads | adds the column `headers`, as Spark's Kafka source has it |
-    | `failOnDataLoss` | `true` | stream reads | fail if messages of a claimed range no longer exist |
-    | `exchange` | `""` | writes | the exchange, unless a column gives it; empty: the default exchange |
-    | `routingKey` | `""` | writes | the routing key, unless a column gives it |
-    | `onUnroutable` | `fail` | writes | a message that reaches no queue: `fail` the transaction, or `drop` it |
-    | `onNewCheckpoint` | `fail` | streams | another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended |
-    | `user` |  | all | the user of the broker at `url`; its password is one of the next two, or `TXMQ_PASSWORD` |
-    | `password` |  | all | never shown; see docs/tls.md for secret stores |
-    | `passwordFile` |  | all | a file of the driver with the password |
-    | `token` |  | all | a token in place of a user |
-    | `tlsCa` |  | all | `txmqs://`: the authority of the broker's certificate, a PEM file on every host; default: those of the machine |
-    | `tlsCert` |  | all | a certificate of this client, a PEM file on every host |
-    | `tlsKey` |  | all | its key |
-    """  # noqa: E501
+    ``print(connector.options.table())``, and docs/spark_reference.md.
+    """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         from connector.options import absolute_data

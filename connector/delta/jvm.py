@@ -6,6 +6,7 @@ small append.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,13 @@ def nothing(spark: SparkSession) -> JavaObject:
 
 def some(spark: SparkSession, value: object) -> JavaObject:
     return call(spark, OPTION, "apply", value)
+
+
+def items(found: JavaObject) -> Iterator[JavaObject]:
+    """Those of a collection or an iterator of Scala."""
+    iterator = found.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
 
 
 def json_mapper(spark: SparkSession) -> JavaObject:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -90,8 +91,8 @@ def commits(
 
 def _commit(version: int, lines: JavaObject) -> Commit:
     """The commitInfo of a commit, which is among its first lines."""
-    while lines.hasNext():
-        commit_info = _json_object(lines.next()).get("commitInfo")
+    for line in jvm.items(lines):
+        commit_info = _json_object(line).get("commitInfo")
         if commit_info is not None:
             at, parameters = int(commit_info.get("timestamp", 0)), commit_info.get("operationParameters")
             operation = commit_info.get("operation", "")
@@ -222,39 +223,31 @@ def checksum(snapshot: JavaObject) -> JavaObject | None:
     return found.get() if found.isDefined() else None
 
 
+def parts(snapshot: JavaObject, name: str) -> Iterator[JavaObject]:
+    """``setTransactions`` or ``domainMetadata`` of a snapshot, without that job if the checksum has them."""
+    found = checksum(snapshot)
+    noted = None if found is None else getattr(found, name)()
+    return jvm.items(getattr(snapshot, name)() if noted is None or noted.isEmpty() else noted.get())
+
+
 def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
     """The last txnVersion of an app; None if the checksum does not name it."""
     found = checksum(snapshot)
     if found is None or not found.setTransactions().isDefined():
         return None
-    versions = found.setTransactions().get().iterator()
-    while versions.hasNext():
-        version = versions.next()
-        if str(version.appId()) == txn_app_id:
-            return int(version.version())
-    return None
+    versions = jvm.items(found.setTransactions().get())
+    return next((int(each.version()) for each in versions if str(each.appId()) == txn_app_id), None)
 
 
 def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
     """The last txnVersion of each id that begins with ``prefix``; on Connect of 100 commits."""
-    held: dict[str, int] = {}
     if jvm.only_sql(spark):
-        for _, commit in zip(range(100), _told_history(spark, table), strict=False):
-            name = str(commit.metadata.get("txn_app_id"))
-            if name.startswith(prefix):
-                held[name] = max(held.get(name, 0), int(commit.metadata.get("sequence", 0)))
-        return held
-    found_snapshot = snapshot(spark, table)
-    noted = checksum(found_snapshot)
-    if noted is not None and noted.setTransactions().isDefined():
-        versions = noted.setTransactions().get().iterator()
+        told = [commit.metadata for commit in islice(_told_history(spark, table), 100)]
+        versions = [(str(each.get("txn_app_id")), int(each.get("sequence", 0))) for each in told]
     else:
-        versions = found_snapshot.setTransactions().iterator()
-    while versions.hasNext():
-        version = versions.next()
-        if (name := str(version.appId())).startswith(prefix):
-            held[name] = int(version.version())
-    return held
+        stored = parts(snapshot(spark, table), "setTransactions")
+        versions = [(str(each.appId()), int(each.version())) for each in stored]
+    return {name: version for name, version in sorted(versions) if name.startswith(prefix)}
 
 
 def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mapping[str, Any]]:
@@ -275,9 +268,7 @@ def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """When the table stored the last txnVersion of this app; 0 if that is not known."""
     if jvm.only_sql(spark):
         return 0
-    transactions = snapshot(spark, table).setTransactions().iterator()
-    while transactions.hasNext():
-        transaction = transactions.next()
+    for transaction in jvm.items(snapshot(spark, table).setTransactions()):
         if transaction.appId() == txn_app_id and transaction.lastUpdated().isDefined():
             return int(transaction.lastUpdated().get())
     return 0

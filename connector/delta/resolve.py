@@ -66,15 +66,9 @@ def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
 
 def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
     if jvm.only_sql(spark):
-        found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
-        if found is None:
-            return Table(path.rstrip("/") or "/", plain_location(path), "")
-        return Table(
-            path.rstrip("/") or "/",
-            plain_location(str(found["location"])),
-            str(found["id"]),
-            _metadata_json(spark, in_sql(path), found),
-        )
+        name = path.rstrip("/") or "/"
+        there = _is_delta(spark, path)
+        return _told(spark, name, in_sql(path)) if there else Table(name, plain_location(path), "")
     qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
     return Table(qualified, location, *_look(spark, qualified, location, commits))
@@ -146,14 +140,18 @@ def _look(spark: SparkSession, place: str, location: str, commits: LastCommits) 
     return last.look if last is not None else look_at(snapshot_at(spark, place))
 
 
-def _metadata_json(spark: SparkSession, name: str, detail: JavaObject) -> str:
-    """The metadata action, from SQL."""
+def _told(spark: SparkSession, name: str, sql: str) -> Table:
+    """An existing table, as SQL tells of it."""
+    found = spark.sql(f"DESCRIBE DETAIL {sql}").collect()[0]
+    if str(found["format"]).lower() != "delta":
+        raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
     metadata = {
-        "schemaString": spark.table(name).schema.json(),
-        "partitionColumns": list(detail["partitionColumns"]),
-        "configuration": dict(detail["properties"] or {}),
+        "schemaString": spark.table(sql).schema.json(),
+        "partitionColumns": list(found["partitionColumns"]),
+        "configuration": dict(found["properties"] or {}),
     }
-    return json.dumps({"metaData": metadata}, sort_keys=True)
+    text = json.dumps({"metaData": metadata}, sort_keys=True)
+    return Table(name, plain_location(str(found["location"])), str(found["id"]), text)
 
 
 def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastCommits) -> Table:
@@ -202,20 +200,11 @@ def _decoded(spark: SparkSession, url: object) -> str:
 def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
     name = quoted(parts)
     try:
-        exists = spark.catalog.tableExists(name)
-        found = _detail(spark, name) if exists else None
+        there = spark.catalog.tableExists(name)
+        return _told(spark, name, name) if there else Table(name, f"name:{name.lower()}", "")
+    except OptionError:
+        raise
     except Exception as error:
         raise OptionError(
             f"table {name!r}: {first_line(error)[:300]}", "name a Delta table, or its path"
         ) from error
-    if found is None:
-        return Table(name, f"name:{name.lower()}", "")
-    if str(found["format"]).lower() != "delta":
-        raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
-    return Table(
-        name, plain_location(str(found["location"])), str(found["id"]), _metadata_json(spark, name, found)
-    )
-
-
-def _detail(spark: SparkSession, table: str) -> JavaObject:
-    return spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]

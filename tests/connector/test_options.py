@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from broker_core.core.errors import OptionError
 from broker_core.engine import Origin
-from connector.datasource import TxmqDataSource
 from connector.options import (
     ALL,
     OPTIONS,
@@ -24,7 +22,6 @@ from connector.options import (
     absolute_data,
     parse,
     read_options,
-    table,
     table_options,
     write_options,
 )
@@ -54,11 +51,6 @@ def refused(raw: dict[str, str], mode: Any) -> str:
     assert text.startswith("[TXMQ_OPTION] ")
     assert "\n" not in text
     return text
-
-
-def test_the_manual_of_the_data_source_shows_exactly_the_options_that_are_parsed() -> None:
-    assert TxmqDataSource.__doc__ is not None
-    assert table() in textwrap.dedent(TxmqDataSource.__doc__)
 
 
 def test_option_names_are_case_insensitive() -> None:

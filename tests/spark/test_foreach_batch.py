@@ -469,11 +469,12 @@ def test_a_batch_that_several_operations_read_is_counted_once_with_persist_auto(
     stream = stream.option("checkpointLocation", rig.checkpoint())
     query = stream.start()  # with availableNow, Spark 4.1 makes one batch
     query.processAllAvailable()
-    first, second = [progress for progress in query.recentProgress if progress["numInputRows"]]
-    query.stop()
-    assert (first["numInputRows"], second["numInputRows"]) == (6, 2)
-    (source,) = json.loads(second.json)["sources"]
-    assert source["endOffset"] == source["latestOffset"] == {"in": 4}
+    sources = [source for progress in query.recentProgress for source in json.loads(progress.json)["sources"]]
+    query.stop()  # Connect tells what the sources had, and neither their sum nor an offset that is no text
+    first, source = [source for source in sources if source["numInputRows"]]
+    assert (first["numInputRows"], source["numInputRows"]) == (6, 2)
+    ends = [source["endOffset"], source["latestOffset"]]
+    assert [json.loads(end) if isinstance(end, str) else end for end in ends] == [{"in": 4}] * 2
     assert not source.get("metrics") and "Python" in source["description"], (
         "Spark has other words now: use them"
     )

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from broker_core.core.errors import OptionError
 from connector.delta import jvm, transient
 from connector.delta.before.hidden import ROOT
-from connector.delta.log import checksum
+from connector.delta.log import parts
 from connector.delta.resolve import managed, snapshot_at
 from connector.delta.table_files import DISK, TableFiles
 from connector.errors import message
@@ -107,14 +107,7 @@ def evolved(spark: SparkSession, table: Table, schema: StructType, writing: Writ
 
 def _log_of(snapshot: JavaObject) -> list[str]:
     """The actions that a table without rows would have, as JSON: the first is the protocol."""
-    actions: list[JavaObject] = [snapshot.protocol(), snapshot.metadata()]
-    found = checksum(snapshot)
-    if found is not None and found.domainMetadata().isDefined():
-        domains = found.domainMetadata().get().iterator()
-    else:
-        domains = snapshot.domainMetadata().iterator()
-    while domains.hasNext():
-        actions.append(domains.next())
+    actions = [snapshot.protocol(), snapshot.metadata(), *parts(snapshot, "domainMetadata")]
     return [str(action.json()) for action in actions]
 
 
