@@ -23,6 +23,7 @@ from connector.batch import batch_transaction
 from connector.batch.batch_reads import BatchReads
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from tests.spark.pipelines import delta_rows
+from tests.spark.sessions import CONNECT
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -160,7 +161,9 @@ def test_a_batch_consumes_its_range_and_does_every_operation_in_whatever_thread(
 
 
 def test_what_a_thread_has_shuffled_is_consumed_too(rig: Any) -> None:
-    """An aggregation of the stream: the second execution of the batch reads shuffle files, not the source."""
+    """An aggregation of the stream: the second execution of the batch reads shuffle files, not the source. On Connect
+    nothing tells what the first one has read, and the source acknowledges it when it claims the next range.
+    """
     rig.declare("in", "out")
     rig.publish("in", "a", "b", "a")
     counted = rig.stream("in", "app").groupBy("body").count()
@@ -175,7 +178,8 @@ def test_what_a_thread_has_shuffled_is_consumed_too(rig: Any) -> None:
     writer = writer.option("checkpointLocation", rig.checkpoint("checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
     entry = rig.broker.engine.last_entry("app")
-    assert (entry.ranges, sorted(rig.bodies("out")), rig.bodies("in")) == ({"in": (0, 3)}, ["a2", "b1"], [])
+    ranges = {} if CONNECT else {"in": (0, 3)}
+    assert (entry.ranges, sorted(rig.bodies("out")), rig.bodies("in")) == (ranges, ["a2", "b1"], [])
 
 
 def test_a_batch_in_one_thread_asks_the_broker_for_no_range(
