@@ -180,13 +180,13 @@ class Broker:
         strict: bool = False,
         started: bool = False,
     ) -> Broker:
-        """Opens the broker of a data directory, created if missing.
+        """Opens the broker of a data directory, which is created if missing.
 
-        ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for
-        ``outcome``; ``history``: the same of commits. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener;
-        ``handlers`` intercept the commands of AMQP clients (docs/handlers.md). ``users``: NAME -> password or
-        its hash, beside those of ``accounts``; they may do everything, unless the directory has the name.
-        ``listeners``: TLS, and who is let in; ``quotas``: what users may take. ``strict``: no void argument.
+        ``limits``: of one transaction. ``outcomes``: how many outcomes ``outcome`` knows, and for how long;
+        ``history``: the same for commits. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener. ``handlers``
+        intercept commands of AMQP clients (docs/handlers.md). ``users``: name -> password or its hash, in
+        addition to ``accounts``; they may do everything, unless the directory has a user of that name.
+        ``listeners``: TLS, and who may connect. ``quotas``: limits per user. ``strict``: no void argument.
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.

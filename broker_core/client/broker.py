@@ -63,11 +63,11 @@ def connect(
     reached: bool = False,
     connect_s: float = CONNECT_S,
 ) -> BrokerClient:
-    """The client of this process for an address: one, made once, connected when first used.
+    """Returns the client of this process for an address. There is one per address; its first call connects.
 
-    ``credentials``: user and password, token, and files for TLS. ``vhost``: with ``data``; a url has
-    it as its path. ``reached``: another process has reached this broker, so this one waits for it as after a
-    lost connection. ``connect_s``: of a client that is made here. Raises OptionError.
+    ``credentials``: user and password, token, and files for TLS. ``vhost``: with ``data``; a url has it as
+    its path. ``reached``: another process has reached this broker, so this client waits for it as after a
+    lost connection. ``connect_s``: as in :class:`BrokerClient`, for a new client. Raises OptionError.
     """
     address = parse_address(url, data, credentials, vhost)
     key = (os.getpid(), address)
@@ -104,10 +104,10 @@ def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 
-    ``url`` is ``txmq://host:port[/vhost]``, or ``txmqs://`` for TLS, with the login and the files of
-    ``credentials``; ``data`` a directory, whose broker is started if none runs, with ``vhost``. Nothing
-    connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
-    broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
+    ``url``: ``txmq://host:port[/vhost]``, or ``txmqs://`` for TLS. ``data``: a data directory instead, whose
+    broker is started if none runs, with ``vhost``. ``credentials``: the login and the files for TLS. The
+    first call connects; until then the process may fork. ``connect_s``: seconds to wait for a broker that
+    has never answered; ``reconnect_s``: for one that has. ``map_files`` False: read over Flight only.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class BrokerClient:
     # -- channels and the operator ---------------------------------------------------------------------------
 
     def channel(self) -> RemoteChannel:
-        """A channel of the broker. It ends, rolled back and requeued, when closed or with this process."""
+        """Opens a channel. When it or this process ends, it rolls back and requeues what it holds."""
         return RemoteChannel(self._connection)
 
     def queues(self) -> list[QueueInfo]:
@@ -319,11 +319,11 @@ class BrokerClient:
         return self.administer(list[BindingInfo], "bindings")
 
     def channels(self) -> list[ChannelInfo]:
-        """The open channels of the virtual host: who holds what."""
+        """Returns the open channels of the virtual host, with what each holds."""
         return self.administer(list[ChannelInfo], "channels")
 
     def close_channel(self, id: str) -> bool:
-        """End a channel, or a connection of AMQP, by the id of ``channels``: it is rolled back and requeued.
+        """Ends a channel or an AMQP connection by its id in ``channels``: it is rolled back and requeued.
         Whether there was one. Raises AccessRefused.
         """
         return self.administer(bool, "close", id=id)
@@ -332,22 +332,22 @@ class BrokerClient:
         return self.administer(list[PreparedInfo], "prepared")
 
     def commit(self, xid: str, *, of: str | None = None) -> int:
-        """Commit a prepared transaction; how much of it was dropped because its queue is gone. ``of``: the
-        user who named it, if it is another. Raises UnknownTransaction, TransactionState, AccessRefused."""
+        """Commits a prepared transaction; returns how many messages and acks had a deleted queue. ``of``: the
+        user who prepared it, if another one. Raises UnknownTransaction, TransactionState, AccessRefused."""
         return self.administer(int, "commit", xid=xid, of=of)
 
     def rollback(self, xid: str, *, of: str | None = None) -> None:
-        """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState, AccessRefused."""
+        """Rolls back a prepared transaction. Raises UnknownTransaction, TransactionState, AccessRefused."""
         self.administer(type(None), "rollback", xid=xid, of=of)
 
     def rollback_all(self, *, of: str | None = None) -> int:
-        """Roll back all that is prepared in the virtual host, of the caller or ``of`` another user; how many.
+        """Rolls back what the caller, or user ``of``, has prepared in the virtual host; returns how many.
         After a failure the same call goes on. Raises AccessRefused.
         """
         return self.administer(int, "rollback_all", of=of)
 
     def committed(self, token: str, since: float | None = None, *, of: str | None = None) -> bool:
-        """Whether a commit that was given this token took place (decision 21).
+        """Returns whether a commit with this token took place (decision 21).
 
         False: it did not. Raises UnknownOutcome if it may have taken place and is forgotten. With ``since``,
         the earliest time when it began (in s, by the broker's clock), only if something later is forgotten.
@@ -355,8 +355,8 @@ class BrokerClient:
         return self.administer(bool, "committed", token=token, since=since, of=of)
 
     def outcome(self, xid: str, since: float | None = None, *, of: str | None = None) -> str:
-        """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is
-        none), UnknownOutcome.
+        """Returns prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction
+        (there is none), UnknownOutcome.
         """
         return self.administer(str, "outcome", xid=xid, since=since, of=of)
 

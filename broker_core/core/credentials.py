@@ -19,7 +19,7 @@ PASSWORD_VARIABLE = "TXMQ_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """``password``: of ``user``; without it and ``password_file``, that of the environment (TXMQ_PASSWORD).
+    """``password``: the password of ``user``; default: ``password_file``, then TXMQ_PASSWORD.
 
     ``token``: of a broker's ``endpoint.json``, in place of a user. ``tls_*``: PEM files, for ``txmqs://``;
     without ``tls_ca``, the authorities of the machine are trusted. ``tls_cert``, ``tls_key``: of this client,
@@ -35,7 +35,7 @@ class Credentials:
     tls_key: str = ""
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> Credentials:
-        """The same with its password in ``password``, and absolute paths. Raises OptionError."""
+        """Returns the same, with the password read and absolute paths. Raises OptionError."""
         if self.token and (self.user or self.password or self.password_file):
             raise OptionError("option 'token' is given with a user or a password", "give one of them")
         if self.password and self.password_file:

@@ -94,9 +94,9 @@ class BatchTransaction:
     def publish(
         self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None
     ) -> None:
-        """Publish ``rows``: ``body`` (string or binary), maybe ``exchange``, ``routing_key``, ``properties``.
-
-        A column overrides the argument. ``queue`` means exchange "" and this routing key. Raises OptionError.
+        """Publish ``rows``: column ``body`` (string or binary), and optionally ``exchange``, ``routing_key``
+        and ``properties``. A column overrides the argument of its name. ``queue`` means exchange "" and this
+        routing key. Raises OptionError.
         """
         with self._operation("publish", rows):
             if queue is not None:
@@ -113,10 +113,10 @@ class BatchTransaction:
         self, rows: DataFrame | Decoded, reason: str | None = None, *, exchange: str | None = None,
         routing_key: str | None = None, queue: str | None = None,
     ) -> None:  # fmt: skip
-        """Publish messages of the batch as dead letters: body and properties as they are, and ``x-death``.
+        """Publish messages of the batch as dead letters: body and properties unchanged, plus ``x-death``.
 
-        ``rows`` have the columns queue, partition and offset of the source, and ``reason`` (string), which
-        the argument replaces. They go to the dead-letter exchange of their queue, or to ``exchange``, with
+        ``rows`` have the columns queue, partition and offset of the source, and ``reason`` (string), unless
+        the argument gives it. They go to the dead-letter exchange of their queue, or to ``exchange``, with
         their own routing key, or ``routing_key``; ``queue`` means exchange "" and this routing key. Raises
         OptionError, DataLoss.
         """
@@ -165,21 +165,22 @@ class BatchTransaction:
         """Merge ``rows`` (``s``) into a Delta table (``t``), exactly once, after the decision.
 
         ``on``: SQL over t and s. ``update``, ``insert``: True for all columns, or {column: SQL}; ``delete``:
-        True, or SQL; or ``clauses`` in order (:class:`When`). ``keys``: columns in which the rows of the
-        batch must differ. ``merge_schema``: the merge may add columns. Raises OptionError.
+        True, or SQL; or ``clauses`` in order (:class:`When`). ``keys``: columns that identify a row: two
+        rows of the batch with equal keys are an error. ``merge_schema``: the merge may add columns. Raises
+        OptionError.
         """
         merge = Merge.made(on, update, insert, delete, clauses, evolves=merge_schema)
         self._change("merge", rows, table, merge, keys)
 
     def delete(self, rows: DataFrame, table: str, on: str) -> None:
-        """Delete the rows of a Delta table (``t``) for which ``on`` is true with one of ``rows`` (``s``),
+        """Delete the rows of a Delta table (``t``) that match a row of ``rows`` (``s``) by ``on`` (SQL),
         exactly once, after the decision. Raises OptionError.
         """
         self._change("delete", rows, table, Merge.made(on, delete=True))
 
     def overwrite(self, rows: DataFrame, table: str, where: str, **options: object) -> None:
-        """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
-        be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
+        """Replace the rows of a Delta table that satisfy ``where`` (SQL) by ``rows``, which must satisfy it
+        too, exactly once, after the decision. ``options``: writer options. Raises OptionError.
         """
         chosen = self._owner.tables.writing(table, options).options
         self._change("overwrite", rows, table, Overwrite.made(where, chosen))
@@ -187,8 +188,8 @@ class BatchTransaction:
     def after_commit(self, rows: DataFrame, name: str) -> None:
         """Call function ``name`` with ``rows`` after the decision, in order, at least once.
 
-        A parameter ``token`` of the function gets the text of a UUID: the same in each repetition of the
-        call, another one for every other batch, function, app and data directory. Raises OptionError.
+        A parameter ``token`` of the function gets a UUID as text: the same each time the call is repeated,
+        and a different one for every other batch, function, app and data directory. Raises OptionError.
         """
         with self._operation("after_commit", rows):
             self._owner.apply.function(name)

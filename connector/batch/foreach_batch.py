@@ -71,22 +71,22 @@ def transactional(
     conflict_timeout_s: float = CONFLICT_TIMEOUT_S,
     checkpoint: str | None = None,
 ) -> Transactional:
-    """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
+    """Returns a function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
-    ``url`` or ``data``: the broker; ``vhost``: the virtual host at ``data``. ``app_id``: the stable name of
-    the pipeline, equal to the ``appId`` of a txmq source. ``ledger``: a Delta table (path or name) for the
-    offsets of every batch, or "auto", beside the checkpoint; ``ledger_sync``: write it before the batch ends.
-    ``after_commit``: the functions ``f(rows, sequence)`` or ``f(rows, sequence, token)`` for
-    ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs; "auto": if several
-    operations of ``tx`` read the batch before it. ``settings``: of the connections to Kafka, with the names
-    of the options (``kafka.sasl.username``). ``resume_from``: the engine that wrote ``ledger``, if this one
-    has the same messages under the same offsets. ``conflict_timeout_s``: how long a commit to a table is
-    repeated that conflicts with those of other writers. ``checkpoint``: the ``checkpointLocation`` of the
-    query; needed on Spark Connect for ``ledger="auto"`` and for a source that is not txmq, if it is that of
-    the session, and no option of the query.
+    ``url`` or ``data``: the broker; ``vhost``: the virtual host, with ``data``. ``app_id``: the stable name
+    of the app; it must equal the ``appId`` of a txmq source. ``ledger``: a Delta table (path or name) that
+    gets the offsets of every batch; "auto" puts it beside the checkpoint. ``ledger_sync``: write the ledger
+    before the batch ends. ``after_commit``: the functions that ``tx.after_commit`` may call, by name:
+    ``f(rows, sequence)`` or ``f(rows, sequence, token)``. ``persist``: cache the batch while ``fn`` runs;
+    "auto" does so if several operations of ``tx`` read the batch before this one. ``settings``: options of
+    the connection to Kafka (``kafka.sasl.username``). ``resume_from``: the engine that wrote ``ledger``, if
+    this engine has the same messages at the same offsets. ``conflict_timeout_s``: seconds for which a table
+    commit is retried that conflicts with other writers. ``checkpoint``: the ``checkpointLocation`` of the
+    query. Spark Connect needs it for ``ledger="auto"``, and for a source that is not txmq, if the location
+    is a setting of the session and no option of the query.
 
-    With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger goes
-    on behind the table at once, before its source asks where to begin. Raises OptionError,
+    With ``on_new_checkpoint="resume"``, a ledger and a session, an app whose engine has lost its ledger
+    continues after the last batch of the table, before its source asks where to start. Raises OptionError,
     CheckpointMismatch. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
     if not callable(fn):

@@ -101,11 +101,11 @@ def mirror_offsets(
 ) -> Mirror:
     """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks.
 
-    Writes the rows that an earlier process did not write, then follows the query. ``vhost``: the virtual host
-    at ``data``. ``settings``: of the connections to Kafka, with the names of the options. With
-    ``on_new_checkpoint="resume"``, an app whose engine has lost its ledger goes on behind the table: call
-    this before the query starts. ``resume_from``: the engine that wrote the table, if this one has the same
-    messages under the same offsets. Raises OptionError, CheckpointMismatch.
+    Writes the rows that an earlier process did not write, then follows the query. ``vhost``: the virtual
+    host, with ``data``. ``settings``: options of the connection to Kafka. With
+    ``on_new_checkpoint="resume"``, an app whose engine has lost its ledger continues after the last batch of
+    the table: call this before the query starts. ``resume_from``: the engine that wrote the table, if this
+    engine has the same messages at the same offsets. Raises OptionError, CheckpointMismatch.
     """
     if not ledger:
         raise OptionError("mirror_offsets needs a ledger", "name the Delta table with ledger=")

@@ -64,8 +64,8 @@ class Clause:
 
 @dataclass(frozen=True)
 class When:
-    """Rows of a merge for which ``condition`` (SQL, "" for all of them) is true. Names the row of the table
-    ``t`` and the given row ``s``. Each method returns the clause that says what happens to them.
+    """The rows of a merge that satisfy ``condition`` (SQL; "" for all), where ``t`` is the row of the table
+    and ``s`` the source row. ``update``, ``insert`` and ``delete`` return the clause for these rows.
     """
 
     rows: Rows
@@ -73,21 +73,21 @@ class When:
 
     @classmethod
     def matched(cls, condition: str = "") -> When:
-        """Rows of the table with a given row for which ``on`` is true."""
+        """Rows of the table that match a source row."""
         return cls("MATCHED", _text("condition", condition))
 
     @classmethod
     def not_matched(cls, condition: str = "") -> When:
-        """Given rows without a row of the table."""
+        """Source rows that match no row of the table."""
         return cls("NOT MATCHED", _text("condition", condition))
 
     @classmethod
     def not_matched_by_source(cls, condition: str = "") -> When:
-        """Rows of the table without a given row."""
+        """Rows of the table that match no source row."""
         return cls("NOT MATCHED BY SOURCE", _text("condition", condition))
 
     def update(self, values: Mapping[str, str] | None = None) -> Clause:
-        """Set columns of the table (name -> SQL); by default all that the rows have. Raises
+        """Set columns of the table (name -> SQL); default: every column of the source rows. Raises
         OptionError.
         """
         if self.rows == "NOT MATCHED":
@@ -100,7 +100,7 @@ class When:
         return Clause(self.rows, self.condition, "update", _values("update", values))
 
     def insert(self, values: Mapping[str, str] | None = None) -> Clause:
-        """Insert the row (name of a column -> SQL); by default all columns that the rows have. Raises
+        """Insert the row (name of a column -> SQL); default: every column of the source rows. Raises
         OptionError.
         """
         if self.rows != "NOT MATCHED":

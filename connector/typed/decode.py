@@ -56,8 +56,8 @@ _KEPT = 64  # schemas whose columns are kept
 
 
 class Decoded:
-    """``good``: the decoded columns behind those of ``keep``. ``rejected``: the broken messages, with all
-    columns that they had, and ``reason`` (string).
+    """``good``: the columns of ``keep``, then the decoded ones. ``rejected``: the broken messages with all
+    their columns, and ``reason`` (string).
     """
 
     def __init__(
@@ -136,23 +136,24 @@ def decode(
     subject: str | None = None,
     validate: bool = False,
 ) -> Decoded | DataFrame:
-    """Decode ``column`` (binary or string) of ``df`` by Spark's own from_json, from_csv, from_avro or
+    """Decodes ``column`` (binary or string) of ``df`` with Spark's from_json, from_csv, from_avro or
     from_protobuf.
 
-    ``schema``: for json and csv a StructType or DDL, whose ``not null`` is checked; for avro the schema in
-    JSON; for protobuf (name of the message, descriptor set as bytes or the path of its file). ``keep``: the
-    columns of ``df`` that stay. ``options``: of Spark's function.
+    ``schema``: for json and csv a StructType or DDL (``not null`` is enforced); for avro the schema as JSON;
+    for protobuf (message name, descriptor set as bytes or the path of its file). ``keep``: columns of ``df``
+    to keep. ``options``: options of Spark's function.
 
     ``mode``: ``deadLetter`` returns :class:`Decoded`; ``fail`` a frame that raises DecodeError at the first
-    broken message; ``null`` a frame with nulls for it. Broken is: null or empty, not UTF-8, malformed, of
-    another type than the schema, without a field that is not null, or with something behind the value.
+    broken message; ``null`` a frame with nulls in its place. A message is broken if it is null, empty, not
+    UTF-8 or malformed, has a type other than the schema's, lacks a field that is not null, or has bytes
+    after the value.
 
-    ``registry`` (avro, json, protobuf): the bodies are in Confluent's wire format, with the ids of a
-    :class:`SchemaRegistry`. A body with another first byte, or with an id that the registry does not have or
-    has for another format, is broken too. ``schema``: for protobuf the columns, as for json, or as without a
-    registry. ``subject``: for avro and protobuf, in place of ``schema``: its newest one. With both, the
-    columns of protobuf have to fit it. ``validate``: a body of json that its JSON Schema refuses is broken.
-    Raises OptionError; RegistryFailed and LoginRefused of the registry.
+    ``registry`` (avro, json, protobuf): bodies are in Confluent's wire format, with ids of a
+    :class:`SchemaRegistry`. A body with another first byte, or with an id that is unknown or of another
+    format, is broken too. ``schema``: for protobuf the columns, as for json, or as without a registry.
+    ``subject``: for avro and protobuf, use its newest schema in place of ``schema``; with both, the columns
+    of protobuf must fit it. ``validate``: a json body that its JSON Schema rejects is broken. Raises
+    OptionError, and RegistryFailed or LoginRefused from the registry.
     """
     kept = _kept(df, column, keep, mode)
     rows = watchable(df) if mode == "deadLetter" else None

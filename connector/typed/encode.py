@@ -46,18 +46,18 @@ def encode(
     subject: str | None = None,
     validate: bool = False,
 ) -> DataFrame:
-    """The rows of ``df`` as messages: ``body`` and ``properties`` with its ``content_type``, for tx.publish
-    and for a write to format txmq.
+    """Returns the rows of ``df`` as messages, for tx.publish and for a write to format txmq: ``body``, and
+    ``properties`` with its ``content_type``.
 
-    The columns exchange, routing_key and properties stay what they are to a message; all others are in the
-    body. ``schema``: for avro the schema in JSON, or None: Spark's own; for protobuf as in ``decode``.
-    ``options``: of to_json, to_csv or to_protobuf.
+    The columns exchange, routing_key and properties keep their meaning for a message; all others go into the
+    body. ``schema``: for avro the schema as JSON, None for the one that Spark derives; for protobuf as in
+    ``decode``. ``options``: options of to_json, to_csv or to_protobuf.
 
-    ``registry`` (avro, json, protobuf): the bodies are in Confluent's wire format, with the id that the
-    schema gets in ``subject``. Then the schema of json is a JSON Schema as text, and None for avro that of
-    the columns. For protobuf the newest schema of ``subject`` is taken, and ``schema`` names a message in it,
-    or None: the first. ``validate``: a row of json that its JSON Schema refuses is an error. Raises
-    OptionError; RegistryFailed and LoginRefused of the registry.
+    ``registry`` (avro, json, protobuf): bodies are in Confluent's wire format, with the id under which the
+    schema is registered in ``subject``. For json, ``schema`` is then a JSON Schema as text; for avro, None
+    registers the schema of the columns; for protobuf, the newest schema of ``subject`` is used, and
+    ``schema`` names a message in it (None: the first). ``validate``: a row of json that its JSON Schema
+    rejects is an error. Raises OptionError, and RegistryFailed or LoginRefused from the registry.
     """
     if format not in CONTENT_TYPES:
         raise OptionError(f"encode got the format {format!r}", f"allowed are {', '.join(CONTENT_TYPES)}")

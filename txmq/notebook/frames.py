@@ -27,11 +27,11 @@ def apps(
     credentials: Credentials | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
-    """The pipelines, by name: what they own, their last batch, their lag in messages (``lag``) and in seconds
-    (``lag_s``).
+    """Returns the apps, by name: their queues, their last batch, and their lag in messages (``lag``) and
+    seconds (``lag_s``).
 
     ``url``: ``txmq://host:5673/vhost`` or ``kafka://host:9092``; or ``data``, a data directory, with
-    ``vhost``. ``settings``: of connections to Kafka. Raises ImportError without pandas.
+    ``vhost``. ``settings``: options of the connection to Kafka. Raises ImportError without pandas.
     """
     _require_pandas("apps")
     return _frame(AppInfo, connect(url, data, settings, credentials, vhost=vhost).apps())
@@ -45,8 +45,8 @@ def queues(
     credentials: Credentials | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
-    """The queues, by name: their messages, consumers and owner, and the age of the oldest message in seconds
-    (``oldest_s``). Arguments as of :func:`apps`.
+    """Returns the queues, by name: their messages, consumers and owner, and the age of the oldest message in
+    seconds (``oldest_s``). Arguments as for :func:`apps`.
     """
     _require_pandas("queues")
     return _frame(QueueInfo, connect_admin(url, data, settings, credentials, vhost=vhost).queues())

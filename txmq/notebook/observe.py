@@ -29,7 +29,7 @@ STOP_S = 5.0  # a broker that does not answer is not waited for
 
 
 class Observation:
-    """A query that is looked at in a thread of its own, until it ends or ``stop`` is called."""
+    """Watches a query in a thread of its own, until the query ends or ``stop`` is called."""
 
     def __init__(
         self, query: StreamingQuery, view: View, interval_s: float, engine: Engine | None, app_id: str
@@ -115,12 +115,12 @@ def observe(
     settings: Mapping[str, str] | None = None,
     interval_s: float = 1.0,
 ) -> Observation:
-    """Show a bar and a small plot of the lag of a running query: in a notebook as HTML, on a terminal with
-    rich where that is installed, else as lines of text. It ends with the query, and never disturbs it.
+    """Shows a bar and a small plot of the lag of a running query: as HTML in a notebook, with rich (if it is
+    installed) on a terminal, otherwise as lines of text. It ends with the query, and never disturbs it.
 
-    With ``url`` (or ``data``) and ``app_id``, the broker says the lag, also in seconds; else it is the
-    difference of two offsets in ``lastProgress``, which Spark 4.1 does not have. Returns at once:
-    ``observe(query).wait()`` waits for the end. Raises OptionError.
+    With ``url`` (or ``data``) and ``app_id``, the lag comes from the broker, also in seconds; otherwise from
+    two offsets in ``lastProgress``, which Spark 4.1 lacks. Returns at once; ``observe(query).wait()`` waits
+    for the end. Raises OptionError.
     """
     asked = url is not None or data is not None
     if asked != bool(app_id):
