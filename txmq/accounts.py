@@ -19,7 +19,7 @@ from txmq.output import confirm, done, show
 
 ADMINISTRATOR = "administrator"
 TAGS = "administrator, operator, monitoring, management, impersonator"
-NAME = argument("NAME")
+NAME, OF = argument("NAME"), argument("NAME", value="USER")
 PASSWORD = option(
     "--password-file", "FILE", "its first line is the password; - for standard input; default: ask for it"
 )
@@ -101,14 +101,14 @@ def _permissions(options: Options) -> int:
     return show(options, map(dataclasses.asdict, _accounts(options).permissions()))
 
 
-@command("permission set", "set the permissions of a user", *BROKER, NAME, *PATTERNS)
+@command("permission set", "set the permissions of a user", *BROKER, OF, *PATTERNS)
 def _set(options: Options) -> int:
     patterns = {name: getattr(options, name) for name in ("configure", "write", "read")}
     _accounts(options).set_permissions(options.name, **patterns)
     return done(options, f"set the permissions of user {options.name}", user=options.name, **patterns)
 
 
-@command("permission clear", "remove all permissions of a user", *BROKER, NAME, YES)
+@command("permission clear", "remove all permissions of a user", *BROKER, OF, YES)
 def _clear(options: Options) -> int:
     confirm(options, f"clear takes all permissions of user {options.name} in this virtual host")
     _accounts(options).clear_permissions(options.name)
@@ -119,7 +119,7 @@ def _clear(options: Options) -> int:
     "permission set-topic",
     "limit the routing keys of a user",
     *BROKER,
-    NAME,
+    OF,
     argument("EXCHANGE", "a topic exchange"),
     argument("WRITE", "a regular expression: keys that may be published"),
     argument("READ", "a regular expression: keys that may be bound"),
@@ -148,7 +148,7 @@ def _give_app(options: Options) -> int:
     "permission clear-topic",
     "remove the limits on the routing keys of a user",
     *BROKER,
-    NAME,
+    OF,
     argument("EXCHANGE", "default: all", "[EXCHANGE]", default=""),
 )
 def _clear_topic(options: Options) -> int:

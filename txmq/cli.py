@@ -224,14 +224,16 @@ def _unapplied(options: Options) -> int:
     argument("SEQUENCE", "the batch, as `txmq app unapplied` lists it", type=count),
     *one_of(
         option("--to", "DIR", "a directory for Parquet files; created if missing"),
-        option("--queue", "QUEUE", "with --rows: as dead letters to this queue", shell_complete=queue_names),
+        option(
+            "--queue", "QUEUE", "with --refused: as dead letters to this queue", shell_complete=queue_names
+        ),
         needed=True,
     ),
     option("--table", "TABLE", "only this table or function; default: all"),
     *one_of(
         option("--lost", text="also rows whose data files are gone"),
         option(
-            "--rows",
+            "--refused",
             text="only what the table refuses, with the reason: the next start of the query writes these "
             "rows, and applies the others",
         ),
@@ -247,9 +249,9 @@ def _skip(options: Options) -> int:
         if part["sequence"] == options.sequence and options.table in (None, part["to"])
     ]
     if parts:
-        which = "what a table refuses of" if options.rows else "all of"
+        which = "what a table refuses of" if options.refused else "all of"
         confirm(options, f"skip takes {which} {', '.join(parts)} out of app {options.app}")
-    if options.rows:
+    if options.refused:
         to = skip_rows(
             engine_at(options), options.app, options.sequence, options.to, options.queue, options.table
         )
@@ -260,7 +262,7 @@ def _skip(options: Options) -> int:
         )
         return done(options, text, app=options.app, sequence=options.sequence, rows_to=to)
     if options.to is None:
-        raise OptionError("--queue is for --rows", "add --rows, or name a directory with --to")
+        raise OptionError("--queue is for --refused", "add --refused, or name a directory with --to")
     files = skip(
         engine_at(options), options.app, options.sequence, options.to, options.table, lost=options.lost
     )

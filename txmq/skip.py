@@ -75,7 +75,7 @@ def skip_rows(
     _, parts = _waiting_parts(engine, app_id, sequence, only)
     branches = [branch for part in parts if part.kind != "after_commit" for branch in part.branches]
     if not branches:
-        raise OptionError("--rows is for tables, but only functions wait", "leave --rows out")
+        raise OptionError("--refused is for tables, but only functions wait", "leave --refused out")
     if queue is not None:
         engine.logs([queue])
     where = os.path.abspath(to) if to is not None else f"{TO_QUEUE}{queue}"

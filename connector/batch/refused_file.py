@@ -1,4 +1,4 @@
-"""The rows that a table refuses, in a durable Parquet file (``txmq app skip --rows --to DIR``).
+"""The rows that a table refuses, in a durable Parquet file (``txmq app skip --refused --to DIR``).
 
 Not here: which rows these are (``row_by_row.py``).
 Invariant: the file decides. It is there before the commit of the table, also without rows, and is never
@@ -55,7 +55,8 @@ class RefusedFile:
             raise OptionError(
                 f"the rows that table {self._about['to']!r} refuses cannot be written to {self._path} "
                 f"({error})",
-                "name a directory that the driver can write to: `txmq app skip APP SEQUENCE --rows --to DIR`",
+                "name a directory that the driver can write to: `txmq app skip APP SEQUENCE --refused --to "
+                "DIR`",
             ) from error
 
     def _read(self) -> set[int]:

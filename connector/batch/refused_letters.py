@@ -1,4 +1,4 @@
-"""The rows that a table refuses, as dead letters in a queue (``txmq app skip --rows --queue QUEUE``).
+"""The rows that a table refuses, as dead letters in a queue (``txmq app skip --refused --queue QUEUE``).
 
 Not here: which rows these are (``row_by_row.py``), the dead letters of messages (``reject/dead_letters.py``).
 Invariant: the ledger entry decides. One transaction of the engine publishes the dead letters and records

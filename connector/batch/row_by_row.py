@@ -1,6 +1,6 @@
 """Splits the rows of a decided operation into those that the table takes, and those that it refuses (C5).
 
-An operator asks for it where a table has changed since the decision (``txmq app skip --rows``). The steps,
+An operator asks for it where a table has changed since the decision (``txmq app skip --refused``). The steps,
 each of which may be repeated: 1. the rows, in the order in which they are held; 2. which of them the table
 refuses, and why; 3. these, kept once (``refused_file.py``, ``refused_letters.py``); 4. the others, in one
 commit of the table, as of the whole operation.

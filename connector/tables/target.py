@@ -22,7 +22,7 @@ CHANGE = "change"  # a merge, a delete or an overwrite
 CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
 UNAPPLIED = (
     "stop the query, list the waiting rows with `txmq app unapplied APP`, and write the rows to Parquet "
-    "files with `txmq app skip APP SEQUENCE --to DIR` (with --rows only those that the table refuses)"
+    "files with `txmq app skip APP SEQUENCE --to DIR` (with --refused only those that the table refuses)"
 )
 AGAIN = (
     "start the query again, which applies them once before it goes on; a conflict is waited for as long as "

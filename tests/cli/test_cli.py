@@ -128,7 +128,7 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
         "--yes",
         "app",
         "1",
-        "--rows",
+        "--refused",
         "--table",
         "lake/a",
         "--to",

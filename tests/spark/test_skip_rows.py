@@ -1,4 +1,4 @@
-"""`txmq app skip --rows`: what a table refuses after the decision goes to a file or a queue, and the rest to the
+"""`txmq app skip --refused`: what a table refuses after the decision goes to a file or a queue, and the rest to the
 table, each row once, wherever the driver dies.
 """
 
@@ -82,7 +82,7 @@ def test_only_the_rows_that_a_table_refuses_are_skipped_each_once_wherever_the_d
             "--yes",
             "app",
             "1",
-            "--rows",
+            "--refused",
             "--to",
             str(skipped),
             "--url",
@@ -191,7 +191,7 @@ def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_dri
             if step.startswith("queue")
             else ["--to", str(tmp_path / f"{step}.refused")]
         )
-        assert main(["app", "skip", "--yes", pipeline.app, "1", "--rows", *where, "--url", url]) == 0
+        assert main(["app", "skip", "--yes", pipeline.app, "1", "--refused", *where, "--url", url]) == 0
     dying = [(KILLED[step], 1) for step in apps]
     Driver(tmp_path, list(apps.values()), at=dying).require_killed()
     for step in apps.keys() & {"file-written", "queue-published"}:
@@ -232,9 +232,9 @@ def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
     rig.publish("in", "a", "b")
     require_stopped(rig, altered, NotApplied)
     skip = ["app", "skip", "--yes", "app", "1", "--url", rig.broker.url]
-    assert main([*skip, "--rows", "--queue", "nowhere"]) != 0 and "nowhere" in capsys.readouterr().err
-    assert main([*skip, "--queue", "gone"]) != 0 and "--queue is for --rows" in capsys.readouterr().err
-    assert main([*skip, "--rows", "--queue", "gone", "--json"]) == 0
+    assert main([*skip, "--refused", "--queue", "nowhere"]) != 0 and "nowhere" in capsys.readouterr().err
+    assert main([*skip, "--queue", "gone"]) != 0 and "--queue is for --refused" in capsys.readouterr().err
+    assert main([*skip, "--refused", "--queue", "gone", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows_to"] == "queue:gone"
     with rig.broker.channel() as channel:
         channel.queue_delete("gone")

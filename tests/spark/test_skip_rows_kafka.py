@@ -1,4 +1,4 @@
-"""`txmq app skip --rows` on a Kafka whose node dies at each request of it, and with a command that dies: each row is once
+"""`txmq app skip --refused` on a Kafka whose node dies at each request of it, and with a command that dies: each row is once
 in the table or in the queue of those that it refuses.
 
 Not here: drivers that die, files, and the embedded broker (``test_skip_rows.py``); the other requests of a micro-batch
@@ -106,7 +106,7 @@ class Refusing:
             "--yes",
             self.app,
             "1",
-            "--rows",
+            "--refused",
             "--queue",
             self.refused,
             "--url",

@@ -280,7 +280,7 @@ def overtake(cluster: Cluster, other: Driver, ahead: int) -> None:
 
 
 def refuse(driver: Driver) -> None:
-    """Publishes what a table has refused of the first batch, as ``txmq app skip --rows --queue`` lets a driver
+    """Publishes what a table has refused of the first batch, as ``txmq app skip --refused --queue`` lets a driver
     do.
     """
     entry = driver.sink.unapplied(APP)[0]
