@@ -84,10 +84,8 @@ class Commits:
         self._pending_checks = pending_checks
 
     def commit(self, change: Change, transaction: Transaction, now: int) -> CommitResult:
-        """Adds the whole transaction to one change (decision 1).
-
-        Raises, with nothing changed, PreconditionFailed (a full queue or virtual host), TransactionState,
-        CorruptSegment.
+        """Adds the whole transaction to one change (decision 1). Raises, with nothing changed,
+        PreconditionFailed (a full queue or virtual host), TransactionState, CorruptSegment.
         """
         xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
         rejected: list[int] = []
@@ -102,14 +100,14 @@ class Commits:
                     publishes = self._vhost_message_limit.admit(transaction, rejected)
             if xid and not transaction.decided:
                 self._names.check_new(xid)
+        if stored := transaction.blocks_with_ids(self._virtual_hosts.registry.by_id):
+            self._messages.admission.require_ids(stored)
         letters = transaction.letters
         if settles:
             self._settlement.check_readable(settles)
             if transaction.atomic and letters is not None:
                 self._settlement.check_letters(transaction, letters, now)
-        returned: list[Message] = []
-        for spilled in transaction.spilled:
-            returned += self._unreached(spilled)
+        returned = self._unreached(transaction.spilled)
         self.become(transaction, State.COMMITTED)
         if transaction.transactional and (
             publishes or settles or transaction.spilled or transaction.staged or transaction.decided
@@ -142,6 +140,8 @@ class Commits:
             self._stored.enqueue_letters(change, written, now)
         if xid and not transaction.decided:
             self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
+        if self._pending_checks.remembering:
+            self._messages.admission.record(change, now)
         return _new(CommitResult, (change.sequence, returned, rejected, left, 0))
 
     def publish(self) -> None:
@@ -157,13 +157,14 @@ class Commits:
                 self._expiry.plan(queue)
         pending_checks.touched.clear()
 
-    def _unreached(self, spilled: Spilled) -> list[Message]:
+    def _unreached(self, pieces: Sequence[Spilled]) -> list[Message]:
         """Returns mandatory messages whose queues have all been deleted. Raises CorruptSegment."""
-        lost = spilled.unreached()
-        if not lost:
-            return []
-        rows = self._blocks.decode(spilled.block_id, np.array(lost, np.int64), _UNUSED, 0)
-        return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
+        found: list[Message] = []
+        for spilled in pieces:
+            if lost := spilled.unreached():
+                rows = self._blocks.decode(spilled.block_id, np.array(lost, np.int64), _UNUSED, 0)
+                found += [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
+        return found
 
     def become(self, transaction: Transaction, state: State) -> None:
         """Changes the state of the transaction. Raises TransactionState."""

@@ -35,6 +35,7 @@ from broker_core.core.records import (
     HoleRecord,
     LedgerRecord,
     LineageRecord,
+    MessageIdsRecord,
     OriginRecord,
     OutcomeRecord,
     PartRecord,
@@ -189,6 +190,13 @@ def _load_queues(
     deliveries: dict[QueueId, list[DeliveryRecord]] = {}
     for delivery in by_class.get(DeliveryRecord, ()):
         deliveries.setdefault(delivery.queue_id, []).append(delivery)
+    ids: dict[QueueId, list[MessageIdsRecord]] = {}
+    for each in by_class.get(MessageIdsRecord, ()):
+        ids.setdefault(each.queue_id, []).append(each)
+    for queue_id, seen in ids.items():
+        message_ids = state.virtual_hosts.registry.by_id[queue_id].log.ids
+        if message_ids is not None:
+            message_ids.restore(seen)
     for queue_id, found in deliveries.items():
         if queue_id in state.virtual_hosts.registry.by_id:
             state.virtual_hosts.registry.by_id[queue_id].restore_counts(found, state.undo)
@@ -200,6 +208,7 @@ def _load_queues(
         max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
         max((outcome.decided_at for outcome in by_class.get(OutcomeRecord, ())), default=0),
         max((entry.committed_at for entry in by_class.get(LedgerRecord, ())), default=0),
+        max((each.committed_at for each in by_class.get(MessageIdsRecord, ())), default=0),
     )
     named = [
         (outcome.decided_at, name_of(outcome.xid))

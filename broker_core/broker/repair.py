@@ -32,6 +32,7 @@ from broker_core.core.records import (
     HoleRecord,
     LedgerRecord,
     LineageRecord,
+    MessageIdsRecord,
     OriginRecord,
     PartRecord,
     PolicyRecord,
@@ -188,7 +189,7 @@ class _Repair:
     # -- queues ----------------------------------------------------------------------------------------------
     def _queues(self) -> None:
         known = {queue.queue_id for queue in self.of(QueueRecord)}
-        for kind in (ProgressRecord, HoleRecord, DeliveryRecord, RunRecord):
+        for kind in (ProgressRecord, HoleRecord, DeliveryRecord, MessageIdsRecord, RunRecord):
             self.keep(
                 kind,
                 lambda record: record.queue_id in known,  # type: ignore[attr-defined]

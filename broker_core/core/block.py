@@ -9,7 +9,7 @@ ones) or by leaving ``by_id`` (memory-only). A pin is a run of a queue, or a sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from broker_core.core.errors import CorruptCatalog
 from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.core.undo import Undo
 
-ReadBlock = Callable[[BlockId], pa.RecordBatch]
+Part = Callable[[pa.RecordBatch], pa.RecordBatch]
 RowNumbers = range | npt.NDArray[np.int64]  # of a block, rising
 
 OPEN_ROWS = 16_384
@@ -81,6 +81,12 @@ def select_rows(rows: npt.NDArray[np.int64]) -> RowSelection:
     return RowSelection(row, count, np.packbits(mask, bitorder="little").tobytes())
 
 
+class ReadBlock(Protocol):
+    """Returns a block, or also only the ``part`` of it that is needed. Raises NotLoaded."""
+
+    def __call__(self, block_id: BlockId, part: Part | None = None, /) -> pa.RecordBatch: ...
+
+
 class NotLoaded(BaseException):
     """Stored blocks that an operation needs and that are not in memory.
 
@@ -94,7 +100,7 @@ class NotLoaded(BaseException):
         block_ids: Sequence[BlockId],
         *,
         prepare: Callable[[], object] | None = None,
-        part: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+        part: Part | None = None,
     ) -> None:
         super().__init__(block_ids)
         self.block_ids = block_ids
@@ -192,10 +198,10 @@ class Blocks:
         self._next_transient = -1
         self._dead: list[BlockId] = []
 
-    def read(self, block_id: BlockId) -> pa.RecordBatch:
-        """Returns a stored block, under the lock. Raises NotLoaded, CorruptCatalog."""
+    def read(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
+        """Returns a stored block, or a part of it, under the lock. Raises NotLoaded, CorruptCatalog."""
         self.require(block_id)
-        return self._stored(block_id)
+        return self._stored(block_id) if part is None else self._stored(block_id, part)
 
     def require(self, block_id: BlockId) -> None:
         """Raises CorruptCatalog for a missing block."""

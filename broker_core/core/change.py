@@ -186,6 +186,7 @@ class Change:
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``). ``effects``: what the history keeps of
     it (``history/``). ``history``: of the group, to be kept beside its last row while that is in the inbox;
     in full, and in fewer bytes (b"" for none) for a store that keeps all rows of the group together.
+    ``repeats``: queues take its messages also if they have seen them.
     """
 
     sequence: CommitSequence
@@ -199,6 +200,7 @@ class Change:
     encoded: object
     effects: Effects
     history: tuple[bytes, bytes] | None
+    repeats: bool
 
     def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
@@ -222,6 +224,7 @@ class Change:
         self.encoded = None
         self.effects = Effects()
         self.history = None
+        self.repeats = False
 
     def __bool__(self) -> bool:
         """Returns whether there is anything to write."""
@@ -236,6 +239,11 @@ class Change:
     def drop(self, kind: type[Record], key: tuple[object, ...]) -> None:
         """Removes a record, if it exists; with ``ANY`` in the key, all records with the rest of it."""
         self.journal.append(Drop(kind, key))
+
+    @property
+    def drops_duplicates(self) -> bool:
+        """Returns whether its messages come from outside, and may have come before."""
+        return not (self.repeats or self.effects.letters)
 
     @property
     def puts(self) -> tuple[Record, ...]:

@@ -123,6 +123,19 @@ class DeliveryRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class MessageIdsRecord(Record):
+    """The ids of messages that one commit enqueued, for a queue that drops duplicates
+    (``queue/message_ids.py``), at the offsets from ``first`` on.
+    """
+
+    TABLE, KEY = "message_ids", ("queue_id", "first")
+    queue_id: QueueId
+    first: int
+    committed_at: int
+    ids: bytes  # one after the other
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord(Record):
     """``count`` offsets of a queue from ``first`` on name rows of one block, in the same order.
 
@@ -436,36 +449,12 @@ class HistoryRecord(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    ExchangeRecord,
-    QueueRecord,
-    BindingRecord,
-    ExchangeBindingRecord,
-    ProgressRecord,
-    HoleRecord,
-    DeliveryRecord,
-    RunRecord,
-    ClaimRecord,
-    OriginRecord,
-    ReadRecord,
-    LineageRecord,
-    AttemptRecord,
-    PartRecord,
-    LedgerRecord,
-    ReleaseRecord,
-    ReleaseNoteRecord,
-    PreparedRecord,
-    OutcomeRecord,
-    ChannelCommitRecord,
-    ForgottenRecord,
-    UserRecord,
-    PermissionRecord,
-    TopicPermissionRecord,
-    AppUserRecord,
-    WriteUserRecord,
-    VhostRecord,
-    PolicyRecord,
-    HistoryRecord,
-)
+    ExchangeRecord, QueueRecord, BindingRecord, ExchangeBindingRecord, ProgressRecord, HoleRecord,
+    DeliveryRecord, MessageIdsRecord, RunRecord, ClaimRecord, OriginRecord, ReadRecord, LineageRecord,
+    AttemptRecord, PartRecord, LedgerRecord, ReleaseRecord, ReleaseNoteRecord, PreparedRecord,
+    OutcomeRecord, ChannelCommitRecord, ForgottenRecord, UserRecord, PermissionRecord,
+    TopicPermissionRecord, AppUserRecord, WriteUserRecord, VhostRecord, PolicyRecord, HistoryRecord,
+)  # fmt: skip
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ _INSTEAD = {
     "x-dead-letter-exchange": "nothing: publish rejected rows to a topic of their own",
     "x-dead-letter-routing-key": "nothing: publish rejected rows to a topic of their own",
     "x-delivery-limit": "nothing: a micro-batch is repeated until it is decided",
+    "x-message-deduplication": "an idempotent producer, which drops what it sends again itself",
     "x-max-priority": "nothing: use a topic for each priority",
 }
 _MOST = 10_000  # partitions

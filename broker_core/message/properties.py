@@ -234,6 +234,25 @@ def priority(data: bytes) -> int | None:
     return found
 
 
+def message_id(data: bytes) -> str | None:
+    """Returns the message-id; None if it is not set. Raises RemoteProtocolError."""
+    if len(data) < 2 or not data[1] & 0x80:
+        return None
+    try:  # what is before it is skipped by its length
+        position = 2
+        for size in _plan(data[0] << 8):
+            if size < 0:
+                size = 4 + int.from_bytes(data[position : position + 4], "big")
+            position += size or 1 + data[position]
+        end = position + 1 + data[position]
+        text = data[position + 1 : end].decode()
+    except (IndexError, UnicodeDecodeError):
+        end = len(data) + 1
+    if end > len(data):
+        raise damaged("the message-id is not whole")
+    return text
+
+
 def with_reply_to(data: bytes, reply_to: str) -> bytes:
     """Replaces the reply_to of encoded properties that have one; other bytes do not change. Raises
     RemoteProtocolError.

@@ -77,14 +77,15 @@ class ChannelCommits:
         call: Call | None = None,
         routed: bool = False,
     ) -> CommitResult:
-        """Steps 1 and 2, for a caller that may wait. ``routed``: every mandatory message must reach a queue.
-        Raises what ``commit`` raises, StoreFailed, and Unroutable.
+        """Steps 1 and 2, for a caller that may wait. ``routed``: every mandatory message must reach a queue,
+        and none is dropped as a duplicate. Raises what ``commit`` raises, StoreFailed, and Unroutable.
         """
         # one publish or ack is no more than a row
         if transaction.transactional and (len(transaction.publishes) > 1 or transaction.is_large):
             self.spill_large(transaction)
 
         def work(_state: BrokerState, change: Change, now: int) -> CommitResult:
+            change.repeats = routed  # a duplicate that is dropped would reach none
             committed = self.commit(channel, transaction, rights, call, change, now)
             if routed and committed.returned:
                 raise _unroutable(committed.returned)

@@ -23,12 +23,11 @@ import pyarrow as pa
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.transaction.transaction import LettersNotAhead, Transaction
 from broker_core.core import failpoint
-from broker_core.core.block import Blocks, NotLoaded
+from broker_core.core.block import Blocks, NotLoaded, Part
 from broker_core.core.change import InboxRow
 from broker_core.core.ids import BlockId
 from broker_core.store.port import Store
 
-Part = Callable[[pa.RecordBatch], pa.RecordBatch]
 # what was loaded for one caller: blocks or parts of them, or why they cannot be read
 Loaded = dict[tuple[BlockId, Part | None], "pa.RecordBatch | Exception"]
 NOTHING: Loaded = {}

@@ -25,6 +25,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.broker.transaction.transaction import Limits
+from broker_core.core.block import Part
 from broker_core.core.change import Change
 from broker_core.core.errors import StoreError, StoreFailed
 from broker_core.core.ids import BlockId
@@ -34,7 +35,7 @@ from broker_core.node.committer import Committer, SteadyClock, Work, changes, no
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.held_channels import HeldChannels
 from broker_core.node.letters_ahead import LettersAhead
-from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Look, Part, open_rows
+from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Look, open_rows
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store

@@ -36,15 +36,18 @@ class NamesMemory:
         self._here.add(size_bytes)
         self._all.add(size_bytes)
 
-    def check(self, what: str) -> None:
-        """Before one more. Raises PreconditionFailed, which says that it ``what``."""
+    def check(self, what: str, more: int = 0) -> None:
+        """Before one more, with ids that take ``more`` bytes. Raises PreconditionFailed, which says that it
+        ``what``.
+        """
         taken = self._here.total
         most = max(NAMES_BYTES - (self._all.total - taken), 0) // 4
+        taken += more
         if taken >= most:
             raise PreconditionFailed(
                 f"{what}: the queues, exchanges and bindings of vhost '{self.vhost}' take {taken} bytes, "
                 f"the limit is {most}, a quarter of what other virtual hosts leave: "
-                "delete those that are not needed"
+                "delete those that are not needed, or give queues a smaller x-cache-size"
             )
 
 

@@ -152,6 +152,12 @@ CREATE TABLE delivery (
   PRIMARY KEY (queue_id, "offset")
 ) WITHOUT ROWID;
 
+-- no row -> enqueued -> dropped when its last id is forgotten.
+CREATE TABLE message_ids (
+  queue_id INTEGER, first INTEGER, committed_at INTEGER, ids BLOB, guard INTEGER,
+  PRIMARY KEY (queue_id, first)
+);
+
 CREATE TABLE channel_commit (
   channel TEXT, number INTEGER, decided_at INTEGER, guard INTEGER,
   PRIMARY KEY (channel)

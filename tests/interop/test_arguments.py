@@ -52,12 +52,8 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     ("queue", {"x-max-age": "7D"}, REFUSED, REFUSED),
     ("queue", {**QUORUM, "x-initial-cluster-size": 3}, REFUSED, REFUSED),
     ("queue", {"x-stream-filter-size-bytes": 16}, OK, REFUSED),  # there are no streams
-    (
-        "queue",
-        {"x-message-deduplication": True},
-        OK,
-        REFUSED,
-    ),  # without its plugin, RabbitMQ keeps duplicates
+    ("queue", {"x-message-deduplication": True}, OK, OK),  # without its plugin, RabbitMQ keeps duplicates
+    ("queue", {"x-message-deduplication": True, "x-cache-persistence": "memory"}, OK, EFFECT),
     ("queue", {**QUORUM, "x-max-priority": 5}, REFUSED, REFUSED),
     ("exchange", {"x-nonsense": 1}, OK, EFFECT),
     ("exchange", {"alternate-exchange": "other"}, OK, OK),

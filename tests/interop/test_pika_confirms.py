@@ -113,3 +113,38 @@ def test_what_was_confirmed_is_there_after_the_broker_was_killed(served: AmqpSer
     served.restart()
     with BlockingConnection(parameters) as connection:
         assert [int(body) for body in drain(connection.channel(), "durable")] == list(range(50))
+
+
+@pytest.mark.txmq_only
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_duplicate_is_confirmed_or_committed_and_is_not_enqueued(
+    channel: BlockingChannel, other: BlockingChannel, fresh: Fresh, transactional: bool
+) -> None:
+    queue = fresh("queue")
+    channel.queue_declare(queue, arguments={"x-message-deduplication": True, "x-cache-size": 10})
+    channel.tx_select() if transactional else channel.confirm_delivery()
+    for id_ in ("a", "b", "a", "c", "b"):
+        properties = pika.BasicProperties(message_id=id_, delivery_mode=2)
+        channel.basic_publish("", queue, id_.encode(), properties, mandatory=True)
+        if transactional:
+            channel.tx_commit()
+    assert drain(other, queue) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.txmq_only
+def test_a_duplicate_is_confirmed_also_if_the_queue_is_full_and_what_was_refused_is_none(
+    confirming: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
+    queue = fresh("queue")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    confirming.queue_declare(
+        queue, arguments={**arguments, "x-message-deduplication": True, "x-cache-size": 10}
+    )
+    properties = [pika.BasicProperties(message_id=id_) for id_ in "ab"]
+    confirming.basic_publish("", queue, b"a", properties[0])
+    with pytest.raises(NackError):
+        confirming.basic_publish("", queue, b"b", properties[1])
+    confirming.basic_publish("", queue, b"a", properties[0])
+    assert drain(other, queue) == [b"a"]
+    confirming.basic_publish("", queue, b"b", properties[1])
+    assert drain(other, queue) == [b"b"]

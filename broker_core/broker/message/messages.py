@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.broker.message.admission import NO_IDS, Admission
 from broker_core.broker.message.append_many import append_many
 from broker_core.broker.message.dead_letter import DeadLetters, Reason
 from broker_core.broker.message.overflow import Overflow
@@ -33,7 +34,7 @@ from broker_core.broker.transaction.transaction import StagedMessages, Transacti
 from broker_core.core.block import Blocks, RowSelection, selected_rows
 from broker_core.core.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
 from broker_core.core.errors import RemoteProtocolError
-from broker_core.core.ids import NO_BLOCK, NO_SEQUENCE, BlockId, QueueId
+from broker_core.core.ids import NO_SEQUENCE, BlockId, QueueId
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
 from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
@@ -59,6 +60,7 @@ class Messages:
         self._overflow = overflow
         self._pending_checks = pending_checks
         self._touched = pending_checks.touched
+        self.admission = Admission(blocks, overflow, pending_checks)
         self._ordinary = b""  # the last properties of a persistent message without an expiration
 
     # -- enqueueing ------------------------------------------------------------------------------------------
@@ -82,10 +84,12 @@ class Messages:
         sequence = change.sequence
         if not sequence:
             sequence = change.sequence = self._numbers.next_sequence()
-        if len(publishes) > 1 and append_many(self._blocks, self._pending_checks, change, publishes, now):
+        admission = self.admission
+        if len(publishes) > 1 and append_many(admission, change, publishes, now):
             return returned
         touched, note, given = self._touched, change.effects.note, removals
-        for index, (message, queues, mandatory) in enumerate(publishes):
+        for index, publish in enumerate(publishes):
+            message, queues, mandatory = publish
             body, routing_key, exchange, properties = message
             for queue in queues:
                 if queue.deleted:
@@ -94,16 +98,15 @@ class Messages:
             # as in RabbitMQ: a direct reply does not count as routed
             if mandatory and all(queue.replies for queue in queues):
                 returned.append(message)
+            ids = NO_IDS
+            for queue in queues:
+                if queue.log.ids is not None or (queue.arguments.refuses and not atomic):
+                    removals = self.removals(change, now) if removals is None else removals
+                    full = None if atomic else rejected
+                    queues, ids = admission.admit(change, publish, queues, now, full, index, removals)
+                    break
             if not queues:
                 continue
-            if not atomic:
-                for queue in queues:
-                    if queue.arguments.refuses:
-                        removals = self.removals(change, now) if removals is None else removals
-                        queues = self._accepting(change, message, queues, now, index, rejected, removals)
-                        break
-                if not queues:
-                    continue
             written = queues[0].written or any(queue.written for queue in queues)
             if properties and properties != self._ordinary:
                 try:
@@ -114,16 +117,15 @@ class Messages:
                 except RemoteProtocolError:
                     pass  # damaged properties are accepted as they are
                 if properties[0] & EXPIRATION:
-                    at_once = own_time_to_live_ms(properties) == 0
-                    for queue in queues:
-                        queue.marks.timed = True
-                        queue.marks.hasty = queue.marks.hasty or at_once
+                    _mark_timed(queues, properties)
             block = self._blocks.open() if written else self._blocks.transient()
             row = block.rows
             routes = b""
             for queue in queues:
                 offset = queue.log.append_row(block, row)
                 note(PUBLISHED, queue, offset, offset + 1)
+                if ids and queue in ids:
+                    admission.remember(queue, (ids[queue],), offset, now, durable=written)
                 if written and queue.written:
                     routes += ROUTE.pack(queue.queue_id, offset)
                 if queue.room.sizes is not None:
@@ -146,40 +148,6 @@ class Messages:
         if given is None and removals:
             self.dead_letter_all(change, removals, now)
         return returned
-
-    def _accepting(
-        self,
-        change: Change,
-        message: Message,
-        queues: Queues,
-        now: int,
-        index: int,
-        rejected: list[int] | None,
-        removals: Removals,
-    ) -> Queues:
-        """Returns the ``queues`` that are not full; dead-letters what reject-publish-dlx refuses."""
-        full = [
-            queue
-            for queue in queues
-            if queue.arguments.refuses and self._overflow.would_overflow(queue, 1, len(message.body))
-        ]
-        if full and rejected is not None:
-            rejected.append(index)
-        for queue in full:
-            if queue.arguments.overflow == "reject-publish-dlx":
-                row = InboxRow(
-                    NO_BLOCK,
-                    0,
-                    change.sequence,
-                    now,
-                    message.exchange,
-                    message.routing_key,
-                    message.properties,
-                    message.body,
-                    b"",
-                )
-                removals.add(queue, [row], "maxlen", whole=True)
-        return tuple(queue for queue in queues if queue not in full)
 
     # -- others ----------------------------------------------------------------------------------------------
     def persist(self, change: Change, queue: Queue, start: int, end: int) -> None:
@@ -244,6 +212,14 @@ class Messages:
             effects.letters, effects.source = False, None
 
 
+def _mark_timed(queues: Queues, properties: bytes) -> None:
+    """They get a message that has an expiration of its own."""
+    at_once = own_time_to_live_ms(properties) == 0
+    for queue in queues:
+        queue.marks.timed = True
+        queue.marks.hasty = queue.marks.hasty or at_once
+
+
 class StoredMessages:
     """Messages whose bytes are stored before their commit: spilled, staged by Spark's tasks, or dead letters
     written ahead. A queue gets one run for each piece, whatever its length. A block that no queue needs is
@@ -256,7 +232,7 @@ class StoredMessages:
         self._undo = self._blocks.undo
         self._virtual_hosts = messages._virtual_hosts
         self._queues = self._virtual_hosts.registry.by_id
-        self._pending_checks = messages._pending_checks
+        self._pending_checks, self._admission = messages._pending_checks, messages.admission
         self._touched = self._pending_checks.touched
 
     def enqueue_block(
@@ -275,7 +251,10 @@ class StoredMessages:
         written.
         """
         selections = {
-            queue_id: selection for queue_id, selection in routes.items() if queue_id in self._queues
+            queue_id: new
+            for queue_id, selection in routes.items()
+            if (queue := self._queues.get(queue_id)) is not None
+            and (new := self._new_rows(block_id, queue, selection, now))
         }
         if block_id not in self._blocks.by_id:
             if not selections:
@@ -299,6 +278,13 @@ class StoredMessages:
         if removals:
             self._messages.dead_letter_all(change, removals, now)
         return firsts
+
+    def _new_rows(
+        self, block_id: BlockId, queue: Queue, selection: RowSelection, now: int
+    ) -> RowSelection | None:
+        if queue.log.ids is None:
+            return selection
+        return self._admission.new_rows(block_id, queue, selection, now, queue.log.next_offset)
 
     def enqueue_staged(self, change: Change, staged: StagedMessages, now: int) -> None:
         """Makes rows visible that Spark's tasks staged."""
@@ -331,6 +317,8 @@ class StoredMessages:
         """Makes a spilled piece of a transaction visible. Raises nothing."""
         change.sequence = change.sequence or self._numbers.next_sequence()
         shares = list(spilled.shares())
+        if change.drops_duplicates and any(share.queue.log.ids is not None for share in shares):
+            shares = self._admission.new_shares(spilled.block_id, shares, now)
         if spilled.block_id not in self._blocks.by_id:  # otherwise it belongs to a prepared transaction
             if not shares:
                 change.forgets.append(spilled.block_id)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.core.block import Block, Blocks, RowNumbers
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import CorruptCatalog, DataLoss
@@ -217,19 +218,18 @@ class Log:
     __slots__ = (
         "_blocks", "_decoded", "_dropped", "_firsts", "_front",
         "_name", "_queue_id", "_runs", "_saved", "_undo",
-        "next_offset", "tally", "visible_end",
+        "ids", "next_offset", "tally", "visible_end",
     )  # fmt: skip
 
     def __init__(self, queue_id: QueueId, name: str, blocks: Blocks, tally: Tally) -> None:
         self._undo = blocks.undo
         self._saved = 0  # ``Undo.work`` when the numbers were last saved
-        self._queue_id = queue_id
-        self._name = name
+        self._queue_id, self._name = queue_id, name
         self._blocks = blocks
         self._decoded = DecodedBlocks(blocks)
         self.tally = tally
-        self.next_offset = 0
-        self.visible_end = 0
+        self.ids: MessageIds | None = None  # None: the queue takes duplicates
+        self.next_offset = self.visible_end = 0
         self._runs: list[Run] = []
         self._firsts: list[int] = []
         self._front = 0  # runs before this index are dropped

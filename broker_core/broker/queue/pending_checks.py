@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.core.undo import Undo
 
 NEVER = 1 << 62
@@ -26,6 +27,7 @@ class PendingChecks:
         self._planned: dict[Queue, int] = {}
         self._crowded = _FEW  # so many times in the heap are worth a look for what is gone
         self.overfull: dict[Queue, None] = {}  # over their limit: one commit could not drop enough
+        self.remembering: dict[MessageIds, None] = {}  # the work in progress added ids to these
         self._undo = undo
 
     def wake(self, queue: Queue) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from broker_core.broker.queue.deliveries import Deliveries
 from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
@@ -71,11 +72,9 @@ class Queue:
         vhost: str = VHOST,
         tally: Tally | None = None,
     ) -> None:
-        undo = blocks.undo
-        tally = Tally(undo) if tally is None else tally
+        undo, tally = blocks.undo, Tally(blocks.undo) if tally is None else tally
         self.queue_id = queue_id
-        self.name = name
-        self.vhost = vhost
+        self.name, self.vhost = name, vhost
         self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete
@@ -89,6 +88,8 @@ class Queue:
         self.marks = Marks(parsed.ttl_ms)
         self.log = Log(queue_id, name, blocks, tally)
         self.progress = Progress(undo, tally)
+        if parsed.deduplication is not None:
+            self.log.ids = MessageIds(parsed.deduplication, queue_id, self.progress, undo)
         self.room = Room(undo)
         deliveries = Deliveries(parsed.delivery_limit, undo) if parsed.counts_deliveries else None
         self.ready = Ready(

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 from broker_core.broker.access.permission import check_pattern, matching
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.deliveries import Deliveries
+from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.topology.leases import Leases
 from broker_core.core.change import ANY, Change
 from broker_core.core.errors import OptionError
@@ -22,6 +23,7 @@ from broker_core.message.arguments import ARGUMENT_BYTES, QueueArguments, check_
 from broker_core.message.arguments.policy import NO_POLICY, Policy, check_definition, obeyed, united
 from broker_core.message.arguments.table import EXCHANGE
 from broker_core.routing.exchange import Exchange
+from broker_core.routing.memory import NamesMemory
 
 POLICY, OPERATOR = "policy", "operator_policy"
 KINDS = (POLICY, OPERATOR)
@@ -44,6 +46,7 @@ class PolicyHost(Protocol):
     queues: dict[str, Queue]
     exchanges: dict[str, Exchange[Queue]]
     leases: Leases
+    memory: NamesMemory
 
     def divert(self, exchange: Exchange[Queue], alternate: object) -> None: ...
 
@@ -75,13 +78,17 @@ class Policies:
         self.by_key[record.kind, record.name] = record
         self._sort()
         change.put(record)
-        return self._apply()
+        before = self._host.memory.total
+        changed = self._apply(change)
+        if self._host.memory.total > before:
+            self._host.memory.check(f"cannot set {of}")
+        return changed
 
     def restore(self, records: Iterable[PolicyRecord]) -> None:
         """Restores all while loading, after the queues and exchanges: each pattern is matched once."""
         self.by_key = {(record.kind, record.name): record for record in records}
         self._sort()
-        self._apply()
+        self._apply(Change())
 
     def delete(self, change: Change, kind: str, name: str) -> list[Queue]:
         """Likewise. Raises OptionError: there is none of this name."""
@@ -95,7 +102,7 @@ class Policies:
         del self.by_key[kind, name]
         self._sort()
         change.drop(PolicyRecord, (self._host.vhost, kind, name))
-        return self._apply()
+        return self._apply(change)
 
     def delete_all(self, change: Change) -> None:
         """With the virtual host."""
@@ -139,14 +146,16 @@ class Policies:
         """Returns them in the order of the rule, those of an operator last."""
         return [record for records in self._order for record in records]
 
-    def _apply(self) -> list[Queue]:
+    def _apply(self, change: Change) -> list[Queue]:
         changed: list[Queue] = []
         for kind, names in self._by_kind().items():
             for each, policy in zip(names.values(), self.of_all(list(names), kind), strict=True):
                 if isinstance(each, Exchange):
                     self._host.divert(each, _alternate_of(each, policy))
                 elif each.arguments.policy != policy:
-                    _obey(self._undo, each, policy)
+                    self._host.memory.add(-each.arguments.id_bytes)
+                    _obey(self._undo, change, each, policy)
+                    self._host.memory.add(each.arguments.id_bytes)
                     self._host.leases.renew(each)
                     changed.append(each)
         return changed
@@ -178,7 +187,7 @@ class Policies:
         return chosen
 
 
-def _obey(undo: Undo, queue: Queue, policy: Policy) -> None:
+def _obey(undo: Undo, change: Change, queue: Queue, policy: Policy) -> None:
     """The queue has another policy from now on. What it has too much leaves with its next check."""
     undo.attribute(queue, "arguments")
     parsed = queue.arguments = QueueArguments.parse(queue.arguments.declared, policy)
@@ -189,12 +198,25 @@ def _obey(undo: Undo, queue: Queue, policy: Policy) -> None:
     marks.deadline = None
     if parsed.max_bytes is None and queue.room.sizes is not None:
         queue.room.forget()
+    _obey_deduplication(undo, change, queue)
     if ready.deliveries is not None:
         undo.attribute(ready.deliveries, "limit")
         ready.deliveries.limit = parsed.delivery_limit
     elif parsed.counts_deliveries:
         undo.attribute(ready, "deliveries")
         ready.deliveries = Deliveries(parsed.delivery_limit, undo)
+
+
+def _obey_deduplication(undo: Undo, change: Change, queue: Queue) -> None:
+    rule, log = queue.arguments.deduplication, queue.log
+    if rule is not None and log.ids is not None:
+        undo.attribute(log.ids, "rule")
+        log.ids.rule = rule
+        return
+    undo.attribute(log, "ids")
+    if log.ids is not None and queue.written:
+        log.ids.forget_all(change)
+    log.ids = None if rule is None else MessageIds(rule, queue.queue_id, queue.progress, undo)
 
 
 def _alternate_of(exchange: Exchange[Queue], policy: Policy) -> object:

@@ -177,6 +177,8 @@ class Topology(Exchanges[Queue]):
             vhost=self.vhost,
             tally=self.tally,
         )
+        if queue.arguments.id_bytes:
+            self.memory.check(f"cannot declare queue '{name}'", queue.arguments.id_bytes)
         if exclusive:
             queue.connection = connection
             self._undo.enter(self._exclusive, connection, queue)
@@ -186,7 +188,7 @@ class Topology(Exchanges[Queue]):
         return queue
 
     def add_queue(self, queue: Queue) -> None:
-        self.memory.add(bytes_of(queue.name, queue.arguments.declared))
+        self.memory.add(bytes_of(queue.name, queue.arguments.declared) + queue.arguments.id_bytes)
         super().add_queue(queue)
         self._registry.last_id = max(self._registry.last_id, queue.queue_id)
         self.leases.renew(queue)
@@ -247,7 +249,7 @@ class Topology(Exchanges[Queue]):
         self._undo.attribute(queue, "deleted")
         del self.queues[queue.name], self.queues_by_id[queue.queue_id]
         queue.deleted = True
-        self.memory.add(-bytes_of(queue.name, queue.arguments.declared))
+        self.memory.add(-bytes_of(queue.name, queue.arguments.declared) - queue.arguments.id_bytes)
         self.exchanges[""].changed()
         self.leases.renew(queue)
         if queue.exclusive:
@@ -271,6 +273,8 @@ class Topology(Exchanges[Queue]):
             if holes:
                 change.drop(HoleRecord, (queue.queue_id, ANY))
             change.drop(ProgressRecord, (queue.queue_id,))
+            if queue.log.ids is not None:
+                queue.log.ids.forget_all(change)
 
     # -- bindings --------------------------------------------------------------------------------------------
     def bind(

@@ -245,6 +245,14 @@ class Transaction:
         """Returns its dead letters that were written before its commit."""
         return () if self.letters is None else self.letters.ahead or ()
 
+    def blocks_with_ids(self, queues: Mapping[QueueId, Queue]) -> list[tuple[BlockId, Queue]]:
+        """Returns its stored blocks, each with the queues that remember the ids of its messages."""
+        found = [(spilled.block_id, queue) for spilled in self.spilled for queue, _ in spilled.selections]
+        for staged in self.staged:
+            if staged.inline is None:
+                found += [(staged.block_id, queues[each]) for each in staged.routes if each in queues]
+        return [pair for pair in found if pair[1].log.ids is not None and not pair[1].deleted]
+
     @property
     def memory_bytes(self) -> int:
         """Returns the approximate size of what it holds in memory."""

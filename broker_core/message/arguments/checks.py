@@ -21,6 +21,7 @@ from broker_core.core.errors import AccessRefused, PreconditionFailed
 from broker_core.message.arguments.policy import NO_POLICY, Policy, obeyed
 from broker_core.message.arguments.table import COMPARED, CONSUMER, EXCHANGE, QUEUE, ArgumentRule
 from broker_core.message.arguments.values import invalid, type_name
+from broker_core.message.deduplication import COST_BYTES, HEADER, Deduplication
 from broker_core.message.field_table import MAX_NESTING
 
 ARGUMENT_BYTES = 128 * 1024  # of all arguments together
@@ -129,6 +130,9 @@ def check_arguments(of: str, arguments: Mapping[str, object], *, strict: bool = 
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
         name = "x-dead-letter-routing-key"
         raise invalid(of, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too")
+    for name in ("x-cache-size", "x-cache-ttl", HEADER):
+        if name in arguments and "x-message-deduplication" not in arguments:
+            raise invalid(of, name, '"no deduplication"', "it needs x-message-deduplication too")
 
 
 def check_properties(
@@ -175,6 +179,7 @@ class QueueArguments:
     limited: bool = False  # it has a maximum length
     refuses: bool = False  # it accepts nothing when full
     dead_letters: bool = False
+    deduplication: Deduplication | None = None  # None: it takes duplicates
 
     @classmethod
     def parse(cls, declared: Mapping[str, Any], policy: Policy = NO_POLICY) -> QueueArguments:
@@ -206,7 +211,13 @@ class QueueArguments:
             limited=limited,
             refuses=limited and overflow.startswith("reject-publish"),
             dead_letters="x-dead-letter-exchange" in holds,
+            deduplication=Deduplication.parse(holds),
         )
+
+    @property
+    def id_bytes(self) -> int:
+        """Returns how much memory the ids of messages may take, about."""
+        return 0 if self.deduplication is None else COST_BYTES * self.deduplication.size
 
 
 def _limit(declared: int | None) -> int | None:

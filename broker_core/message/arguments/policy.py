@@ -27,6 +27,9 @@ class Setting(NamedTuple):
 _LIMITS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "consumer-timeout")
 _OTHERS = ("dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy", "overflow")
 _VOID = ("queue-mode", "queue-version", "queue-master-locator", "queue-leader-locator", "ha-policy")
+_DEDUPLICATION = (
+    "x-message-deduplication", "x-deduplication-header", "x-cache-size", "x-cache-ttl", "x-cache-persistence",
+)  # fmt: skip
 SETTINGS: Mapping[str, Setting] = {
     **{name: Setting(QUEUE, f"x-{name}", name in _LIMITS) for name in (*_LIMITS, *_OTHERS)},
     **{name: Setting(QUEUE, f"x-{name}", True) for name in ("max-in-memory-length", "max-in-memory-bytes")},
@@ -37,6 +40,7 @@ SETTINGS: Mapping[str, Setting] = {
             "mode", "params", "sync-mode", "sync-batch-size", "promote-on-shutdown", "promote-on-failure",
         )
     },
+    **{name: Setting(QUEUE, name) for name in _DEDUPLICATION},  # as the plugin has them
     "alternate-exchange": Setting(EXCHANGE, "alternate-exchange"),
 }  # fmt: skip
 

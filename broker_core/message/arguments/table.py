@@ -26,6 +26,7 @@ from broker_core.message.arguments.values import (
     text,
     whole,
 )
+from broker_core.message.deduplication import HEADER, MOST
 
 QUEUE_TYPES = ("classic", "quorum")
 _EITHER, _CLASSIC, _QUORUM, _STREAM = frozenset(QUEUE_TYPES), {"classic"}, {"quorum"}, {"stream"}
@@ -46,7 +47,7 @@ class ArgumentRule(NamedTuple):
 _ONE_COPY = "there is one copy of a queue, on this broker: a quorum or a mirror of others does not exist"
 _STORED = "bodies are in segments on the disk, whatever the queue is: none is in memory alone"
 _NO_STREAM = "txmq has no streams: a queue forgets what is acked"
-_NO_DEDUPLICATION = "duplicates are not dropped by a header here: it would be a promise that nobody keeps"
+_IDS = "the ids are as durable as the messages: one commit has both"
 _UNKNOWN = "neither txmq nor RabbitMQ gives it a meaning"
 _TIMEOUT = whole(1, MAX_TIME_MS)
 _LOCATORS = ("client-local", "min-masters", "least-leaders", "random", "balanced")
@@ -101,16 +102,22 @@ QUEUE: Mapping[str, ArgumentRule] = {
         ),
         ArgumentRule(types=_STREAM, refused=_NO_STREAM),
     ),
-    **dict.fromkeys(
-        ("x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-cache-persistence"),
-        ArgumentRule(refused=_NO_DEDUPLICATION),
+    "x-message-deduplication": ArgumentRule(flag),
+    HEADER: ArgumentRule(short(text)),
+    "x-cache-size": ArgumentRule(whole(1, MOST)),
+    "x-cache-ttl": ArgumentRule(whole(1, MAX_TIME_MS)),
+    "x-cache-persistence": ArgumentRule(
+        choice("disk", "memory", wrong="\"unsupported persistence '{}'\""), void=_IDS
     ),
 }
 
 EXCHANGE: Mapping[str, ArgumentRule] = {
     "alternate-exchange": ArgumentRule(exchange),
     "x-internal-purpose": ArgumentRule(exchange, void=QUEUE["x-internal-purpose"].void, strict=True),
-    "x-message-deduplication": QUEUE["x-message-deduplication"],
+    **dict.fromkeys(
+        ("x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-cache-persistence"),
+        ArgumentRule(refused="a queue drops duplicates, not an exchange: declare the queue with it"),
+    ),
     "x-delayed-type": ArgumentRule(refused="an exchange of type x-delayed-message has it, and txmq has none"),
 }
 

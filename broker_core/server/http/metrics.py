@@ -71,6 +71,7 @@ class _Totals:
     def __init__(self, served: Served) -> None:
         hosts = list(served.broker.state.virtual_hosts.by_name.values())
         queues = [queue for each in hosts for queue in list(each.queues.values())]
+        self.duplicates = served.broker.state.messages.admission.duplicates.total
         self.messages = sum(topology.tally.total for topology in hosts)
         self.held = sum(queue.unacknowledged for queue in queues)
         self.queues = sum(not queue.replies for queue in queues)
@@ -103,6 +104,7 @@ def _ours(call: HttpCall) -> Response:
         gauge("txmq_channels", "Channels, by listener", labels=["listener"]),
         counter("txmq_published", "Messages that queues got since the start", found.counts.published),
         counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
+        counter("txmq_duplicates", "Duplicates that queues dropped since the start", found.duplicates),
         counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
         counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
         counter("txmq_commit_seconds", "Seconds that the disk took for them", counts.durable_s),

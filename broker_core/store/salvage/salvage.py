@@ -37,6 +37,7 @@ from broker_core.core.records import (
     ClaimRecord,
     HoleRecord,
     LedgerRecord,
+    MessageIdsRecord,
     PartRecord,
     PreparedRecord,
     ProgressRecord,
@@ -235,9 +236,7 @@ class _Salvage:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
-        """Returns records for queues whose record is lost, and that have messages. In an intact catalog,
-        these are leftovers.
-        """
+        """Returns records for queues with messages whose record is lost; leftovers in an intact catalog."""
         if "queue" not in self.remains.torn:
             return []
         known = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
@@ -332,9 +331,7 @@ class _Salvage:
         return replace(record, routes=routes)
 
     def _follow(self, records: list[Record]) -> list[Record]:
-        """Records the losses where needed: in claims, so that a replay skips them; in progress; in decided
-        blocks.
-        """
+        """Records the losses: in claims, so that a replay skips them, in progress, in decided blocks."""
         rows: Counter[tuple[str, str]] = Counter()  # by virtual host and branch
         lost: dict[tuple[str, str], IntervalSet] = {}  # offsets by virtual host and queue
         for record in records:
@@ -354,6 +351,8 @@ class _Salvage:
                 ]
                 applied = all("skipped" in target for _, target, _, _ in left)
                 followed.append(replace(record, branches=left, applied=applied))
+            elif isinstance(record, MessageIdsRecord) and record.queue_id in self.lost_offsets:
+                continue  # what is lost may be sent again
             elif not isinstance(record, ProgressRecord):
                 followed.append(record)
         return followed + self._progress(records)

@@ -1,0 +1,101 @@
+"""A producer that sends again whatever was not confirmed, while the broker is killed: each message is there once.
+
+Not here: power cuts (the machine ``OnDisk`` of ``model/whole_broker.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pika
+import pytest
+from pika.exceptions import AMQPError
+
+from tests.amqp_server import AmqpServed, NotReady, serving
+from tests.crash.test_amqp_crash import STEPS
+from tests.page_blocks import code
+
+pytestmark = pytest.mark.crash
+
+QUEUE = "orders"
+MESSAGES = [b"%d" % number for number in range(9)]
+KILLS = 3
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[AmqpServed]:
+    with serving(tmp_path / "data") as broker:
+        yield broker
+
+
+@contextlib.contextmanager
+def connected(served: AmqpServed) -> Iterator[Any]:
+    with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
+        yield connection.channel()
+
+
+def send(served: AmqpServed, size: int) -> None:
+    """All messages, also those of before; ``size`` of them in one transaction, or 1: each with its confirm."""
+    with connected(served) as channel:
+        channel.tx_select() if size > 1 else channel.confirm_delivery()
+        for number, body in enumerate(MESSAGES, 1):
+            properties = pika.BasicProperties(message_id=body.decode(), delivery_mode=2)
+            channel.basic_publish("", QUEUE, body, properties)
+            if size > 1 and number % size == 0:
+                channel.tx_commit()
+
+
+def take(served: AmqpServed, most: int) -> list[bytes]:
+    found = []
+    with connected(served) as channel:
+        while len(found) < most and (delivery := channel.basic_get(QUEUE))[0] is not None:
+            found.append(delivery[2])
+            channel.basic_ack(delivery[0].delivery_tag)
+        channel.queue_declare(QUEUE, passive=True)  # what was acked before is durable
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("step", [step for step in STEPS if step.startswith(("store.commit", "committer"))])
+def test_what_is_sent_again_after_a_kill_is_dropped_if_and_only_if_the_first_was_committed(
+    served: AmqpServed, step: str, size: int
+) -> None:
+    arguments = {"x-message-deduplication": True, "x-cache-size": 100}
+    with connected(served) as channel:
+        channel.queue_declare(QUEUE, durable=True, arguments=arguments)
+    taken: list[bytes] = []
+    kills = 0
+    hit = 1
+    while kills < KILLS:
+        try:
+            served.restart(f"{step}@{hit}=kill")
+        except NotReady:  # in a commit of its own
+            hit += 1
+            continue
+        with contextlib.suppress(AMQPError, ConnectionError):
+            send(served, size)
+            break  # it made fewer commits than that
+        assert served.wait() == -9
+        kills += 1
+        hit += 1
+        served.start()
+        taken += take(served, 1)  # consumed, and sent again all the same
+    served.restart()
+    send(served, size)
+    assert kills > 0
+    assert [*taken, *take(served, 100)] == MESSAGES
+
+
+def test_the_producer_of_the_page_sends_until_its_message_is_there_once(served: AmqpServed) -> None:
+    names: dict[str, Any] = {}
+    exec(code("docs/deduplication.md", "def send("), names)
+    names["send"](served.amqp_url, b"first")
+    with connected(served) as channel:
+        properties = channel.basic_get(QUEUE, auto_ack=True)[1]
+        names["uuid"] = SimpleNamespace(uuid4=lambda: properties.message_id)  # of the first: it was consumed
+        names["send"](served.amqp_url, b"first")
+        assert channel.basic_get(QUEUE) == (None, None, None)
