@@ -99,14 +99,20 @@ class DecodeError(TxmqError):
 
 
 class ProtocolError(TxmqError):
+    """Data that AMQP 0-9-1 does not allow."""
+
     code = "TXMQ_PROTOCOL"
 
 
 class LocalProtocolError(ProtocolError):
+    """The caller gave a value that does not fit the protocol."""
+
     code = "TXMQ_PROTOCOL_LOCAL"
 
 
 class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes that do not follow the protocol."""
+
     code = "TXMQ_PROTOCOL_REMOTE"
 
 
@@ -182,7 +188,7 @@ class InternalFault(ConnectionException):
 
 
 class LoginRefused(TxmqError):
-    """A call without user, password or token, or with wrong ones."""
+    """User, password or token are missing or wrong."""
 
     code = "TXMQ_LOGIN_REFUSED"
 
@@ -232,14 +238,20 @@ class ChannelError(TxmqError):
 
 
 class AccessRefused(ChannelError):
+    """The user lacks a permission or a tag."""
+
     code, reply_code, reply_name = "TXMQ_ACCESS_REFUSED", 403, "ACCESS_REFUSED"
 
 
 class QueueNotFound(ChannelError):
+    """No queue has this name in the virtual host."""
+
     code, reply_code, reply_name = "TXMQ_QUEUE_NOT_FOUND", 404, "NOT_FOUND"
 
 
 class ExchangeNotFound(ChannelError):
+    """No exchange has this name in the virtual host."""
+
     code, reply_code, reply_name = "TXMQ_EXCHANGE_NOT_FOUND", 404, "NOT_FOUND"
 
 
@@ -250,15 +262,19 @@ class ResourceLocked(ChannelError):
 
 
 class PreconditionFailed(ChannelError):
+    """The state of a queue, an exchange or a channel does not allow the command."""
+
     code, reply_code, reply_name = "TXMQ_PRECONDITION_FAILED", 406, "PRECONDITION_FAILED"
 
 
 class TransactionError(TxmqError):
+    """Root of the errors of transactions and micro-batches."""
+
     code = "TXMQ_TRANSACTION"
 
 
 class UnknownTransaction(TransactionError):
-    """No transaction has this xid."""
+    """No transaction, staged batch or decided batch has this name."""
 
     code = "TXMQ_UNKNOWN_TRANSACTION"
 
@@ -276,13 +292,13 @@ class TransactionState(TransactionError):
 
 
 class CheckpointMismatch(TransactionError):
-    """A checkpoint, offset or batch that does not continue the ledger and the claim records."""
+    """A checkpoint, offset or batch does not continue the ledger and the claims of the app."""
 
     code = "TXMQ_CHECKPOINT_MISMATCH"
 
 
 class BatchGap(TransactionError):
-    """A batch id that skips batches which are not in the ledger."""
+    """A batch id skips batches that the ledger does not have."""
 
     code = "TXMQ_BATCH_GAP"
 
@@ -294,7 +310,7 @@ class MissingBranch(TransactionError):
 
 
 class BatchDecided(TransactionError):
-    """An abort of a batch that is already decided is refused."""
+    """A batch that is decided cannot be aborted."""
 
     code = "TXMQ_BATCH_DECIDED"
 
@@ -328,6 +344,8 @@ class TransactionTooLarge(TransactionError):
 
 
 class StoreError(TxmqError):
+    """Root of the errors of stored data."""
+
     code = "TXMQ_STORE"
 
 
@@ -338,6 +356,8 @@ class CorruptSegment(StoreError):
 
 
 class CorruptCatalog(StoreError):
+    """The catalog of the data directory is damaged, or its records contradict each other."""
+
     code = "TXMQ_CORRUPT_CATALOG"
 
 
@@ -348,7 +368,7 @@ class CorruptRecordBatch(StoreError):
 
 
 class DataLoss(StoreError):
-    """Messages at an offset that is still named are lost."""
+    """Messages that a reader has not read yet are gone."""
 
     code = "TXMQ_DATA_LOSS"
 
@@ -360,11 +380,13 @@ class LedgerLost(DataLoss, QueueNotFound):
 
 
 class DataDirectoryLocked(StoreError):
+    """Another broker has the data directory open."""
+
     code = "TXMQ_DATA_DIRECTORY_LOCKED"
 
 
 class DataDirectoryFormat(StoreError):
-    """The data directory was written by a newer txmq."""
+    """The data directory has another format than this txmq writes."""
 
     code = "TXMQ_DATA_DIRECTORY_FORMAT"
 
@@ -376,6 +398,8 @@ class DataDirectoryInvalid(StoreError):
 
 
 class DiskFull(StoreError):
+    """The disk has no room for what was to be written."""
+
     code = "TXMQ_DISK_FULL"
 
 
