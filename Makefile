@@ -79,6 +79,7 @@ quick-tests:
 soak: .venv/ready .venv/spark-classes.jsa
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadgroup -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/journal/test_history.py tests/kafka/sink/test_sink_history.py $(ARGS)
+	TXMQ_SESSION=connect $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadfile tests/spark $(ARGS)
 	$(BIN)/python -m tests.matrix
 
 # Environments of minutes and gigabytes, under .venv/matrix.

@@ -6,19 +6,27 @@ Not here: what Spark Connect does differently, docs/connect.md.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import pytest
 
+FOLDER = Path(__file__).parent
+PAGE = FOLDER.parents[1] / "docs" / "versions.md"
+BEGIN, END = "<!-- sessions -->\n", "<!-- end of sessions -->"
+
 # words in a test, and why it is one of a classic session
 WORDS: Mapping[str, str] = {
-    r"failpoint\.arm|monkeypatch|caplog|nonlocal": "looks into the process of the function, which is another one on Connect",
-    r"_jsparkSession|sparkContext|_jvm\b|_jdf|\.newSession\(|query_thread|getOrCreate": "looks into the JVM",
+    r"failpoint\.arm|monkeypatch|caplog|nonlocal|spans_kept|Event\(\)": "looks into the process of the function, which is another one on Connect",
+    r"_jsparkSession|\.rdd\b|sparkContext|_jvm\b|_jdf|\.newSession\(|query_thread|getOrCreate": "looks into the JVM",
     r"DeltaTable\b": "compares with Delta's API, whose plug-in the server does not have",
 }
 JVM_ERROR = "an error of the JVM, which is another one on Connect"
+METRICS = "looks at the metrics of an execution, which a client of Connect does not get"
+OF_DELTA = "asks Delta's classes, which Connect does not have"
 HERE = "keeps what the function has in this process"
 TESTS: Mapping[str, str] = {
     "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": (
@@ -26,15 +34,71 @@ TESTS: Mapping[str, str] = {
     ),
     "test_foreach_batch.py::test_an_exception_with_a_long_java_trace_ends_the_query_as_failed": JVM_ERROR,
     "test_foreach_batch.py::test_tx_is_of_no_use_after_its_function": HERE,
+    "test_reused.py::test_of_two_queries_at_the_same_time_one_fails_with_one_error_and_nothing_is_doubled": HERE,
+    "test_observed.py::test_broken_rows_are_known_only_if_the_whole_batch_was_executed": METRICS,
+    "test_only_sql.py::test_a_session_without_delta_is_told_apart": OF_DELTA,
     "test_merge.py::test_what_a_table_would_refuse_stops_before_anything_is_consumed": HERE,
     "test_foreach_batch.py::test_several_appends_to_one_table_are_one_delta_commit": (
         "where a new table is, Connect does not tell: spellings of its path are tables of their own until it is there"
     ),
 }
+_KILLS = "tests/crash/test_connect_crash.py::test_on_connect_everything_is_there_once_wherever_the_server_is_killed"
+# row of the crash table -> the test that kills on Connect
+ON_CONNECT: Mapping[int, str] = {
+    **dict.fromkeys((3, 6, 7, 10, 14), _KILLS),
+    8: "tests/crash/test_connect_crash.py::test_soak_random_kills_of_server_and_worker_leave_each_row_once",
+    16: "tests/spark/test_other_sources.py::test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing",
+    20: "tests/crash/test_resume_crash.py::test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once",
+    21: "tests/crash/test_connect_crash.py::test_row_21_on_connect_a_copy_of_the_directory_from_any_step_of_the_first_batch_loses_nothing",
+}
+OF_THE_ENGINE = {4, 18}  # no session takes part
+ROWS = range(1, 22)
 
 
 def reason(item: pytest.Function) -> str | None:
     """Why a test needs a classic session; None if it does not."""
-    name = f"{item.path.name}::{item.originalname}"
-    source = inspect.getsource(item.function)
+    return _reason(f"{item.path.name}::{item.originalname}", inspect.getsource(item.function))
+
+
+def _reason(name: str, source: str) -> str | None:
     return TESTS.get(name) or next((why for words, why in WORDS.items() if re.search(words, source)), None)
+
+
+def by_reason() -> dict[str, dict[str, list[str]]]:
+    """Of all tests of the folder: reason, "" for none -> file -> names."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for path in sorted(FOLDER.glob("test_*.py")):
+        text = path.read_text()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                why = _reason(f"{path.name}::{node.name}", ast.get_source_segment(text, node) or "")
+                found.setdefault(why or "", {}).setdefault(path.name, []).append(node.name)
+    return found
+
+
+def table() -> str:
+    """Which of both sessions run what, as docs/versions.md has it."""
+    rows = ["| tests of `tests/spark` | classic | Connect | why not |", "|---|---|---|---|"]
+    for why, files in sorted(by_reason().items(), key=lambda item: (item[0] != "", item[0])):
+        count = sum(map(len, files.values()))
+        named = f"{count} in {len(files)} files" if not why else _listed(files)
+        rows.append(f"| {named} | yes | {'no' if why else 'yes'} | {why} |")
+    others = [row for row in ROWS if row not in ON_CONNECT and row not in OF_THE_ENGINE]
+    rows += ["", "| rows of the crash table | classic | Connect |", "|---|---|---|"]
+    rows += [f"| {_numbers(ON_CONNECT)} | yes | yes |", f"| {_numbers(others)} | yes | no |"]
+    return "\n".join(rows) + "\n\n"
+
+
+def _numbers(rows: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(rows)))
+
+
+def _listed(files: Mapping[str, list[str]]) -> str:
+    return ", ".join(
+        f"{len(names)} of `{file.removeprefix('test_').removesuffix('.py')}`" for file, names in files.items()
+    )
+
+
+if __name__ == "__main__":  # writes the page
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])

@@ -55,14 +55,15 @@ def run(writer: Any) -> Callable[[], Any]:
 
 
 def test_an_unknown_option_of_a_read_is_refused_by_load(rig: Any) -> None:
+    """On Connect by whatever asks the server first."""
     refused(
-        lambda: rig.stream("q", maxOffsetPerTrigger="5"),
+        lambda: rig.stream("q", maxOffsetPerTrigger="5").schema,
         OptionError,
         "unknown option 'maxoffsetpertrigger'",
         "did you mean 'maxOffsetsPerTrigger'?",
     )
     refused(
-        lambda: rig.spark.read.format("txmq").options(url="txmq://h:1", queue="q").load("orders"),
+        lambda: rig.spark.read.format("txmq").options(url="txmq://h:1", queue="q").load("orders").schema,
         OptionError,
         ".load() takes no path",
     )

@@ -17,13 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from broker_core.core.errors import OptionError, cause
-from connector.batch.foreach_batch import transactional
 from connector.sql import nullable
 from connector.typed.avro import avro_schema
 from connector.typed.decode import Decoded, decode
 from connector.typed.encode import encode
 from tests.registry_server import RegistryServer
-from tests.spark.query_thread import query_thread, write_checkpoint
 from tests.spark.values import NAMES, PLAIN, Column, Kind, columns, select
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -50,14 +48,7 @@ def texts(rows: DataFrame) -> dict[int, str]:
 def published(rig: Any, messages: DataFrame, name: str) -> DataFrame:
     """The messages, as a queue gives them back."""
     rig.declare(name)
-    each = transactional(
-        lambda _batch, tx: tx.publish(messages, queue=name),
-        url=rig.broker.url,
-        app_id=name,
-        checkpoint=write_checkpoint(rig.directory / f"checkpoint of {name}", name),
-    )
-    with query_thread(rig.spark, name):
-        each(rig.spark.range(1), 0)
+    messages.write.format("txmq").options(url=rig.broker.url, queue=name).mode("append").save()
     found: DataFrame = rig.look(name)
     return found
 

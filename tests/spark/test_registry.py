@@ -105,13 +105,13 @@ def test_a_registry_that_cannot_be_reached_fails_the_batch_and_nothing_is_reject
     rig: Any, server: RegistryServer
 ) -> None:
     rig.declare("in", "dead", "out")
-    number = server.add("s", {}, "JSON")
+    number, url = server.add("s", {}, "JSON"), server.url
     with rig.broker.channel() as channel:
         for sent in (header(number) + b'{"id": 1}', header(number + 1) + b'{"id": 2}', header(number) + b"x"):
             channel.publish(sent, routing_key="in")
 
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
-        decoded = decode(batch, "id bigint not null", registry=server.url)
+        decoded = decode(batch, "id bigint not null", registry=url)
         tx.publish(decoded.good.selectExpr("CAST(id AS STRING) AS body"), queue="out")
         tx.reject(decoded, queue="dead")
 

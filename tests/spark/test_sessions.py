@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.spark.classic import TESTS, WORDS
+from tests.spark.classic import BEGIN, END, ON_CONNECT, PAGE, ROWS, TESTS, WORDS, table
 from tests.spark.sessions import Notes
 
 HERE = Path(__file__).parent
@@ -17,6 +17,17 @@ def test_each_name_of_the_list_is_a_test_and_each_word_is_in_one() -> None:
         assert f"def {function}(" in (HERE / file).read_text(), name
     text = "".join(path.read_text() for path in HERE.glob("test_*.py"))
     assert [words for words in WORDS if not re.search(words, text)] == []
+
+
+def test_the_page_says_which_session_runs_what() -> None:
+    """``python -m tests.spark.classic`` writes it."""
+    assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0] == table()
+    pages = PAGE.parent / "transactions.md"
+    assert [int(row) for row in re.findall(r"^\| (\d+) \|", pages.read_text(), re.MULTILINE)] == list(ROWS)
+    for test in ON_CONNECT.values():
+        file, _, function = test.partition("::")
+        text = (PAGE.parents[1] / file).read_text()
+        assert f"def {function}(" in text and "connect" in text.lower(), test
 
 
 def test_notes_are_a_list_that_another_object_of_the_same_file_fills(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_the_history_and_the_ledger_are_read_page_by_page(rig: Any, monkeypatch:
 
 def test_what_is_no_table_read_is_one_clear_error(rig: Any) -> None:
     refusals = {
-        "allowed: transactions, ledger, queues, apps, consumers": lambda: table(rig, "nothing"),
-        "option 'queue' .* is for .*not for a table read": lambda: table(rig, "queues", queue="q"),
+        "allowed: transactions, ledger, queues, apps, consumers": lambda: table(rig, "nothing").schema,
+        "option 'queue' .* is for .*not for a table read": lambda: table(rig, "queues", queue="q").schema,
         "which is no stream": lambda: (
             rig.spark.readStream.format("txmq")
             .options(url=rig.broker.url, table="queues")
