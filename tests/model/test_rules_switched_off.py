@@ -549,7 +549,7 @@ def claim_in_memory_only(patch: Patch) -> None:
 
 
 def claims_may_move(patch: Patch) -> None:
-    patch.setattr(Claims, "_known", lambda *_: None)
+    patch.setattr(Claims, "at", lambda *_: None)
 
 
 def any_start(patch: Patch) -> None:

@@ -28,9 +28,17 @@ JVM_ERROR = "an error of the JVM, which is another one on Connect"
 METRICS = "looks at the metrics of an execution, which a client of Connect does not get"
 OF_DELTA = "asks Delta's classes, which Connect does not have"
 HERE = "keeps what the function has in this process"
+ASKED = "Connect asks a table for types and constraints alone"
+FILES: Mapping[str, str] = dict.fromkeys(
+    ("test_tables_changed.py", "test_type_widening.py", "test_values.py"),
+    "runs its batches in a thread of this process, as if it was that of a query",
+)
 TESTS: Mapping[str, str] = {
-    "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": (
-        "Connect asks a table for types and constraints alone"
+    "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": ASKED,
+    "test_append_checks.py::test_an_append_that_the_table_refuses_stops_before_anything_is_consumed": ASKED,
+    "test_append_checks.py::test_a_table_that_its_catalog_manages_is_refused_before_anything_is_consumed": ASKED,
+    "test_merge_values.py::test_what_on_excludes_is_evaluated_before_where_delta_evaluates_it": (
+        "asks the plan of a merge what it computes, which a client of Connect does not get"
     ),
     "test_foreach_batch.py::test_an_exception_with_a_long_java_trace_ends_the_query_as_failed": JVM_ERROR,
     "test_foreach_batch.py::test_tx_is_of_no_use_after_its_function": HERE,
@@ -61,7 +69,8 @@ def reason(item: pytest.Function) -> str | None:
 
 
 def _reason(name: str, source: str) -> str | None:
-    return TESTS.get(name) or next((why for words, why in WORDS.items() if re.search(words, source)), None)
+    own = TESTS.get(name) or FILES.get(name.partition("::")[0])
+    return own or next((why for words, why in WORDS.items() if re.search(words, source)), None)
 
 
 def by_reason() -> dict[str, dict[str, list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.spark.classic import BEGIN, END, ON_CONNECT, PAGE, ROWS, TESTS, WORDS, table
+from tests.spark.classic import BEGIN, END, FILES, ON_CONNECT, PAGE, ROWS, TESTS, WORDS, table
 from tests.spark.sessions import Notes
 
 HERE = Path(__file__).parent
@@ -15,6 +15,7 @@ def test_each_name_of_the_list_is_a_test_and_each_word_is_in_one() -> None:
     for name in TESTS:
         file, _, function = name.partition("::")
         assert f"def {function}(" in (HERE / file).read_text(), name
+    assert all((HERE / file).exists() for file in FILES)
     text = "".join(path.read_text() for path in HERE.glob("test_*.py"))
     assert [words for words in WORDS if not re.search(words, text)] == []
 

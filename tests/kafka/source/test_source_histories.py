@@ -217,7 +217,7 @@ def changes_are_sent_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_are_made_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(claims_module.Claims, "_known", lambda self, app_id, start, lineage: None)
+    patch.setattr(claims_module.Claims, "at", lambda self, app_id, start, lineage=None: None)
 
 
 @pytest.mark.parametrize("rule_off", [offsets_say_nothing, changes_are_sent_again, claims_are_made_again])
