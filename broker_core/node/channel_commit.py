@@ -172,12 +172,12 @@ class ChannelCommits:
                     many_queues
                     or not small
                     or transaction.spilled
-                    or any(map(_is_written, transaction.publishes))
+                    or any(_written(transaction.publishes))
                 ):
                     self.spill(transaction)
             elif not (transaction.incoming or self._state.virtual_hosts.limited) and (
                 many_queues
-                or all(_is_written(publish) for publish in transaction.publishes if publish.queues)
+                or all(_written(transaction.publishes))
             ):
                 # otherwise each message is checked for room, or some are never written
                 self.spill(transaction)
@@ -263,6 +263,7 @@ def cut_piece(whole: Transaction, publishes: list[Publish], settles: Sequence[Se
     piece = Transaction(whole.limits, whole.opened_us)
     piece.atomic, piece.connection = False, whole.connection
     piece.publishes, piece.settles = publishes, list(settles)
+    piece.entries = sum(len(queues) for _, queues, _ in publishes)
     piece.messages = len(publishes)
     piece.size_bytes = sum(len(message.body) for message, _, _ in publishes)
     piece.unspilled_bytes = piece.size_bytes + sum(len(message.properties) for message, _, _ in publishes)
@@ -272,16 +273,15 @@ def cut_piece(whole: Transaction, publishes: list[Publish], settles: Sequence[Se
 
 def reaches_many_queues(transaction: Transaction) -> bool:
     """Whether it takes long to say which queue gets which of its messages."""
-    count = len(transaction.publishes)
-    if count < 2:
-        return False
-    entries = sum([len(queues) for _, queues, _ in transaction.publishes])
-    return entries > MANY_ENTRIES and entries >= MANY_QUEUES * count
+    count, entries = len(transaction.publishes), transaction.entries
+    return count > 1 and entries > MANY_ENTRIES and entries >= MANY_QUEUES * count
 
 
-def _is_written(publish: Publish) -> bool:
-    """Returns whether the message must survive a restart."""
-    properties = publish.message.properties
-    return not (properties and delivery_mode(properties) == TRANSIENT) and any(
-        queue.written for queue in publish.queues
-    )
+def _written(publishes: list[Publish]) -> Iterator[bool]:
+    """Whether messages must survive a restart: once for all that have the same properties and queues, of
+    those that reach any.
+    """
+    kinds = {(message.properties, id(queues)): queues for message, queues, _ in publishes if queues}
+    for (properties, _), queues in kinds.items():
+        transient = properties and delivery_mode(properties) == TRANSIENT
+        yield not transient and any(queue.written for queue in queues)

@@ -6,9 +6,11 @@ Time is counted as the processor's, and what is over two shares is forgiven: els
 interpreter during the turn of one client would keep it from its next turns until all others have had as much.
 
 Invariant: the connection that has had least time is next, so one that asks for little waits for no more than
-a share, however many others ask for much, and on however many channels. All turns of an iteration take
-``TURN_S``, and at most a share, one event or one piece of bytes longer; between two iterations the loop looks
-at its sockets, and commits.
+a share, however many others ask for much, and on however many channels. All turns of an iteration take at
+most ``TURN_S``, and a share, one event or one piece of bytes longer; between two iterations the loop looks
+at its sockets, and commits. What it does there for the turns (writes a segment, commits, delivers) counts
+too: where that takes most of the time, turns are shorter, so that an iteration takes about ``ITERATION_S``
+of the processor. The time of the disk does not count: a slow one needs larger commits, not more of them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from typing import Protocol
 logger = logging.getLogger("txmq.amqp")
 
 TURN_S = 0.01  # of all connections together, in one iteration of the loop
+ITERATION_S = 0.015
+LATEST = 0.8  # of how the time was spent, what counts from one iteration to the next
 SHARE_S = 0.001  # of one connection while others wait
 DRAIN_S = 0.002  # between two reads of closed connections
 
@@ -69,6 +73,9 @@ class Turns:
         # before all that go on.
         self._least = 0.0
         self._ends = 0.0  # the time of this iteration
+        # of the processor, in the latest iterations: within turns, and between them
+        self._within = self._between = 0.0
+        self._turned, self._over = 0.0, processor()  # since the round before, and when it was over
         self._scheduled = False
         self._drained: deque[Taker] = deque()
         self._drains = False  # the next one will be read
@@ -120,8 +127,13 @@ class Turns:
     def _schedule(self, now: float | None) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._ends = (self._clock() if now is None else now) + TURN_S
+            self._ends = (self._clock() if now is None else now) + self._time()
             self._loop.call_soon(self._round)
+
+    def _time(self) -> float:
+        """For the turns of the next iteration."""
+        within = max(self._within, 1e-9)
+        return max(SHARE_S, min(TURN_S, ITERATION_S * within / (within + self._between)))
 
     def _turn(self, who: Taker, ends: float) -> float:
         """Returns when it is over."""
@@ -132,7 +144,9 @@ class Turns:
             logger.exception("a connection is closed")
             who.abort()
             left = False
-        who.spent = min(who.spent + self._processor() - began, self._least + 2 * SHARE_S)
+        took = self._processor() - began
+        self._turned += took
+        who.spent = min(who.spent + took, self._least + 2 * SHARE_S)
         if left:
             self.ask(who)
             who.stop_reading()
@@ -148,6 +162,10 @@ class Turns:
             now = self._turn(who, min(ends, now + SHARE_S) if line else ends)
             if now > ends:
                 break
+        over = self._processor()
+        self._between = LATEST * self._between + over - self._over - self._turned
+        self._within = LATEST * self._within + self._turned
+        self._over, self._turned = over, 0.0
         self._scheduled = False
         if line:
             self._schedule(now)

@@ -116,6 +116,7 @@ class Transaction:
     __slots__ = (
         "atomic",
         "connection",
+        "entries",
         "gone",
         "incoming",
         "letters",
@@ -145,6 +146,7 @@ class Transaction:
         self.limits = limits
         self.opened_us = opened_us
         self.publishes: list[Publish] = []
+        self.entries = 0  # how many queues they reach
         self.spilled: list[Spilled] = []
         self.settles: list[Settle] = []
         self.letters: Letters | None = None  # None: it rejects nothing that has a dead-letter exchange
@@ -188,6 +190,7 @@ class Transaction:
             if queue.arguments.limited:
                 self._count(queue, 1, size_bytes)
         self.publishes.append(_new(Publish, (message, queues, mandatory)))
+        self.entries += len(queues)
         self.messages = messages + 1
         self.size_bytes = total
         self.unspilled_bytes += size_bytes + len(message.properties)
@@ -217,6 +220,7 @@ class Transaction:
             _new(Publish, (_new(Message, (body, routing_key, exchange, properties)), queues, mandatory))
             for body in bodies
         ]
+        self.entries += count * len(queues)
         self.messages += count
         self.size_bytes += size_bytes
         self.unspilled_bytes += size_bytes + count * len(properties)
@@ -279,7 +283,7 @@ class Transaction:
         """Drops the publishes so far from memory; they are in a segment."""
         self.spilled.append(spilled)
         self.publishes = []
-        self.unspilled_bytes = 0
+        self.entries = self.unspilled_bytes = 0
 
     @property
     def dropped(self) -> int:
