@@ -72,7 +72,7 @@ class Turns:
         # What those that had a turn had spent at least. Who comes again begins a share before that, and so
         # before all that go on.
         self._least = 0.0
-        self._ends = 0.0  # the time of this iteration
+        self._left = TURN_S  # of the time of this iteration
         # of the processor, in the latest iterations: within turns, and between them
         self._within = self._between = 0.0
         self._turned, self._over = 0.0, processor()  # since the round before, and when it was over
@@ -86,14 +86,17 @@ class Turns:
         return not self._line
 
     def come(self, who: Taker) -> None:
-        """Something has come: it has its turn at once if nobody waits and there is time left."""
-        began = self._clock()
-        self._schedule(began)
-        if self._line or began > self._ends:
-            self.ask(who)
+        """Something has come. It has a share at once if it would be the next one, and there is time left: what it
+        publishes is in the commit that comes now, not in the one behind.
+        """
+        self._schedule()
+        if who.waits:
+            return
+        self._begin(who)
+        if self._left > 0 and not (self._line and self._line[0][0] < who.spent):
+            self._turn(who, SHARE_S)
         else:
-            self._begin(who)
-            self._turn(who, self._ends)
+            self.ask(who)
 
     def ask(self, who: Taker) -> None:
         """It may be repeated."""
@@ -103,7 +106,7 @@ class Turns:
         self._begin(who)
         self._asked += 1
         heapq.heappush(self._line, (who.spent, self._asked, who))
-        self._schedule(None)
+        self._schedule()
 
     def drain(self, who: Taker) -> None:
         """A closed connection, whose client still sends, has stopped reading. One of them reads at a time, so
@@ -124,10 +127,9 @@ class Turns:
         """A new connection has no such advantage: it may be one of very many."""
         who.spent = max(who.spent, self._least - SHARE_S) if who.spent else self._least
 
-    def _schedule(self, now: float | None) -> None:
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._ends = (self._clock() if now is None else now) + self._time()
             self._loop.call_soon(self._round)
 
     def _time(self) -> float:
@@ -135,37 +137,37 @@ class Turns:
         within = max(self._within, 1e-9)
         return max(SHARE_S, min(TURN_S, ITERATION_S * within / (within + self._between)))
 
-    def _turn(self, who: Taker, ends: float) -> float:
-        """Returns when it is over."""
-        began = self._processor()
+    def _turn(self, who: Taker, most_s: float) -> None:
+        began, used = self._clock(), self._processor()
         try:
-            left = who.turn(ends)
+            left = who.turn(began + min(self._left, most_s))
         except Exception:
             logger.exception("a connection is closed")
             who.abort()
             left = False
-        took = self._processor() - began
-        self._turned += took
-        who.spent = min(who.spent + took, self._least + 2 * SHARE_S)
+        used = self._processor() - used
+        self._left -= self._clock() - began
+        self._turned += used
+        who.spent = min(who.spent + used, self._least + 2 * SHARE_S)
         if left:
             self.ask(who)
             who.stop_reading()
-        return self._clock()
 
     def _round(self) -> None:
-        line, now = self._line, self._clock()
-        ends = max(self._ends, now + SHARE_S)
+        line = self._line
+        self._left = max(self._left, SHARE_S)  # those that came had it all
         while line:
             spent, _, who = heapq.heappop(line)
             self._least = max(self._least, spent)
             who.waits = False
-            now = self._turn(who, min(ends, now + SHARE_S) if line else ends)
-            if now > ends:
+            self._turn(who, SHARE_S if line else TURN_S)
+            if self._left <= 0:
                 break
         over = self._processor()
         self._between = LATEST * self._between + over - self._over - self._turned
         self._within = LATEST * self._within + self._turned
         self._over, self._turned = over, 0.0
+        self._left = self._time()
         self._scheduled = False
         if line:
-            self._schedule(now)
+            self._schedule()
