@@ -33,11 +33,8 @@ PEERS = 50
 CHANNELS = 500
 SECONDS = 3.0
 UNDER_WAY = 1 << 20  # bytes that have been sent when the others are looked at
-EVERY_S = 0.02  # between two publishes of the other client
-QUICK, REST_S = (
-    20,
-    120.0,
-)  # so many quick confirms in a row end the wait for the next flood, at the latest then
+EVERY_S = 0.005  # between two publishes of the other client
+QUICK, QUICK_S, REST_S = 20, 0.01, 120.0  # so many quick confirms in a row end the wait for the next flood
 QUEUE = "flooded"
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 LOGIN = encode_method(0, m.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US"))
@@ -250,7 +247,7 @@ def _await_rest(channel: BlockingChannel) -> None:
     while quick < QUICK and time.monotonic() < end:
         began = time.monotonic()
         channel.basic_publish("", "victim", b"x", PERSISTENT)
-        quick = quick + 1 if time.monotonic() - began < EVERY_S / 2 else 0
+        quick = quick + 1 if time.monotonic() - began < QUICK_S else 0
 
 
 def flood_p99_ms(folder: Path) -> list[Figure]:

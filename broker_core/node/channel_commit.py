@@ -168,16 +168,10 @@ class ChannelCommits:
             if prepare:
                 self.spill(transaction)
             elif transaction.atomic:
-                if (
-                    many_queues
-                    or not small
-                    or transaction.spilled
-                    or any(_written(transaction.publishes))
-                ):
+                if many_queues or not small or transaction.spilled or any(_written(transaction.publishes)):
                     self.spill(transaction)
             elif not (transaction.incoming or self._state.virtual_hosts.limited) and (
-                many_queues
-                or all(_written(transaction.publishes))
+                many_queues or all(_written(transaction.publishes))
             ):
                 # otherwise each message is checked for room, or some are never written
                 self.spill(transaction)

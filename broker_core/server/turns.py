@@ -6,11 +6,13 @@ Time is counted as the processor's, and what is over two shares is forgiven: els
 interpreter during the turn of one client would keep it from its next turns until all others have had as much.
 
 Invariant: the connection that has had least time is next, so one that asks for little waits for no more than
-a share, however many others ask for much, and on however many channels. All turns of an iteration take at
-most ``TURN_S``, and a share, one event or one piece of bytes longer; between two iterations the loop looks
-at its sockets, and commits. What it does there for the turns (writes a segment, commits, delivers) counts
-too: where that takes most of the time, turns are shorter, so that an iteration takes about ``ITERATION_S``
-of the processor. The time of the disk does not count: a slow one needs larger commits, not more of them.
+a share, however many others ask for much, and on however many channels. What it publishes is in the commit
+that comes next, because it has its share when its bytes come.
+
+Between two iterations the loop looks at its sockets, and commits. An iteration takes about ``TURN_S`` of the
+processor with what the turns cause (segments, commits, deliveries): where that takes most of it, turns are
+shorter. The time of the disk does not count: a slow one needs larger commits, not more of them. A turn may
+take a share, one event or one piece of bytes longer.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from typing import Protocol
 logger = logging.getLogger("txmq.amqp")
 
 TURN_S = 0.01  # of all connections together, in one iteration of the loop
-ITERATION_S = 0.015
 LATEST = 0.8  # of how the time was spent, what counts from one iteration to the next
 SHARE_S = 0.001  # of one connection while others wait
 DRAIN_S = 0.002  # between two reads of closed connections
@@ -86,14 +87,16 @@ class Turns:
         return not self._line
 
     def come(self, who: Taker) -> None:
-        """Something has come. It has a share at once if it would be the next one, and there is time left: what it
-        publishes is in the commit that comes now, not in the one behind.
+        """Something has come. It has a share at once if it would be next, and there is time left: what
+        it publishes is in the commit that comes now, not in the one behind.
         """
         self._schedule()
         if who.waits:
             return
+        little = 0 < who.spent < self._least - SHARE_S  # for it there is time when others have had it all
         self._begin(who)
-        if self._left > 0 and not (self._line and self._line[0][0] < who.spent):
+        if self._left > (-TURN_S if little else 0) and not (self._line and self._line[0][0] < who.spent):
+            self._least = max(self._least, who.spent)
             self._turn(who, SHARE_S)
         else:
             self.ask(who)
@@ -135,12 +138,12 @@ class Turns:
     def _time(self) -> float:
         """For the turns of the next iteration."""
         within = max(self._within, 1e-9)
-        return max(SHARE_S, min(TURN_S, ITERATION_S * within / (within + self._between)))
+        return max(SHARE_S, TURN_S * within / (within + self._between))
 
     def _turn(self, who: Taker, most_s: float) -> None:
         began, used = self._clock(), self._processor()
         try:
-            left = who.turn(began + min(self._left, most_s))
+            left = who.turn(began + min(max(self._left, SHARE_S), most_s))
         except Exception:
             logger.exception("a connection is closed")
             who.abort()

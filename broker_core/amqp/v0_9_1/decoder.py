@@ -60,7 +60,7 @@ _LEAST = {METHOD: 4, HEADER: 12, BODY: 0}  # bytes of a payload
 FRAME_END, FRAME_OVERHEAD = 0xCE, 8  # type, channel and size before the payload, the end octet behind it
 
 OPEN_BYTES = 64 * 1024  # that may come before connection.open
-PIECE_BYTES = 16 * 1024  # of one piece, but for publishes that differ only in their bodies: one event
+PIECE_BYTES = 16 * 1024  # of one piece, but for the last event: many publishes that differ in their bodies
 PIECE_FRAMES = 128  # of them beside the fast path
 
 _FRAME = struct.Struct(">BHI")  # type, channel, payload size

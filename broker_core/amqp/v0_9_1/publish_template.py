@@ -16,6 +16,7 @@ from broker_core.amqp.v0_9_1.events import Command, Decoded, Publishes
 from broker_core.amqp.v0_9_1.methods import BasicPublish, Method
 
 MOST_CHANNELS = 64  # of a connection, that are remembered
+MOST_PUBLISHES = 512  # in one event: they take about a share of a turn (``server/turns.py``)
 
 _BODY_SIZE_AT, _PROPERTIES_AT = 11, 19  # in the frame of a content header
 _SIZE_AT, _BODY_AT = 3, 7  # in the frame of a body
@@ -69,13 +70,15 @@ class PublishTemplate:
         """
         size, ahead = len(data), len(self._start)
         bodies: list[bytes] = []
-        while True:
+        while len(bodies) < MOST_PUBLISHES:
             start, step = self._start, self._step
-            while (
-                data.startswith(start, position)
-                and position + step <= size
-                and data[position + step - 1] == _FRAME_END
-            ):
+            for _ in range(MOST_PUBLISHES - len(bodies)):
+                if (
+                    not data.startswith(start, position)
+                    or position + step > size
+                    or data[position + step - 1] != _FRAME_END
+                ):
+                    break
                 bodies.append(data[position + ahead : position + step - 1])
                 position += step
             if position == size or not self._resize(data, position, most):

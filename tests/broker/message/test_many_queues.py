@@ -1,10 +1,12 @@
-"""A few messages for very many queues: each queue gets one run, also of messages that need no catalog."""
+"""What a commit writes to a segment: a few messages for very many queues, so that each queue gets one run, and many
+messages that must survive.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.transaction.transaction import Transaction
+from broker_core.broker.transaction.transaction import INBOX_ROWS, Transaction
 from broker_core.core.change import Change
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
@@ -52,3 +54,31 @@ def test_transient_messages_for_few_queues_are_not_written(node: Node, atomic: b
     transaction = gathered(node, MANY_ENTRIES // MANY_QUEUES * 2, NAMES[: MANY_QUEUES - 1], atomic, TRANSIENT)
     node.broker.channel_commits.spill_large(transaction)
     assert not transaction.spilled
+
+
+@pytest.mark.parametrize(
+    ("atomic", "kinds", "written"),
+    [
+        (False, [PERSISTENT], True),
+        (False, [PERSISTENT, None], True),  # None: it reaches no queue
+        (False, [PERSISTENT, TRANSIENT], False),  # the transient ones are never written
+        (False, [TRANSIENT, PERSISTENT, None], False),
+        (True, [TRANSIENT], False),
+        (True, [TRANSIENT, PERSISTENT], True),
+        (True, [TRANSIENT, None], False),
+    ],
+)
+def test_many_messages_for_one_queue_are_written_if_they_must_survive(
+    node: Node, atomic: bool, kinds: list[bytes | None], written: bool
+) -> None:
+    declared(node, "q")
+    transaction = Transaction(node.broker.limits, 0)
+    transaction.atomic = transaction.transactional = atomic
+    queues = (node.broker.state.topology.queue("q"),)
+    for number in range(2 * INBOX_ROWS):
+        kind = kinds[number % len(kinds)]
+        message = Message(b"x", "key", "exchange", PERSISTENT if kind is None else kind)
+        transaction.publish(message, () if kind is None else queues, mandatory=kind is None)
+    node.broker.channel_commits.spill_large(transaction)
+    assert bool(transaction.spilled) == written
+    assert bool(transaction.publishes) != written and bool(transaction.entries) != written

@@ -249,6 +249,49 @@ def test_a_turn_that_took_long_is_forgiven() -> None:
         assert clock[0] - began - victim.cost_s < 50 * 3 * SHARE_S + TURN_S
 
 
+@pytest.mark.parametrize("count", [1, 50])
+def test_who_asks_for_little_is_in_the_commit_that_comes(count: int) -> None:
+    """Others have come before it, and had all the time of the iteration: it has its share nevertheless, before
+    what the loop does next.
+    """
+    clock = [0.0]
+    loop = _Loop()
+    line = Turns(loop, lambda: clock[0], lambda: clock[0])  # type: ignore[arg-type]
+    victim = _Taker(clock, 1e-6, once=True)
+    floods = [_Taker(clock, 1.5 * TURN_S / count, once=True) for _ in range(count)]
+    line.come(victim)
+    for _ in range(50):
+        for flood in floods:
+            line.come(flood)
+        loop.iterate()
+    for _ in range(10):
+        for flood in floods:
+            line.come(flood)
+        had = victim.had
+        line.come(victim)
+        assert victim.had > had
+        loop.iterate()
+
+
+@pytest.mark.parametrize("caused", [0.0, 1.0, 4.0, 100.0])
+def test_turns_are_shorter_where_the_commit_behind_them_takes_long(caused: float) -> None:
+    """What the loop does between two rounds takes ``caused`` times as long as the turns."""
+    clock = [0.0]
+    loop = _Loop()
+    line = Turns(loop, lambda: clock[0], lambda: clock[0])  # type: ignore[arg-type]
+    floods = [_Taker(clock, 1e-5) for _ in range(5)]
+    for flood in floods:
+        line.come(flood)
+    took = []
+    for _ in range(100):
+        began = clock[0]
+        loop.iterate()
+        took.append(clock[0] - began)
+        clock[0] += caused * took[-1]
+    share = max(TURN_S / (1 + caused), SHARE_S)
+    assert took[-1] == pytest.approx(share, rel=0.2, abs=2e-5)
+
+
 def test_places_in_a_commit_are_given_by_turns() -> None:
     line: Lines[tuple[str, int]] = Lines()
     for number in range(2000):
