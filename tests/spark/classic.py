@@ -20,19 +20,23 @@ BEGIN, END = "<!-- sessions -->\n", "<!-- end of sessions -->"
 
 # words in a test, and why it is one of a classic session
 WORDS: Mapping[str, str] = {
-    r"failpoint\.arm|monkeypatch|caplog|nonlocal|spans_kept|Event\(\)": "looks into the process of the function, which is another one on Connect",
+    r"failpoint\.arm|monkeypatch|caplog|nonlocal|spans_kept|Event\(\)|\b(between|require_dead|hidden_files)\(": "looks into the process of the function, which is another one on Connect",
     r"_jsparkSession|\.rdd\b|sparkContext|_jvm\b|_jdf|\.newSession\(|query_thread|getOrCreate": "looks into the JVM",
     r"DeltaTable\b": "compares with Delta's API, whose plug-in the server does not have",
+    r"tx\._seen": "looks at the metrics of an execution, which a client of Connect does not get",
 }
 JVM_ERROR = "an error of the JVM, which is another one on Connect"
-METRICS = "looks at the metrics of an execution, which a client of Connect does not get"
 OF_DELTA = "asks Delta's classes, which Connect does not have"
 HERE = "keeps what the function has in this process"
 ASKED = "Connect asks a table for types and constraints alone"
-FILES: Mapping[str, str] = dict.fromkeys(
-    ("test_tables_changed.py", "test_type_widening.py", "test_values.py"),
-    "runs its batches in a thread of this process, as if it was that of a query",
-)
+FILES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("test_tables_changed.py", "test_type_widening.py", "test_values.py"),
+        "runs its batches in a thread of this process, as if it was that of a query",
+    ),
+    "test_user_code.py": "its drivers run the ways of classic sessions too (`rdd`, `newSession`); `connect` has those of Connect",
+    "test_page_blocks.py": "its blocks use the session around the function, as a classic one allows",
+}
 TESTS: Mapping[str, str] = {
     "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": ASKED,
     "test_append_checks.py::test_an_append_that_the_table_refuses_stops_before_anything_is_consumed": ASKED,
@@ -43,7 +47,10 @@ TESTS: Mapping[str, str] = {
     "test_foreach_batch.py::test_an_exception_with_a_long_java_trace_ends_the_query_as_failed": JVM_ERROR,
     "test_foreach_batch.py::test_tx_is_of_no_use_after_its_function": HERE,
     "test_reused.py::test_of_two_queries_at_the_same_time_one_fails_with_one_error_and_nothing_is_doubled": HERE,
-    "test_observed.py::test_broken_rows_are_known_only_if_the_whole_batch_was_executed": METRICS,
+    "test_observed.py::test_broken_rows_are_known_only_if_the_whole_batch_was_executed": WORDS[r"tx\._seen"],
+    "test_from_kafka_source.py::test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_source": (
+        "its first query is one of a classic session beside that of the test"
+    ),
     "test_only_sql.py::test_a_session_without_delta_is_told_apart": OF_DELTA,
     "test_merge.py::test_what_a_table_would_refuse_stops_before_anything_is_consumed": HERE,
     "test_foreach_batch.py::test_several_appends_to_one_table_are_one_delta_commit": (

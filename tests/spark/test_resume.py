@@ -29,6 +29,7 @@ from tests.contract.engine.test_release import follow
 from tests.engine.bench import Bench
 from tests.kafka.bench.engine_bench import KafkaBench
 from tests.spark.pipelines import delta_rows
+from tests.spark.sessions import CONNECT
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -67,7 +68,8 @@ class Lost:
         engine = self.bench.engine
         key = id(engine), self.ledger
         if key not in self._mirrors:
-            self._mirrors[key] = DeltaLedger(self.spark.newSession(), self.ledger, engine, APP)
+            session = self.spark if CONNECT else self.spark.newSession()
+            self._mirrors[key] = DeltaLedger(session, self.ledger, engine, APP)
         self._mirrors[key].write_missing()
 
     def lose(self) -> EngineBench:

@@ -116,7 +116,7 @@ def test_no_row_of_an_overwrite_is_left_out_because_that_would_delete_what_it_re
 
     def altered(batch: DataFrame, tx: BatchTransaction) -> None:
         fn(batch, tx)
-        rig.spark.sql("ALTER TABLE kept_over ADD CONSTRAINT one CHECK (v <> 'b')")
+        batch.sparkSession.sql("ALTER TABLE kept_over ADD CONSTRAINT one CHECK (v <> 'b')")
 
     rig.publish("in", "a", "b")
     require_stopped(rig, altered, NotApplied)
@@ -182,7 +182,8 @@ def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_dri
 
         def altered(batch: DataFrame, tx: BatchTransaction, table: Path = table) -> None:
             tx.append(batch.selectExpr("CAST(body AS STRING) AS v"), str(table))
-            rig.spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT one CHECK (v NOT IN ('b', 'd'))")
+            altering = f"ALTER TABLE delta.`{table}` ADD CONSTRAINT one CHECK (v NOT IN ('b', 'd'))"
+            batch.sparkSession.sql(altering)
 
         with pytest.raises(Exception, match="does not take its rows"):
             run(rig, altered, app_id=pipeline.app, queue=pipeline.queue, checkpoint=pipeline.checkpoint)

@@ -93,7 +93,8 @@ class Refusing:
 
     def altered(self, batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch.selectExpr("CAST(body AS STRING) AS v"), str(self.table))
-        self.rig.spark.sql(f"ALTER TABLE delta.`{self.table}` ADD CONSTRAINT one CHECK (v NOT IN ('b', 'd'))")
+        altering = f"ALTER TABLE delta.`{self.table}` ADD CONSTRAINT one CHECK (v NOT IN ('b', 'd'))"
+        batch.sparkSession.sql(altering)
 
     def start(self, fn: Any = lambda batch, tx: None) -> None:
         run(self.rig, fn, app_id=self.app, queue=self.queue, checkpoint=f"{self.app}.checkpoint")
