@@ -98,6 +98,7 @@ def test_a_deleted_exchange_is_gone_for_every_process(bench: Bench) -> None:
     [
         ({"x-message-ttl": 1000}, "retention.ms"),
         ({"x-max-length": 10}, "retention.bytes"),
+        ({"x-message-deduplication": True}, "idempotent producer"),
         ({"x-dead-letter-exchange": "dead"}, "rejected rows"),
         ({"x-partitions": 0.5}, "x-partitions=0.5"),
         ({"x-partitions": True}, "x-partitions=True"),

@@ -16,6 +16,7 @@ Outcome = Literal["ack", "reject", "requeue"]
 LENGTH = 3  # x-max-length of the bounded queues
 TTL_US = 1_000_000  # x-message-ttl of the queue ``timed``
 DEAD = "dead"
+ONCE, PENDING = "once", "pending"  # drop what they have seen, or what they have
 BURIED = ("short", "timed", "plain")  # queues with a dead-letter exchange
 
 
@@ -59,6 +60,7 @@ class NaiveBroker:
     prepared: dict[str, Work] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     owned: bool = False  # the queue ``in`` by the app
+    seen: dict[bytes, bool] = field(default_factory=dict)  # by the queue ``once``: whether that is durable
     bounded: set[str] = field(default_factory=lambda: {"short"})  # by an argument, or a policy
 
     def declare(self, name: str, *, durable: bool) -> None:
@@ -101,6 +103,12 @@ class NaiveBroker:
             raise Refused
 
     def _enqueue(self, name: str, copy: Copy, now_us: int) -> None:
+        if name == ONCE:
+            if copy.body in self.seen:
+                return
+            self.seen[copy.body] = copy.durable
+        if name == PENDING and any(copy.body == other.body for other in self.queues[name]):
+            return
         self.queues[name].append(copy)
         self.overflow(name, now_us)
 
@@ -167,6 +175,8 @@ class NaiveBroker:
         new one.
         """
         self.queues[name] = []
+        if name == ONCE:
+            self.seen.clear()
         for work in self.prepared.values():
             work.forget(name)
 
@@ -188,6 +198,7 @@ class NaiveBroker:
                 if copy.state == "held":
                     copy.state = "ready"
                 copy.redelivered = True if copy.redelivered else None
+        self.seen = {body: durable for body, durable in self.seen.items() if durable}
         for work in self.prepared.values():
             for name in self.durable:
                 if not self.durable[name]:

@@ -14,18 +14,20 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from broker_core.broker.channel import Channel
+from broker_core.broker.message.admission import Admission
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.queue.ready import Ready
 from broker_core.core import errors
 from broker_core.core.block import Blocks
 from tests import reading
-from tests.model.naive_broker import LENGTH
+from tests.model.naive_broker import LENGTH, ONCE, PENDING, Work
 from tests.model.whole_broker import ROUTES, NothingInMemory, OnDisk, WholeBroker
 
 Patch = pytest.MonkeyPatch
@@ -38,7 +40,7 @@ QUIET = (
 )
 
 
-@pytest.mark.parametrize(("machine", "histories"), [(WholeBroker, 150), (NothingInMemory, 120), (OnDisk, 50)])
+@pytest.mark.parametrize(("machine", "histories"), [(WholeBroker, 150), (NothingInMemory, 120), (OnDisk, 80)])
 def test_every_history_of_a_broker_agrees_with_plain_lists(
     machine: type[WholeBroker], histories: int, rounds: int
 ) -> None:
@@ -149,6 +151,31 @@ def a_policy_comes_to_a_long_queue(broker: WholeBroker) -> None:
         publish(broker, "plain")
 
 
+def a_message_is_sent_again(broker: WholeBroker) -> None:
+    """Behind a sealed block; it was consumed in one of the two queues. And once more after a crash."""
+    both, window = ROUTES.index((PENDING, ONCE)), ROUTES.index((ONCE,))
+    broker.publish_one(broker.peers[1], both, True, crash="")
+    for name in (ONCE, PENDING):
+        broker.purge(name)
+    broker.publish_one(broker.peers[1], both, True, crash="", again=1)
+    broker.upkeep("seal", crash="")
+    broker.both_hold_the_same()
+    broker.restart("killed")
+    broker.publish_one(broker.peers[1], window, True, crash="", again=1)
+
+
+def a_message_is_sent_again_in_a_spilled_transaction(broker: WholeBroker) -> None:
+    window = ROUTES.index((ONCE,))
+    broker.publish_one(broker.peers[1], window, True, crash="")
+    for again in (1, 0, 1):
+        broker.publish_one(broker.peers[0], window, True, crash="", again=again)
+    work, channel = broker.peers[0].work, broker.peers[0].channel
+    broker.broker.channel_commits.spill(channel._channel.transaction)
+    channel.tx_commit()
+    broker.naive.commit(work, broker.now_us())
+    broker.peers[0].work = Work()
+
+
 # rules that random histories take long to show, each with one that shows it
 SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] = {
     "a delivery that came back says redelivered": (
@@ -158,6 +185,16 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
     "a closed channel gives back what it held": (
         a_delivery_comes_back,
         lambda p: p.setattr(Channel, "_give_back", nothing),
+    ),
+    "a duplicate is dropped": (a_message_is_sent_again, lambda p: p.setattr(MessageIds, "has", no)),
+    "an id is forgotten with its message, or stays": (
+        a_message_is_sent_again,
+        lambda p: p.setattr(MessageIds, "_is_over", no),
+    ),
+    "ids are durable": (a_message_is_sent_again, lambda p: p.setattr(MessageIds, "restore", nothing)),
+    "a duplicate in a spilled transaction is dropped": (
+        a_message_is_sent_again_in_a_spilled_transaction,
+        lambda p: p.setattr(Admission, "new_shares", lambda _self, _block, shares, _now: shares),
     ),
     "what is too old expires": (a_time_to_live_passes, lambda p: p.setattr(Expiry, "head_expired", no)),
     "a queue keeps the limit of a policy": (

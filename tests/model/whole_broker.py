@@ -25,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker_core.broker.access.users import name_of
 from broker_core.core import errors, failpoint
 from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.message.deduplication import HEADER
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
@@ -37,7 +38,18 @@ from broker_core.store.port import Store
 from tests.broker.conftest import Clock
 from tests.crash.test_store_crash import tear
 from tests.engine.bench import Bench
-from tests.model.naive_broker import DEAD, LENGTH, TTL_US, Copy, NaiveBroker, Outcome, Refused, Work
+from tests.model.naive_broker import (
+    DEAD,
+    LENGTH,
+    ONCE,
+    PENDING,
+    TTL_US,
+    Copy,
+    NaiveBroker,
+    Outcome,
+    Refused,
+    Work,
+)
 from tests.reading import NothingCached, fetched, oldest, purgeable
 
 TRANSIENT = Properties(delivery_mode=1).encode()
@@ -51,10 +63,12 @@ QUEUES: dict[str, dict[str, Any]] = {
     "in": {},
     "out": {},
     "memory": {},
+    ONCE: {"x-message-deduplication": True, "x-cache-size": 1_000},
+    PENDING: {"x-message-deduplication": True},
 }
 ROUTES: list[tuple[str, ...]] = [
     ("plain",), ("short",), ("timed",), ("refusing",), ("in",), ("memory",),
-    ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"),
+    ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"), (ONCE,), (PENDING, ONCE),
 ]  # fmt: skip
 STEPS = [
     "store.commit.begin",
@@ -95,6 +109,7 @@ class WholeBroker(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.batch = 0
         self.source: Any = {"in": START}
+        self.sent: list[tuple[bytes, bool]] = []  # to queues that drop duplicates: body, persistent
 
     # -- the store: another machine may have another ---------------------------------------------------------
     def new_store(self) -> Store:
@@ -234,16 +249,26 @@ class WholeBroker(RuleBasedStateMachine):
         count=st.integers(1, 4),
         persistent=st.booleans(),
         crash=CRASH,
+        again=st.integers(0, 4),
     )
-    def publish(self, data: st.DataObject, route: int, count: int, persistent: bool, crash: str) -> None:
+    def publish(
+        self, data: st.DataObject, route: int, count: int, persistent: bool, crash: str, again: int
+    ) -> None:
+        """``again``: one of the last messages that went to a queue that drops duplicates is sent again."""
         peer = data.draw(st.sampled_from(self.peers))
         for _ in range(count):
             if peer in self.peers:  # no crash yet
-                self.publish_one(peer, route, persistent, crash)
+                self.publish_one(peer, route, persistent, crash, again)
 
-    def publish_one(self, peer: Peer, route: int, persistent: bool, crash: str) -> None:
+    def publish_one(self, peer: Peer, route: int, persistent: bool, crash: str, again: int = 0) -> None:
         body = b"%d" % next(self.numbers)
         properties = b"" if persistent else TRANSIENT
+        if ONCE in ROUTES[route]:
+            if 0 < again <= len(self.sent):
+                body, persistent = self.sent[-again]
+            self.sent.append((body, persistent))
+            headers = {HEADER: body}
+            properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
         one = (ROUTES[route], body, persistent)
         if peer.transactional:
             peer.channel.publish(body, f"route{route}", "", properties)
@@ -403,14 +428,14 @@ class WholeBroker(RuleBasedStateMachine):
         peer.channel.close()
         self.naive.give_back(held for _, held in (*peer.held.values(), *peer.marked.values()))
 
-    @rule(name=st.sampled_from(["plain", "timed", DEAD, "memory"]))
+    @rule(name=st.sampled_from(["plain", "timed", DEAD, "memory", ONCE, PENDING]))
     def purge(self, name: str) -> None:
         with self.broker.channel() as channel:
             if name == "timed":  # what is too old may go either way
                 self.expire()
             assert channel.queue_purge(name) == self.naive.purge(name)
 
-    @rule(name=st.sampled_from(["plain", "short", "timed", "memory", DEAD]))
+    @rule(name=st.sampled_from(["plain", "short", "timed", "memory", DEAD, ONCE, PENDING]))
     def delete_and_declare_again(self, name: str) -> None:
         with self.broker.channel() as channel:
             channel.queue_delete(name)

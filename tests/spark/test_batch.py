@@ -93,3 +93,22 @@ def test_a_task_waits_for_a_broker_that_starts_again_as_long_as_its_driver_does(
 
     assert connect_s(None) == CONNECT_S
     assert rig.spark.sparkContext.parallelize([0], 1).map(connect_s).collect() == [RECONNECT_S]
+
+
+def test_a_batch_write_that_is_repeated_reaches_its_queue_once(rig: Any) -> None:
+    """By its own ids, without a token and without state in Spark; the stream behind it reads each row once."""
+    arguments = {"x-message-deduplication": True, "x-cache-ttl": 3_600_000}
+    with rig.broker.channel() as channel:
+        channel.queue_declare("q", arguments=arguments)
+    rows = rig.spark.range(0, 6, 1, 3).selectExpr(
+        "cast(id % 4 AS string) AS body",
+        "'q' AS routing_key",
+        "named_struct('message_id', cast(id % 4 AS string)) AS properties",
+    )
+    for _ in range(2):
+        rows.write.format("txmq").option("url", rig.broker.url).mode("append").save()
+        assert sorted(rig.bodies("q")) == ["0", "1", "2", "3"]
+    found = [bytes(row.body) for batch in rig.collect(rig.stream("q")) for row in batch]
+    assert sorted(found) == [b"0", b"1", b"2", b"3"]
+    rows.write.format("txmq").option("url", rig.broker.url).mode("append").save()
+    assert rig.collect(rig.stream("q")) == []

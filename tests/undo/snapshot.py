@@ -24,7 +24,7 @@ from broker_core.core.block import Block
 LEFT_OUT = frozenset(
     {
         # how to undo
-        "undo", "_undo", "saved", "_saved",
+        "undo", "_undo", "saved", "_saved", "_steps",
         # caches
         "cache", "_looked", "_relying", "_relied", "route_budget", "routes", "_decoded", "expiring", "body_sizes",
         "deadline", "_read", "_new_block_id", "_ordinary",
@@ -32,7 +32,9 @@ LEFT_OUT = frozenset(
         "_candidates", "_wild",
         # marks that cause one more look
         "touched", "runnable", "next_deadline", "_deadlines", "_planned", "_crowded", "timed", "hasty",
-        "offered", "used_at_us", "parked",
+        "offered", "used_at_us", "parked", "remembering",
+        # of one work, which begins with none
+        "_fresh",
         # numbers that are never given twice
         "_next_transient", "last_id",
         # given at the start

@@ -17,7 +17,9 @@ from broker_core.broker.batch.branch import StagedLimits
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.transaction.transaction import Limits, Transaction
+from broker_core.core.records import PolicyRecord
 from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.message.deduplication import HEADER
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
 from broker_core.node.engine import EmbeddedEngine
@@ -186,6 +188,31 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
     life.do("expiry.expire", life.clock.now_us)
     life.purge("dead")
     life.do("topology.delete_queue", "counted")
+
+
+def test_an_exception_in_a_commit_of_ids_changes_nothing(life: Life) -> None:
+    once = {"x-message-deduplication": True, "x-cache-size": 3}
+    life.do("topology.declare_queue", "window", arguments=once)
+    life.do("topology.declare_queue", "pending", arguments={"x-message-deduplication": True})
+
+    def commit(*ids: str) -> None:
+        """Each message to both queues; first what is alike, and then beside a transient one."""
+        properties = [Properties(headers={HEADER: id_}).encode() for id_ in ids]
+        for queue in ("window", "pending"):
+            life.commit(*[("", queue, each) for each in properties])
+            life.commit(*[("", queue, each) for each in (*properties, TRANSIENT)])
+
+    commit("a", "b")
+    commit("c", "d")  # the oldest ones leave the window
+    for queue in ("window", "pending"):
+        life.do_now("transactions.commit", life.settle("ack", life.hold(queue, 2)))
+    commit("a", "d")
+    policy = PolicyRecord("/", "policy", "p", "^window$", "all", 0, {"x-cache-ttl": 1_000})
+    life.do("topology.policies.put", policy)
+    life.clock.advance(5)
+    commit("e")
+    life.do("topology.policies.delete", "policy", "p")
+    life.do("topology.delete_queue", "window")
 
 
 def test_an_exception_in_work_on_virtual_hosts_changes_nothing(life: Life) -> None:
