@@ -163,6 +163,7 @@ def decode(
     first = df.select("*", made.encoded.alias(_ENCODED))
     with one_clear_error(df.sparkSession, format):
         frame = first.select("*", made.parsed.alias(_PARSED))
+        _ = frame.schema if is_connect(df) else None  # where nothing is analysed before
     columns = [F.col(quoted(name)) for name in kept]
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]
