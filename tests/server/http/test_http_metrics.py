@@ -170,7 +170,7 @@ def test_the_description_has_every_route(watcher: Api) -> None:
             assert [each["name"] for each in operation["parameters"]] == re.findall(r"\{(\w+)\}", path)
 
 
-def test_ten_thousand_queues_are_shown_in_less_than_a_second(
+def test_what_ten_thousand_queues_cost_grows_with_their_number_and_no_faster(
     broker: Broker, watcher: Api, request: pytest.FixtureRequest
 ) -> None:
     """Of the processor: the machine may be busy with something else. What tests before have left is no work
@@ -179,39 +179,45 @@ def test_ten_thousand_queues_are_shown_in_less_than_a_second(
     gc.collect()
     gc.freeze()
     request.addfinalizer(gc.unfreeze)
+    visitor = Visitor(broker.http_urls[0], "watcher")
+    request.addfinalizer(visitor.close)
 
-    def declare(state: Any, change: Any, _now: int) -> None:
-        for number in range(MANY):
-            state.topology.declare_queue(change, f"many-{number:05}", durable=False)
+    def declare(start: int, end: int) -> None:
+        def work(state: Any, change: Any, _now: int) -> None:
+            for number in range(start, end):
+                state.topology.declare_queue(change, f"many-{number:05}", durable=False)
 
-    broker._local.run(declare)
-    for path in (
+        broker._local.run(work)
+
+    def took(path: str) -> float:
+        times = []
+        for _ in range(3):
+            before = time.process_time()
+            answer = visitor.get(path) if path.startswith("/ui") else watcher.ask("GET", path)
+            times.append(time.process_time() - before)
+            assert answer.status == 200, path
+        return min(times)
+
+    paths = (
         "/metrics",
         "/metrics/rabbitmq",
         "/metrics/per-object",
         "/api/overview",
         "/api/queues?page=1&page_size=100",
-        "/api/queues?page=50&page_size=100&name=many&use_regex=true",
+        "/api/queues?page=50&page_size=20&name=many&use_regex=true",
         "/api/queues?page=1&page_size=100&sort=messages&sort_reverse=true",
         "/api/queues",
-    ):
-        before = time.process_time()
-        answer = watcher.ask("GET", path)
-        took = time.process_time() - before
-        assert answer.status == 200 and took < 1.0, (path, took)
-    visitor = Visitor(broker.http_urls[0], "watcher")
-    for path in (
         "/ui",
         "/ui/queues",
         "/ui/queues?by=ready&down=1",
-        "/ui/queues?name=many&page=50",
+        "/ui/queues?name=many&page=10",
         "/ui/store",
-    ):
-        before = time.process_time()
-        answer = visitor.get(path)
-        took = time.process_time() - before
-        assert answer.status == 200 and took < 1.0, (path, took)
-    visitor.close()
+    )
+    declare(0, MANY // 4)
+    few = {path: took(path) for path in paths}
+    declare(MANY // 4, MANY)
+    many = {path: took(path) for path in paths}
+    assert {path: (few[path], many[path]) for path in paths if many[path] > 8 * few[path] + 0.05} == {}
     assert len([name for name, _ in samples(watcher)]) < 200
     assert len(samples(watcher, "/metrics/per-object")) == 4 * (MANY + 3)
 
