@@ -10,6 +10,7 @@ import java.lang.management.ManagementFactory;
 import java.util.Arrays;
 import java.util.Map;
 import java.util.Scanner;
+import java.util.UUID;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Semaphore;
@@ -23,7 +24,8 @@ import java.util.concurrent.atomic.AtomicReference;
  *   commits URI CHANNELS WARM_S MEASURED_S              prints "processor CORES commits COUNT p50 US p99 US"
  *   open URI MESSAGES                                   prints "processor CORES rate MESSAGES_PER_S" of one transaction, commit-ok included
  *   turns URI URI ACKNOWLEDGED MESSAGES                 for each line of its input, 0 or 1, sends MESSAGES on that connection, then prints
- *                                                       "done"; ACKNOWLEDGED is "tx", in hundreds, or "confirms", and then it consumes them too
+ *                                                       "done"; ACKNOWLEDGED is "tx", in hundreds, or "confirms", and then it consumes them too, or
+ *                                                       "ids": confirms of messages with an id each, on connection 0 to a queue that drops duplicates
  *   delete URI QUEUE...                                 prints nothing
  *
  * "processor" is what this program itself used, so that a figure that it holds back shows.
@@ -54,7 +56,7 @@ public final class AmqpLoad {
                         number(arguments[5]), number(arguments[6]));
                 case "commits" -> commits(connection, number(arguments[2]), number(arguments[3]), number(arguments[4]));
                 case "open" -> open(connection, number(arguments[2]));
-                case "turns" -> turns(factory, connection, arguments[2], arguments[3].equals("tx"), number(arguments[4]));
+                case "turns" -> turns(factory, connection, arguments[2], arguments[3], number(arguments[4]));
                 case "delete" -> delete(connection, Arrays.copyOfRange(arguments, 2, arguments.length));
                 default -> throw new IllegalArgumentException("no load '" + arguments[0] + "': relay, commits, open, turns or delete");
             }
@@ -73,10 +75,10 @@ public final class AmqpLoad {
         }
     }
 
-    static void turns(ConnectionFactory factory, Connection first, String other, boolean tx, int messages) throws Exception {
+    static void turns(ConnectionFactory factory, Connection first, String other, String acknowledged, int messages) throws Exception {
         factory.setUri(other);
         try (Connection second = factory.newConnection(); Scanner turns = new Scanner(System.in)) {
-            Turns[] sides = {new Turns(first, tx), new Turns(second, tx)};
+            Turns[] sides = {new Turns(first, acknowledged, acknowledged.equals("ids")), new Turns(second, acknowledged, false)};
             while (turns.hasNextInt()) {
                 sides[turns.nextInt()].send(messages);
                 System.out.println("done");
@@ -87,19 +89,22 @@ public final class AmqpLoad {
     /** One user of the load "turns": a channel, and without transactions another one that consumes. */
     static final class Turns {
         static final int WINDOW = 1000;
-        static final String QUEUE = "bench", EXCHANGE = "direct";
+        static final String EXCHANGE = "direct";
         final Channel channel, consuming;
-        final boolean tx;
+        final String queue;
+        final boolean tx, ids;
         final Semaphore left = new Semaphore(0);
 
-        Turns(Connection connection, boolean tx) throws Exception {
-            this.tx = tx;
+        Turns(Connection connection, String acknowledged, boolean once) throws Exception {
+            tx = acknowledged.equals("tx");
+            ids = acknowledged.equals("ids");
+            queue = once ? "once" : "bench";
             channel = connection.createChannel();
             consuming = connection.createChannel();
             consuming.basicQos(WINDOW);
             channel.exchangeDeclare(EXCHANGE, "direct", true);
-            channel.queueDeclare(QUEUE, true, false, false, null);
-            channel.queueBind(QUEUE, EXCHANGE, QUEUE);
+            channel.queueDeclare(queue, true, false, false, once ? Map.of("x-message-deduplication", true, "x-cache-size", 10_000) : null);
+            channel.queueBind(queue, EXCHANGE, queue);
             if (tx) {
                 channel.txSelect();
             } else {
@@ -108,7 +113,7 @@ public final class AmqpLoad {
         }
 
         void send(int messages) throws Exception {
-            String tag = tx ? null : consuming.basicConsume(QUEUE, false, new DefaultConsumer(consuming) {
+            String tag = tx ? null : consuming.basicConsume(queue, false, new DefaultConsumer(consuming) {
                 @Override
                 public void handleDelivery(String tag, Envelope envelope, AMQP.BasicProperties properties, byte[] body)
                         throws java.io.IOException {
@@ -117,7 +122,8 @@ public final class AmqpLoad {
                 }
             });
             for (int sent = 1; sent <= messages; sent++) {
-                channel.basicPublish(EXCHANGE, QUEUE, MessageProperties.PERSISTENT_BASIC, BODY);
+                AMQP.BasicProperties properties = MessageProperties.PERSISTENT_BASIC;
+                channel.basicPublish(EXCHANGE, queue, ids ? properties.builder().messageId(UUID.randomUUID().toString()).build() : properties, BODY);
                 if (tx && sent % 100 == 0) {
                     channel.txCommit();
                 } else if (!tx && sent % WINDOW == 0) {
@@ -125,7 +131,7 @@ public final class AmqpLoad {
                 }
             }
             if (tx) {
-                channel.queuePurge(QUEUE);
+                channel.queuePurge(queue);
             } else {
                 left.acquire(messages);
                 consuming.basicCancel(tag);

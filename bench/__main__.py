@@ -57,6 +57,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "amqp_confirms": amqp.amqp_confirms,
     "amqp_tx_100_permissions": permissions.amqp_tx_100_permissions,
     "amqp_confirms_permissions": permissions.amqp_confirms_permissions,
+    "amqp_confirms_dedup": permissions.amqp_confirms_dedup,
     "amqp_plain_autoack": amqp.amqp_plain,
     "amqp_plain_acks": amqp.amqp_plain,
     "amqp_commit_p99": amqp.amqp_commit_p99,

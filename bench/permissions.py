@@ -1,5 +1,6 @@
 """amqp_tx_100_permissions, amqp_confirms_permissions: the processor time of the broker per message, of a user
-who may do a little beside one who may do everything.
+who may do a little beside one who may do everything. amqp_confirms_dedup: of a queue that drops duplicates
+beside one that does not.
 
 Processor time, because permissions cost nothing else. On a shared machine it swings too, so the two take very
 many short turns on one broker, and the ratio is the median of those of neighbours.
@@ -9,6 +10,7 @@ Not here: the load (AmqpLoad.java).
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import perf_test
@@ -40,19 +42,23 @@ def compared(folder: Path, name: str, acknowledged: str) -> list[Figure]:
         uris = [
             served.amqp.replace("guest:guest@", f"{user}:{PASSWORD}@") for user in (LIMITED, ADMINISTRATOR)
         ]
-        costs_ns: list[list[float]] = [[], []]
-        with perf_test.turns(uris, acknowledged, MESSAGES) as turn:
-            for number in range(-WARM, PAIRS):
-                for side in (0, 1) if number % 2 else (1, 0):
-                    before = processor_ns(served.pid)
-                    turn(side)
-                    if number >= 0:
-                        costs_ns[side].append((processor_ns(served.pid) - before) / MESSAGES)
-    limited, everything = costs_ns
-    ratios = sorted(cost / reference for cost, reference in zip(limited, everything, strict=True))
-    quarter = PAIRS // 4
-    note(f"{name}: ratios of {PAIRS} pairs, quartiles {ratios[quarter]:.3f} to {ratios[-quarter]:.3f}")
-    value, reference = statistics.median(limited), statistics.median(everything)
+        return in_turns(name, uris, acknowledged, served.pid)
+
+
+def in_turns(name: str, uris: Sequence[str], acknowledged: str, pid: int, pairs: int = PAIRS) -> list[Figure]:
+    """What the broker spends for a message of the first URI, beside one of the second."""
+    costs_ns: list[list[float]] = [[], []]
+    with perf_test.turns(uris, acknowledged, MESSAGES) as turn:
+        for number in range(-WARM, pairs):
+            for side in (0, 1) if number % 2 else (1, 0):
+                before = processor_ns(pid)
+                turn(side)
+                if number >= 0:
+                    costs_ns[side].append((processor_ns(pid) - before) / MESSAGES)
+    ratios = sorted(cost / reference for cost, reference in zip(*costs_ns, strict=True))
+    quarter = pairs // 4
+    note(f"{name}: ratios of {pairs} pairs, quartiles {ratios[quarter]:.3f} to {ratios[-quarter]:.3f}")
+    value, reference = map(statistics.median, costs_ns)
     return [Figure(name, round(value), "ns", round(reference), round(statistics.median(ratios), 3))]
 
 
@@ -68,3 +74,11 @@ def amqp_tx_100_permissions(folder: Path) -> list[Figure]:
 
 def amqp_confirms_permissions(folder: Path) -> list[Figure]:
     return compared(folder, "amqp_confirms_permissions", "confirms")
+
+
+def amqp_confirms_dedup(folder: Path) -> list[Figure]:
+    """The same of a queue that drops duplicates, beside one that does not: messages with an id each."""
+    perf_test.classpath()
+    with serving(folder / "txmq", amqp=True) as served:
+        assert served.amqp is not None
+        return in_turns("amqp_confirms_dedup", [served.amqp] * 2, "ids", served.pid)

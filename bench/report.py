@@ -58,6 +58,7 @@ GOALS = {
     "amqp_relay_100": Goal("ratio", 1.5, 5),
     "amqp_confirms": Goal("ratio", 0.5, 1.5),
     "amqp_tx_100_permissions": Goal("ratio", 1.02, 1, less_is_better=True),
+    "amqp_confirms_dedup": Goal("ratio", 1.25, 1.1, less_is_better=True),
     "amqp_confirms_permissions": Goal("ratio", 1.02, 1, less_is_better=True),
     "amqp_plain_autoack": Goal("ratio", 0.5, 1.5),
     "amqp_plain_acks": Goal("ratio", 0.5, 1.5),

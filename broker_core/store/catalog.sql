@@ -156,7 +156,7 @@ CREATE TABLE delivery (
 CREATE TABLE message_ids (
   queue_id INTEGER, first INTEGER, committed_at INTEGER, ids BLOB, guard INTEGER,
   PRIMARY KEY (queue_id, first)
-);
+) WITHOUT ROWID;
 
 CREATE TABLE channel_commit (
   channel TEXT, number INTEGER, decided_at INTEGER, guard INTEGER,

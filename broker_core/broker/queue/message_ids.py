@@ -5,8 +5,9 @@ The ids of a commit become durable with its messages, in the same change; those 
 memory, like the messages.
 
 Invariant: ids are in the order of their offsets. There are at most ``size`` after each commit, and the oldest
-leaves first. The catalog has a record for each commit of which an id is remembered. Times are commit times,
-which always rise: a clock that is set back makes ids stay longer, never a new message a duplicate.
+leaves first. The catalog has a record for each commit of which an id is remembered, and a few older ones.
+Times are commit times, which always rise: a clock that is set back makes ids stay longer, never a new message
+a duplicate.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from broker_core.core.records import MessageIdsRecord
 from broker_core.core.undo import Tally, Undo
 from broker_core.message.deduplication import ID_BYTES, Deduplication
 
+_DROPPED = 64  # records that are dropped together, which stand together in the catalog
 _TOGETHER = 16_384  # ids of a record
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
@@ -116,7 +118,8 @@ class MessageIds:
             if by_id.get(seen[0]) is seen:
                 del by_id[seen[0]]
         oldest = order[0].offset if order else 1 << 62
-        while records and records[0][1] < oldest:
+        full = len(records) > _DROPPED and records[_DROPPED][1] < oldest
+        while full and records and records[0][1] < oldest:
             self._undo.append((self._put_back_record, records[0]))
             change.drop(MessageIdsRecord, (self._queue_id, records.popleft()[0]))
         fresh, self._fresh = self._fresh, []
@@ -174,6 +177,10 @@ class MessageIds:
                 self._by_id[id_] = seen = SeenMessage(id_, record.first + at, record.committed_at)
                 self._order.append(seen)
             self._records.append((record.first, record.first + number - 1))
+        while len(self._order) > self.rule.size:
+            seen = self._order.popleft()
+            if self._by_id.get(seen.id) is seen:
+                del self._by_id[seen.id]
 
 
 def _runs(fresh: Sequence[SeenMessage]) -> Iterator[Sequence[SeenMessage]]:
