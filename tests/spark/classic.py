@@ -47,6 +47,7 @@ TESTS: Mapping[str, str] = {
     "test_foreach_batch.py::test_an_exception_with_a_long_java_trace_ends_the_query_as_failed": JVM_ERROR,
     "test_foreach_batch.py::test_tx_is_of_no_use_after_its_function": HERE,
     "test_reused.py::test_of_two_queries_at_the_same_time_one_fails_with_one_error_and_nothing_is_doubled": HERE,
+    "test_skip_rows_kafka.py::test_each_row_is_once_in_the_table_or_the_queue_where_a_node_or_the_command_dies": HERE,
     "test_observed.py::test_broken_rows_are_known_only_if_the_whole_batch_was_executed": WORDS[r"tx\._seen"],
     "test_from_kafka_source.py::test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_source": (
         "its first query is one of a classic session beside that of the test"
