@@ -306,6 +306,22 @@ def test_the_oldest_ids_leave_first_and_there_are_never_more_than_the_cache_has(
     assert node.browse(QUEUE)[-2:] == [b"n299", b"n296"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_of_a_stored_block_too_the_last_ids_stay(node: Node, restart: bool) -> None:
+    declared(node, QUEUE, **{**WINDOW, "x-cache-size": 3})
+    plain(node, ["before"])
+    rows = [f"n{number}" for number in range(3_000)]
+    staged(node, rows)
+    if restart:
+        node.restart()
+    assert len(ids(node)) == 3
+    staged(node, rows[-3:])
+    plain(node, rows[-3:])
+    assert len(node.browse(QUEUE)) == 3_001
+    plain(node, ["before", "n2996"])
+    assert node.browse(QUEUE)[3_001:] == [b"before", b"n2996"]
+
+
 def test_an_id_is_forgotten_after_its_time_by_the_clock_of_the_broker(node: Node) -> None:
     declared(node, QUEUE, **{"x-message-deduplication": True, "x-cache-ttl": 1_000})
     plain(node, ["a"])

@@ -144,6 +144,9 @@ class Admission:
         if seen is None:
             return selection
         ids = self._ids(block_id, queue)
+        if selection.rows == len(ids) and seen.are_new(ids):
+            self.remember(queue, ids, first, now, durable=durable)
+            return selection
         rows: list[int] = []
         new: dict[bytes, int] = {}
         for row in row_numbers(selection).tolist():

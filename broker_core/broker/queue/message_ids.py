@@ -87,6 +87,10 @@ class MessageIds:
             return None
         return ids
 
+    def are_new(self, ids: Sequence[bytes]) -> bool:
+        """Returns whether all of these come for the first time. Faster than to ask for each one."""
+        return len(set(ids)) == len(ids) and self._by_id.keys().isdisjoint(ids)
+
     # -- changes ---------------------------------------------------------------------------------------------
     def add(self, ids: Sequence[bytes], first: int, now: int, *, durable: bool) -> None:
         """Remembers the ids of messages that are enqueued from offset ``first`` on. ``record`` must follow in
@@ -94,11 +98,15 @@ class MessageIds:
         """
         self._save()
         by_id = self._by_id
-        places = zip(ids, count(first), repeat(now))
-        added = [seen for seen in map(_new, repeat(SeenMessage), places) if seen[0]]
-        before = {id_: by_id[id_] for id_ in ids if id_ in by_id}
+        if len(ids) > self.rule.size:  # the others would leave at once
+            first += len(ids) - self.rule.size
+            ids = ids[-self.rule.size :]
+        added = list(map(_new, repeat(SeenMessage), zip(ids, count(first), repeat(now))))
+        if not all(ids):
+            added = [seen for seen in added if seen[0]]
+        before = {} if by_id.keys().isdisjoint(ids) else {id_: by_id[id_] for id_ in ids if id_ in by_id}
         self._steps.append((added, before))
-        by_id.update((seen[0], seen) for seen in added)
+        by_id.update(zip(ids, added) if len(added) == len(ids) else ((seen[0], seen) for seen in added))
         self._order += added
         if durable:
             self._fresh += added
