@@ -365,7 +365,7 @@ BUDGETS = {
     "broker_core": 1600,
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
-    "broker_core/broker": 12760,
+    "broker_core/broker": 12762,
     "broker_core/client": 2010,
     "broker_core/core": 3100,
     "broker_core/flight": 500,

@@ -46,8 +46,8 @@ class NamesMemory:
         if taken >= most:
             raise PreconditionFailed(
                 f"{what}: the queues, exchanges and bindings of vhost '{self.vhost}' take {taken} bytes, "
-                f"the limit is {most}, a quarter of what other virtual hosts leave: "
-                "delete those that are not needed, or give queues a smaller x-cache-size"
+                f"the limit is {most}, a quarter of what other vhosts leave: "
+                "delete some, or lower x-cache-size of queues"
             )
 
 

@@ -135,11 +135,6 @@ class Turns:
             self._scheduled = True
             self._loop.call_soon(self._round)
 
-    def _time(self) -> float:
-        """For the turns of the next iteration."""
-        within = max(self._within, 1e-9)
-        return max(SHARE_S, TURN_S * within / (within + self._between))
-
     def _turn(self, who: Taker, most_s: float) -> None:
         began, used = self._clock(), self._processor()
         try:
@@ -170,7 +165,8 @@ class Turns:
         self._between = LATEST * self._between + over - self._over - self._turned
         self._within = LATEST * self._within + self._turned
         self._over, self._turned = over, 0.0
-        self._left = self._time()
+        within = max(self._within, 1e-9)
+        self._left = max(SHARE_S, TURN_S * within / (within + self._between))
         self._scheduled = False
         if line:
             self._schedule()

@@ -31,7 +31,7 @@ def corrupt_catalog(path: Path, what: object) -> CorruptCatalog:
     """Returns the error; ``path`` is the catalog file."""
     return CorruptCatalog(
         f"the catalog {path} is damaged: {what}. Restore the whole data directory from a backup; without one,"
-        f" `txmq broker salvage {path.parent} --to NEWDIR` makes a data directory of what can still be read, "
+        f" `txmq broker salvage {path.parent} --to NEWDIR` makes a data directory of what can be read, "
         "and names what is lost"
     )
 

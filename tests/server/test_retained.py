@@ -33,6 +33,8 @@ from broker_core.core.change import Author, Change
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker
+from broker_core.message import deduplication
+from broker_core.message.properties import Properties
 from broker_core.micro_batch import ledger
 from broker_core.micro_batch.claims import claim
 from broker_core.node import upkeep
@@ -369,6 +371,16 @@ def commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -
     return kept.size_bytes, LOW * 1024
 
 
+def message_ids(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    with broker._local.channel() as channel:
+        channel.queue_declare("ids", arguments={"x-message-deduplication": True, "x-cache-size": LOW})
+        for _user, name in things:
+            channel.publish(b"", routing_key="ids", properties=Properties(message_id=name).encode())
+    ids = broker._local.state.topology.queue("ids").log.ids
+    assert ids is not None
+    return len(ids), LOW
+
+
 ROWS = {
     "the history of commits": Fill(f"{HistoryLimits().size_bytes >> 20} MiB", commits),
     "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
@@ -390,6 +402,7 @@ ROWS = {
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),
     "bindings": Fill(f"{memory.NAMES_BYTES >> 20} MiB", bindings),
     "queues and exchanges": Fill(f"{memory.NAMES_BYTES >> 20} MiB", queues_and_exchanges),
+    "ids of messages that a queue remembers": Fill(f"{deduplication.MOST:,}", message_ids),
     "consumers of a queue": Fill(f"{broker_channel.QUEUE_CONSUMERS:,}", consumers),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
     "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),

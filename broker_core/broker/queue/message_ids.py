@@ -88,7 +88,7 @@ class MessageIds:
         return ids
 
     def are_new(self, ids: Sequence[bytes]) -> bool:
-        """Returns whether all of these come for the first time. Faster than to ask for each one."""
+        """Whether all of these come for the first time. Faster than to ask for each one."""
         return len(set(ids)) == len(ids) and self._by_id.keys().isdisjoint(ids)
 
     # -- changes ---------------------------------------------------------------------------------------------
@@ -98,9 +98,8 @@ class MessageIds:
         """
         self._save()
         by_id = self._by_id
-        if len(ids) > self.rule.size:  # the others would leave at once
-            first += len(ids) - self.rule.size
-            ids = ids[-self.rule.size :]
+        more = max(0, len(ids) - self.rule.size)  # which would leave at once
+        ids, first = ids[more:], first + more
         added = list(map(_new, repeat(SeenMessage), zip(ids, count(first), repeat(now))))
         if not all(ids):
             added = [seen for seen in added if seen[0]]

@@ -26,7 +26,7 @@ from broker_core.server.http.options import HttpOptions
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.quotas import Quota
 
-PIPELINED = 16  # requests that wait behind the one in hand; no client known sends more than one
+PIPELINED = 8  # requests that wait behind the one in hand; no client known sends more than one
 PROVED = 16  # logins of one connection that are remembered: a proxy has many
 
 
@@ -80,6 +80,10 @@ class HttpConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.listener.gone(self)
         super().connection_lost(exc)
+        # each request refers to this connection: without it their headers wait for the collector
+        self.pipeline.clear()
+        self.app_state, self.headers = {}, []
+        self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -143,7 +147,8 @@ class HttpConnection(HttpToolsProtocol):
     def _parse(self, size: int) -> None:
         """Counts a part of the head of a request. Raises Refused, which ends the parsing of what was read."""
         self._parsed_bytes += size
-        if self._parsed_bytes > self.listener.options.head_bytes:
+        options = self.listener.options
+        if self._parsed_bytes > options.head_bytes or len(self.headers) == options.headers:
             self._too_large()
             raise Refused
 
@@ -151,7 +156,8 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(
             431,
             "headers_too_large",
-            f"a request has more than {self.listener.options.head_bytes} bytes of headers",
+            f"a request has more than {self.listener.options.headers} headers, or more than "
+            f"{self.listener.options.head_bytes} bytes of them",
         )
 
     def send_400_response(self, msg: str) -> None:

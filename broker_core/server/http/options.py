@@ -17,6 +17,7 @@ class HttpOptions:
     connections: UserLimit = CONNECTIONS
     requests: UserLimit = REQUESTS
     head_bytes: int = 16 * KiB  # of the first line and the headers of a request
+    headers: int = 100  # of a request: each costs much more than its bytes
     body_bytes: int = 8 * MiB
     head_s: float = 10.0  # until the headers of a request are there
     body_s: float = 30.0  # and its body

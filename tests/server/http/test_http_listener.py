@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import json
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,7 +26,7 @@ from broker_core.launcher import Broker
 from broker_core.server.http import application
 from broker_core.server.http import connection as http_connection
 from broker_core.server.http import server as http_server
-from broker_core.server.http.connection import PIPELINED
+from broker_core.server.http.connection import PIPELINED, HttpConnection
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import UserLimit
@@ -275,10 +277,32 @@ def test_large_headers_are_refused(broker: Broker) -> None:
         _request("GET", "/api/whoami", many),
         _request("GET", "/" + "x" * 8000),
         b"GET /" + b"x" * 9000,
+        _request("GET", "/api/whoami", "\r\n".join(f"h{number}: x" for number in range(100))),
     ):
         with connect(broker) as connection:
             connection.sendall(head)
             assert error_of(answered(connection)) == (431, "headers_too_large")
+
+
+def test_a_connection_that_ends_leaves_no_requests_to_the_collector(broker: Broker) -> None:
+    """It ends while requests wait behind another one: they would be in memory until a collection."""
+    server = broker._http
+    assert server is not None
+    seen: list[weakref.ref[HttpConnection]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(server.clients.connections)
+        for _ in range(10):
+            with connect(broker) as connection:
+                connection.sendall(_request("GET", "/", "a: b") * PIPELINED)
+                connection.recv(1)
+                seen += [weakref.ref(each) for each in set(server.clients.connections) - before]
+        assert seen
+        wait_until(lambda: set(server.clients.connections) <= before)
+        wait_until(lambda: all(each() is None for each in seen))
+    finally:
+        gc.enable()
 
 
 def test_bytes_that_are_no_request_get_400(broker: Broker) -> None:
