@@ -144,7 +144,7 @@ class Admission:
         if seen is None:
             return selection
         ids = self._ids(block_id, queue)
-        if selection.rows == len(ids) and seen.are_new(ids):
+        if selection.rows == len(ids) and seen.are_new(ids, now):
             self.remember(queue, ids, first, now, durable=durable)
             return selection
         rows: list[int] = []

@@ -32,9 +32,10 @@ def append_many(admission: Admission, change: Change, publishes: Sequence[Publis
     count = len(publishes)
     ids: dict[Queue, list[bytes]] = {}
     for queue in queues:
-        if queue.log.ids is not None and change.drops_duplicates:
-            new = queue.log.ids.all_new([publish.message.properties for publish in publishes], now)
-            if new is None:
+        seen = queue.log.ids
+        if seen is not None and change.drops_duplicates:
+            new = [seen.rule.id_of(publish.message.properties) for publish in publishes]
+            if not seen.are_new(new, now):
                 return False
             ids[queue] = new
     block = admission.blocks.open()

@@ -79,17 +79,14 @@ class MessageIds:
             return True
         return not stays and self._progress.is_settled(offset)
 
-    def all_new(self, properties: Iterable[bytes], now: int) -> list[bytes] | None:
-        """Returns the ids of messages that come together; None: some of them are duplicates."""
-        ids = list(map(self.rule.id_of, properties))
-        some = [id_ for id_ in ids if id_]
-        if len(set(some)) < len(some) or any(id_ in self._by_id and self.has(id_, now) for id_ in some):
-            return None
-        return ids
-
-    def are_new(self, ids: Sequence[bytes]) -> bool:
-        """Whether all of these come for the first time. Faster than to ask for each one."""
-        return len(set(ids)) == len(ids) and self._by_id.keys().isdisjoint(ids)
+    def are_new(self, ids: Sequence[bytes], now: int) -> bool:
+        """Whether none of these is a duplicate. Faster than to ask for each one, if they come for the first
+        time.
+        """
+        some = ids if all(ids) else [id_ for id_ in ids if id_]
+        if len(set(some)) < len(some):
+            return False
+        return self._by_id.keys().isdisjoint(some) or not any(self.has(id_, now) for id_ in some)
 
     # -- changes ---------------------------------------------------------------------------------------------
     def add(self, ids: Sequence[bytes], first: int, now: int, *, durable: bool) -> None:
