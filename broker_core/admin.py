@@ -1,6 +1,6 @@
 """The port of an operator: queues, exchanges and bindings, and messages by hand. The command line calls it.
 
-Not here: what an operator asks of a pipeline (``engine.py``), and what only the embedded broker has (prepared
+Not here: what an operator asks of an app (``engine.py``), and what only the embedded broker has (prepared
 transactions, channels: ``client/broker.py``).
 """
 
@@ -222,8 +222,8 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
     """``txmq status``: a broker as a whole, over all its virtual hosts. ``unapplied``: decided batches that a
-    table does not have yet; ``attempts``: what is staged and not decided; ``lag_s``: the age of the oldest
-    message that an app has not consumed, at least; None: there is none.
+    table does not have yet; ``staged``: staged batches that are not decided; ``lag_s``: the age of the
+    oldest message that an app has not consumed, at least; None: there is none.
     """
 
     version: str
@@ -239,7 +239,7 @@ class BrokerStatus:
     connections: int  # of AMQP
     channels: int
     prepared: int
-    attempts: int
+    staged: int
     unapplied: int
     lag_s: float | None = None
 

@@ -248,7 +248,7 @@ class AppInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptInfo:
+class StagedBatch:
     """One row of ``txmq app staged``: what was staged for a micro-batch or a batch write that is not
     decided.
     """
@@ -466,11 +466,11 @@ class AppOperator(Protocol):
     def app(self, app_id: str) -> AppInfo | None:
         """Returns what ``apps`` says of one app; None if it has neither claimed nor decided."""
 
-    def attempts(self) -> list[AttemptInfo]:
-        """Returns open attempts, oldest first. ``rollback_batch`` drops one that has lost its driver."""
+    def staged_batches(self) -> list[StagedBatch]:
+        """Returns the batches that are staged and not decided, oldest first. ``rollback_batch`` drops one."""
 
     def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
-        """Releases the claim on a queue of a pipeline that will not return, and records when and ``by`` whom;
+        """Releases the claim on a queue of an app that will not return, and records when and ``by`` whom;
         an engine that knows the user of the call takes that.
 
         Raises QueueNotFound, PreconditionFailed: the app does not have it, or, without ``force``, something

@@ -92,7 +92,7 @@ def check_vhost_option(url: str | None, vhost: str | None) -> None:
     if is_kafka(url) and vhost not in (None, VHOST):
         raise OptionError(
             f"option 'vhost' is {vhost!r}, and a cluster of Kafka has no virtual hosts",
-            "leave it out; the names of topics of one pipeline may have a prefix",
+            "leave it out; the names of topics of one app may have a prefix",
         )
 
 

@@ -75,7 +75,7 @@ OPTIONS: tuple[Option, ...] = (
            "the state of the broker in place of messages: `transactions`, `ledger`, `queues`, `apps` or "
            "`consumers`"),
     Option("appId", None, parsers.name, STREAM,
-           "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
+           "the stable name of the app: owner of the claim and of the ledger entry", required=STREAM),
     Option("startingOffsets", "earliest", parsers.starting_offsets, READ,
            '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay. On '
            'Kafka also `{"ledger": PATH, "batch": N}`: where an app was before it decided batch N',

@@ -121,7 +121,7 @@ def _apps(options: Options) -> int:
 
 @command("app staged", "list staged batches that are not decided", *BROKER, WATCH)
 def _staged(options: Options) -> int:
-    return show(options, (dataclasses.asdict(attempt) for attempt in engine_at(options).attempts()))
+    return show(options, (dataclasses.asdict(each) for each in engine_at(options).staged_batches()))
 
 
 @command(
@@ -134,7 +134,7 @@ def _staged(options: Options) -> int:
 )
 def _discard(options: Options) -> int:
     client = engine_at(options)
-    known = [each for each in client.attempts() if each.token == options.token]
+    known = [each for each in client.staged_batches() if each.token == options.token]
     known = [each for each in known if options.of in (None, each.user)]
     if not known:
         raise UnknownTransaction(

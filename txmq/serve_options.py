@@ -146,12 +146,12 @@ LIMITS = (
         "staged, not yet published or applied, of one user; default: no limit",
     ),
     ServeOption(
-        "user-attempts", "N", positive, "quotas.staged.user_attempts",
-        "open batches and batch writes of one user; default 10000",
+        "staged-batches", "N", positive, "quotas.staged.user_attempts",
+        "staged batches and batch writes of one user; default 10000",
     ),
     ServeOption(
         "staged-hours", "HOURS", staged_seconds, "quotas.staged.idle_s",
-        "an attempt that stages nothing for so long is dropped; default 24",
+        "a staged batch that gets no rows for so long is dropped; default 24",
     ),
     ServeOption(
         "user-share", "PART", part, "quotas.share",

@@ -2,7 +2,7 @@
 
 Not here: applying, which every start of the query does.
 
-Invariant: rows leave the pipeline only after their files are durable; the ledger stores the directory. Rows
+Invariant: rows leave the app only after their files are durable; the ledger stores the directory. Rows
 whose data files are gone are given up only if the operator says so.
 """
 

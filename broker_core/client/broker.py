@@ -298,7 +298,7 @@ class BrokerClient:
 
     apps = _word(AppOperator.apps)
     app = _word(AppOperator.app)
-    attempts = _word(AppOperator.attempts)
+    staged_batches = _word(AppOperator.staged_batches)
     release = _word(AppOperator.release)
     skip = _word(AppOperator.skip)
     note = _word(AppOperator.note)

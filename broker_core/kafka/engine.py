@@ -217,7 +217,7 @@ class KafkaEngine:
     resume = _word("sink", Sink.resume)
     app = _word("sink", AppOperator.app)
     apps = _word("sink", AppOperator.apps)
-    attempts = _word("sink", AppOperator.attempts)
+    staged_batches = _word("sink", AppOperator.staged_batches)
 
     def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
         login = self._settings.connection.login

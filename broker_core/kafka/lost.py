@@ -19,7 +19,7 @@ def ledger_lost(app_id: str, how: str = "does not exist") -> LedgerLost:
     """``how``: what has become of its topic."""
     return LedgerLost(
         f"topic {names.app_topic(app_id)} {how}: the claims and decisions of app {app_id!r} are lost with it",
-        f"start the pipeline in a new process with {_START}",
+        f"start the query in a new process with {_START}",
     )
 
 

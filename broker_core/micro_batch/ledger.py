@@ -230,7 +230,7 @@ class Ledger:
                 f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
                 f"{current.query_id} (last: batch {decided.batch_id}, number {decided.sequence} of the app). "
                 "Go on with that checkpoint, or set onNewCheckpoint=resume to go on where the last committed "
-                "batch ended; another pipeline needs an appId and queues of its own, and a second flow into "
+                "batch ended; another query needs an appId and queues of its own, and a second flow into "
                 "a sink of a declarative pipeline a sink with an appId of its own"
             )
 

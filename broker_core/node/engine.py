@@ -40,7 +40,6 @@ from broker_core.core.failpoint import here
 from broker_core.core.ids import BlockId
 from broker_core.engine import (
     AppInfo,
-    AttemptInfo,
     Available,
     BranchHeader,
     Committed,
@@ -53,6 +52,7 @@ from broker_core.engine import (
     Origin,
     Ranges,
     ReadTicket,
+    StagedBatch,
     StagedBranch,
     Vector,
 )
@@ -522,8 +522,8 @@ class EmbeddedEngine:
             lambda state, _change, now_us: overview.apps(state, self.batches, now_us, self._stamps)
         )
 
-    def attempts(self) -> list[AttemptInfo]:
-        return self._run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))
+    def staged_batches(self) -> list[StagedBatch]:
+        return self._run(lambda _state, _change, now_us: overview.staged_batches(self.batches, now_us))
 
     def drop_abandoned(self) -> None:
         """Rolls back attempts whose driver has ended. A late task or commit is refused."""
@@ -532,7 +532,7 @@ class EmbeddedEngine:
 
         for token in self._run(lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)):
             logger.warning(
-                "attempt %s staged nothing for %g hours and was not committed: it is rolled back",
+                "batch %s staged nothing for %g hours and was not committed: it is rolled back",
                 token,
                 self._branches.room.limits.idle_s / 3600,
             )

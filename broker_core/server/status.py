@@ -69,7 +69,7 @@ class StatusReader:
                 connections=sum(map(self._vhosts.connections, state.virtual_hosts.by_name)),
                 channels=len(self._broker.held.channels()),
                 prepared=len(state.prepared.by_key),
-                attempts=sum(len(each.branches.attempts()) for each in batches),
+                staged=sum(len(each.branches.attempts()) for each in batches),
                 unapplied=sum(each.ledger.waiting(app)[0] for each in batches for app in each.ledger.apps()),
                 lag_s=max(0, self._broker.clock() - min(since)) / 1e6 if since else None,
             )

@@ -314,7 +314,7 @@ class BatchTransaction:
             try:
                 self._owner.tables.drop(location, attempt)
             except Exception as error:
-                log.warning("files of a lost attempt are not deleted: %s", error_summary(error))
+                log.warning("files of a batch that was not decided are not deleted: %s", error_summary(error))
 
 
 def _require_frame(operation: str, rows: object) -> None:

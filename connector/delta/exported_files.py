@@ -1,4 +1,4 @@
-"""The rows of staged files without Spark, for an operator who takes them out of a pipeline.
+"""The rows of staged files without Spark, for an operator who takes them out of an app.
 
 Not here: appending them (``after/add_files.py``).
 Invariant: the columns have the names and types of the rows that were appended, whatever names the table gives

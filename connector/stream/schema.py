@@ -153,7 +153,7 @@ def _decoded(data: bytes, form: Callable[[Properties], Any]) -> Any:
     try:
         return form(Properties.decode(data))
     except RemoteProtocolError:
-        return None  # one such message must not stop a pipeline
+        return None  # one such message must not stop a query
 
 
 def _as_list(properties: Properties) -> list[tuple[str, str | bytes | None]] | None:

@@ -75,7 +75,7 @@ def _named(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     """The messages of the tasks, without None; all of one attempt."""
     staged = [message for message in messages if isinstance(message, TaskResult)]
     if len({message.token for message in staged}) > 1:
-        raise LocalProtocolError("the tasks sent messages of several attempts", "restart the query")
+        raise LocalProtocolError("the tasks sent messages of several staged batches", "restart the query")
     return staged
 
 

@@ -1,8 +1,8 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # The same pipeline on Kafka
+# MAGIC # The same stream on Kafka
 # MAGIC
-# MAGIC The pipeline of the notebook `exactly_once`, with topics instead of queues. What changes is the url: `kafka://host:9092`.
+# MAGIC The stream of the notebook `exactly_once`, with topics instead of queues. What changes is the url: `kafka://host:9092`.
 # MAGIC Each micro-batch still is one transaction: what it consumes, what it publishes to Kafka and what it appends to Delta happen together or not at all.
 # MAGIC
 # MAGIC **Compute:** a cluster with Spark 4.1 or later that reaches all nodes of Kafka; its address is the widget `broker_url`. The volume and the catalog

@@ -54,7 +54,7 @@ def new_checkpoint_of_the_sink(bench: Bench) -> object:
     return bench.engine.open_batch(APP, "new", 0, "fail")
 
 
-def another_pipeline(bench: Bench) -> list[bytes]:
+def another_query(bench: Bench) -> list[bytes]:
     bench.produce(b"x", queue="in2")
     return another_app(bench, {"in2": START})
 
@@ -249,7 +249,7 @@ def resumed(bench: Bench) -> list[bytes]:
 ADVICE = [
     Advice("a new checkpoint", new_checkpoint, "onNewCheckpoint=resume", resumed, [b"b"]),
     Advice("a new checkpoint, as the sink sees it", new_checkpoint_of_the_sink, "onNewCheckpoint=resume", resumed, [b"b"]),
-    Advice("a new checkpoint of another pipeline", new_checkpoint, "an appId and queues of its own", another_pipeline, [b"x"]),
+    Advice("a new checkpoint of another query", new_checkpoint, "an appId and queues of its own", another_query, [b"x"]),
     Advice("an older checkpoint", older_checkpoint, "a new one with onNewCheckpoint=resume", resumed, [b"c"]),
     Advice("a checkpoint that is ahead", checkpoint_ahead, "a new checkpoint with onNewCheckpoint=resume", resumed, [b"b"]),
     Advice("a start that is no end of a claim", unknown_start, "onNewCheckpoint=resume", resumed, [b"b", b"c"]),

@@ -54,7 +54,7 @@ def test_it_counts_what_there_is_over_all_virtual_hosts(shell: Shell, tmp_path: 
             "connections": 1,
             "channels": 2,
             "prepared": 1,
-            "attempts": 1,
+            "staged": 1,
             "unapplied": 0,
             "lag_s": None,
             "alarms": [],

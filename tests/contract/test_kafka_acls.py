@@ -273,7 +273,7 @@ class Pipeline:
         operator = self.engine(OPERATOR)
         admin = KafkaAdmin(operator)
         assert "ops" in [info.app_id for info in operator.apps()]
-        operator.attempts()
+        operator.staged_batches()
         operator.unapplied(self.app)
         admin.declare_exchange(EXCHANGE, "fanout")
         admin.bind(TO, EXCHANGE)

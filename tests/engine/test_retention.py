@@ -97,16 +97,16 @@ def test_an_attempt_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     of_app = bench.engine.open_batch(APP, "q", 0, "fail").token
     branch = bench.stage(of_app, b"4")
     bench.crash()
-    assert [(attempt.token, attempt.branches, attempt.rows) for attempt in bench.engine.attempts()] == [
+    assert [(attempt.token, attempt.branches, attempt.rows) for attempt in bench.engine.staged_batches()] == [
         ("old", 1, 1), (lost, 1, 1), ("busy", 2, 2), (of_app, 1, 1),
     ]  # fmt: skip
     bench.engine.drop_abandoned()
-    assert len(bench.engine.attempts()) == 4
+    assert len(bench.engine.staged_batches()) == 4
     bench.now += 2 * HOUR_US
     bench.engine.drop_abandoned()
-    assert [attempt.token for attempt in bench.engine.attempts()] == ["busy", of_app]
-    assert "attempt old staged nothing for 24 hours" in caplog.text
-    with pytest.raises(errors.MissingBranch, match="Let Spark run the batch again"):
+    assert [attempt.token for attempt in bench.engine.staged_batches()] == ["busy", of_app]
+    assert "batch old staged nothing for 24 hours" in caplog.text
+    with pytest.raises(errors.MissingBranch, match="Let Spark run it again"):
         bench.engine.commit_batch("other", "q", 0, lost, [gone])
     with pytest.raises(errors.BatchDecided):
         bench.stage(lost, b"late", app="other")
@@ -122,7 +122,7 @@ def test_an_attempt_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     bench.now += 3 * DAY_US
     bench.engine.drop_abandoned()
     bench.crash()
-    assert bench.engine.attempts() == []
+    assert bench.engine.staged_batches() == []
     assert bench.visible() == [b"5", b"2", b"3", b"4"]
 
 

@@ -327,7 +327,7 @@ class Attacks:
                 lambda who, name=name: who.outcome(f"{name}-xid", of=ANN),
                 lambda who: who.queues(),
                 lambda who: who.apps(),
-                lambda who: who.attempts(),
+                lambda who: who.staged_batches(),
                 lambda who: who.prepared(),
             )
             self.tries(

@@ -308,7 +308,7 @@ class Run(Attacks):
         apps = [app for app in self.olga.apps() if not app.app_id.startswith("m")]
         attempts = [
             (found.token, found.app_id, found.rows)
-            for found in self.olga.attempts()
+            for found in self.olga.staged_batches()
             if found.user not in (MALLORY, ROOT) and not (found.app_id or found.token).startswith("m")
         ]
         prepared = [info.xid for info in self.olga.prepared() if info.user == ANN]

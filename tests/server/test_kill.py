@@ -125,7 +125,7 @@ def test_rows_that_a_table_refuses_are_published_once_when_the_broker_is_killed(
         restarting.join()
         others = letters(client, "others", b"a")
         assert client.publish_refused("app", 1, branches, "[0]", "others", others) == "[1]"
-        assert bodies(client, "out") == [b"b"] and client.attempts() == []
+        assert bodies(client, "out") == [b"b"] and client.staged_batches() == []
         (part,) = client.unapplied("app")[0].to_apply
         assert part.target[REFUSED_ROWS][1] == "[1]"
     served.terminate()

@@ -176,7 +176,7 @@ def attempts(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) 
     for user, name in things:
         with contextlib.suppress(errors.NotAllowed):
             acting(broker, user).open_batch(f"app of {user}", "q", 0, "fail", token=name)
-    return len(broker.engine.attempts()), LOW * users_of(things)
+    return len(broker.engine.staged_batches()), LOW * users_of(things)
 
 
 def staged_bytes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -189,7 +189,9 @@ def staged_bytes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Pa
         )
         with contextlib.suppress(errors.TransactionTooLarge):
             acting(broker, user).stage(header, [messages(b"x" * 1000)])
-    return sum(attempt.size_bytes for attempt in broker.engine.attempts()), LOW * 1000 * users_of(things)
+    return sum(attempt.size_bytes for attempt in broker.engine.staged_batches()), LOW * 1000 * users_of(
+        things
+    )
 
 
 def prepared_transactions(
@@ -391,12 +393,12 @@ ROWS = {
     "claims of an app for the same queues, and reads": Fill(f"{claim.KEPT_CLAIMS:,} of each", claimed),
     "sets of queues that an app has read": Fill(f"{claim.KEPT_SOURCES:,}", sources),
     "queries of an app": Fill(f"{ledger.KEPT_LINEAGES:,}", queries),
-    "open attempts": Fill(f"{StagedLimits().user_attempts:,}", attempts),
+    "staged batches": Fill(f"{StagedLimits().user_attempts:,}", attempts),
     "staged bytes": Fill("`--staged-bytes`", staged_bytes),
     "prepared transactions": Fill(f"{commit.MOST_PREPARED:,}", prepared_transactions),
     "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
     "names of transactions, for their dead letters": Fill(f"{transaction.NAMES_KEPT:,}", named),
-    "who has called over Flight, and opened attempts": Fill(f"{clients.KEPT:,} of each", heard),
+    "who has called over Flight, and staged batches": Fill(f"{clients.KEPT:,} of each", heard),
     "errors of the upkeep that are logged once": Fill(f"{upkeep.LOGGED:,}", logged_errors),
     "cached routes": Fill(f"{route_cache.ROUTE_BYTES >> 20} MiB", routes),
     "lines of `broker.log`": Fill(f"2 files of {log_file.MAX_BYTES >> 20} MiB", broker_log),

@@ -210,4 +210,4 @@ def test_who_decides_decides_what_it_has_staged_itself(broker: Broker) -> None:
                 each.commit_batch(APP, QUERY, 0, "token", [mine, hers], on_unroutable="drop")
         client.commit_batch(APP, QUERY, 0, "token", [mine])
         assert messages(broker, "out") == 1
-        assert broker.engine.attempts() == []  # of a batch that is decided
+        assert broker.engine.staged_batches() == []  # of a batch that is decided

@@ -215,7 +215,7 @@ def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_dri
         assert told == [pipeline.app, "append", 1, 0] and headers["x-reject-table"].endswith(str(table))
         assert headers["x-reject-row"] in range(4)  # in the order of the partitions
     if engine == "embedded":
-        left = [(each.app_id, each.rows) for each in reader.attempts()]
+        left = [(each.app_id, each.rows) for each in reader.staged_batches()]
         assert left == [("", 2)], "of queue-staged"
 
 

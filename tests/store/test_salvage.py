@@ -138,7 +138,7 @@ def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(
     assert report.messages == {queue: len(messages) for queue, messages in expected.items()}
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
     engine = EmbeddedEngine(broker)
-    assert [attempt.token for attempt in engine.attempts()] == ["token"]
+    assert [attempt.token for attempt in engine.staged_batches()] == ["token"]
     broker.commit("x1")
     assert broker.state.topology.queue("small").messages == 41
     broker.close()

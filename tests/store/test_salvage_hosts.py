@@ -107,7 +107,7 @@ def test_a_whole_directory_keeps_every_host_with_its_limits_claims_and_staged_ro
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
     assert broker.state.virtual_hosts.limits(SALES).max_queues == 7
     engines = VhostEngines(broker)
-    assert [len(engines.of(vhost).attempts()) for vhost in HOSTS] == [1, 1]
+    assert [len(engines.of(vhost).staged_batches()) for vhost in HOSTS] == [1, 1]
     broker.close()
 
 

@@ -317,11 +317,11 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     bench.stage(older, b"x" * 700, branch="older", **words)
     newer = engine.open_batch("app", "query", 3, "fail").token
     exhaust(lambda: bench.stage(newer, b"y" * 700, branch="newer", **words))
-    assert [attempt.token for attempt in engine.attempts()] == [newer], "the older one made room"
+    assert [attempt.token for attempt in engine.staged_batches()] == [newer], "the older one made room"
     life.clock.now_us += int(engine._branches.room.limits.idle_s) * 2_000_000
     exhaust(engine.drop_abandoned)
     room = engine._branches.room
-    assert engine.attempts() == []
+    assert engine.staged_batches() == []
     assert not (room._payer or room._open or room._bytes or room._of_user)
 
 

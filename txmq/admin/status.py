@@ -64,7 +64,7 @@ def lines(found: BrokerStatus) -> list[str]:
         "messages": f"{found.messages}, {found.unacknowledged} of them unacknowledged",
         "connections": f"{found.connections} of AMQP, {found.channels} channels",
         "prepared": str(found.prepared),
-        "staged": f"{found.attempts} batches",
+        "staged": f"{found.staged} batches",
         "unapplied": f"{found.unapplied} batches",
         "lag": "none" if found.lag_s is None else f"{found.lag_s:.1f} s, of the app that is furthest behind",
     }

@@ -1,1 +1,1 @@
-"""What a notebook sees of pipelines and queues: a running query, and lists as pandas frames."""
+"""What a notebook sees of apps and queues: a running query, and lists as pandas frames."""

@@ -92,8 +92,8 @@ class StagedRoom:
         """Counts an attempt against ``user``. Raises NotAllowed."""
         if len(self._open.get(user, ())) >= self.limits.user_attempts:
             raise NotAllowed(
-                f"{whose(user)} has {self.limits.user_attempts} open attempts, which is the limit",
-                "`txmq app staged` lists them, and `txmq app discard` drops one; or raise --user-attempts",
+                f"{whose(user)} has {self.limits.user_attempts} staged batches, which is the limit",
+                "`txmq app staged` lists them, and `txmq app discard` drops one; or raise --staged-batches",
             )
         self.restore(token, user, is_open=True)
 
@@ -317,8 +317,7 @@ class Branches:
                 raise MissingBranch(
                     f"branch {name_in(named.branch)} of partition {named.partition} should have "
                     f"{named.rows} rows under token {name_in(token)}, but {rows} are staged; "
-                    "the attempt was dropped, or the token belongs to another one. Let Spark run the batch "
-                    "again"
+                    "the batch was dropped, or the token belongs to another one. Let Spark run it again"
                 )
             parts += found
         return parts

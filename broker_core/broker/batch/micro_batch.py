@@ -202,13 +202,13 @@ class MicroBatches:
             or write_key(self.vhost, header.token) in self._state.names.outcomes
         ):
             raise BatchDecided(
-                f"attempt {name_in(header.token)} has ended; this task is late, and its rows are dropped"
+                f"staged batch {name_in(header.token)} has ended; this task is late, and its rows are dropped"
             )
         batch = MicroBatch(header.app_id, header.query_id, header.batch_id)
         if header.app_id and self.ledger.entry(batch) is not None:
             raise BatchDecided(
                 f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of "
-                "this late attempt are dropped"
+                "this late task are dropped"
             )
 
     # -- C4 --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.core.block import ReadBlock
 from broker_core.core.records import LedgerRecord
-from broker_core.engine import AppInfo, AttemptInfo
+from broker_core.engine import AppInfo, StagedBatch
 from broker_core.micro_batch.claims.releases import Releases
 
 
@@ -64,7 +64,7 @@ class AppBatches(NamedTuple):
     last: list[LedgerRecord]
 
 
-def pipelines(
+def app_batches(
     state: BrokerState, batches: MicroBatches, now_us: int, count: int, app_id: str | None = None
 ) -> list[AppBatches]:
     """Returns every app, or one, with its last ``count`` batches."""
@@ -93,13 +93,13 @@ def _left(state: BrokerState, releases: Releases, app_id: str) -> int:
     return waiting
 
 
-def attempts(batches: MicroBatches, now_us: int) -> list[AttemptInfo]:
+def staged_batches(batches: MicroBatches, now_us: int) -> list[StagedBatch]:
     """Returns what is staged for undecided batches and batch writes, oldest first."""
     found = []
     for attempt in batches.branches.attempts():
         parts = batches.branches.of_token(attempt.token)
         found.append(
-            AttemptInfo(
+            StagedBatch(
                 token=name_in(attempt.token),
                 user=user_in(attempt.token),
                 app_id=attempt.app_id,

@@ -71,7 +71,7 @@ class AppOwners:
         found = [each.token for each in self._branches.attempts() if name_in(each.token) == token]
         if len(found) > 1:
             users = ", ".join(sorted(f"'{user_in(each)}'" for each in found))
-            text = f"attempts of the users {users} have the token {token}"
+            text = f"staged batches of the users {users} have the token {token}"
             raise TransactionState(text, "name the user: --of")
         return found[0] if found else own
 
@@ -167,7 +167,8 @@ class AppOwners:
                 self.require_token(header.token, batch)
         if any(part.token != header.token for part in self._branches.parts(header.branch)):
             raise MissingBranch(
-                f"branch {name_in(header.branch)} belongs to another attempt than {name_in(header.token)}; "
+                f"branch {name_in(header.branch)} belongs to another staged batch than "
+                f"{name_in(header.token)}; "
                 "give each branch an id of its own"
             )
 

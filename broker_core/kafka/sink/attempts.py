@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from broker_core.engine import AttemptInfo
+from broker_core.engine import StagedBatch
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.protocol.port import EARLIEST, LATEST, Isolation, TopicPartition
 from broker_core.kafka.sink.staged_branches import APP, BATCH, CLIENT, QUERY, ROWS, TOKEN
@@ -28,7 +28,7 @@ class _Attempt:
     client: str = ""  # of the newest part
 
 
-def attempts(client: Client, topic: str, decided: Collection[str]) -> list[AttemptInfo]:
+def staged_batches(client: Client, topic: str, decided: Collection[str]) -> list[StagedBatch]:
     """Returns the attempts in one stage topic whose token is not in ``decided``. Reads all of the topic.
 
     A part that was sent again counts twice.
@@ -51,7 +51,7 @@ def attempts(client: Client, topic: str, decided: Collection[str]) -> list[Attem
                 attempt.newest_ms, attempt.client = row.timestamp, headers.get(CLIENT, "")
     now_ms = time.time_ns() // 1_000_000
     return [
-        AttemptInfo(
+        StagedBatch(
             token=token,
             app_id=each.app_id if each.batch_id >= 0 else "",
             query_id=each.query_id,

@@ -20,12 +20,12 @@ from broker_core.core import errors
 from broker_core.core.records import LedgerRecord
 from broker_core.engine import (
     AppInfo,
-    AttemptInfo,
     BranchHeader,
     Committed,
     LedgerEntry,
     OnNewCheckpoint,
     Opened,
+    StagedBatch,
     StagedBranch,
 )
 from broker_core.kafka import names
@@ -342,8 +342,8 @@ class KafkaSink:
     def apps(self) -> list[AppInfo]:
         return [info for app_id in self.app_ids() if (info := _whole(self.app, app_id)) is not None]
 
-    def attempts(self) -> list[AttemptInfo]:
-        found: list[AttemptInfo] = []
+    def staged_batches(self) -> list[StagedBatch]:
+        found: list[StagedBatch] = []
         known = self._client.topics()
         for app_id in self.app_ids():
             app = self._app(app_id)
@@ -352,13 +352,13 @@ class KafkaSink:
             if names.stage_topic(app_id) in known:
                 found += [
                     each
-                    for each in attempts.attempts(self._client, names.stage_topic(app_id), ())
+                    for each in attempts.staged_batches(self._client, names.stage_topic(app_id), ())
                     if ledger.by_token(each.token) is None
                 ]
         if names.STAGE in known:
             found += [
                 each
-                for each in attempts.attempts(self._client, names.STAGE, ())
+                for each in attempts.staged_batches(self._client, names.STAGE, ())
                 if not batch_writes.is_committed(self._client, each.token)
             ]
         return sorted(found, key=lambda attempt: -attempt.idle_s)

@@ -188,7 +188,7 @@ class Origins:
 def too_many(app_id: str, most: int) -> NotAllowed:
     return NotAllowed(
         f"app {app_id!r} has read {most} sets of queues, which is the limit",
-        "give the pipeline an app id of its own",
+        "give the query an app id of its own",
     )
 
 
@@ -208,6 +208,6 @@ def _new_checkpoint(
     return CheckpointMismatch(
         f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(queues)} "
         f"(query {last_query or 'unknown'}, consumed up to {where}). Go on with the old checkpoint, or set "
-        "onNewCheckpoint=resume to go on where the app's last committed batch ended; another pipeline needs "
+        "onNewCheckpoint=resume to go on where the app's last committed batch ended; another query needs "
         "an appId and queues of its own"
     )

@@ -60,7 +60,7 @@ def _discard(command_permissions: CallPermissions, caller: Caller, given: Argume
     if caller.operates:
         return
     if given.get("of") not in (None, caller.identity.user):
-        caller.operate("attempts of other users")
+        caller.operate("staged batches of other users")
     _attempt(command_permissions, caller, given)
 
 
@@ -131,7 +131,7 @@ ENGINE: dict[str, Check] = {
     "skip": _operate("the rows of other apps"),
     "note": _note,
     "apps": _look("the list of apps"),
-    "attempts": _look("the list of attempts"),
+    "staged_batches": _look("the list of staged batches"),
     "release": _operate("the queues of other apps"),
 }
 ADMIN: dict[str, Check] = {

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from broker_core.admin import ClientInfo
 from broker_core.broker.access.users import own_id
-from broker_core.engine import AttemptInfo
+from broker_core.engine import StagedBatch
 from broker_core.server.access.caller import Caller
 
 KEPT = 10_000  # connections, and as many attempts
@@ -85,11 +85,11 @@ class FlightClients:
             for peer, heard in found
         ]
 
-    def named(self, vhost: str, attempts: Iterable[AttemptInfo]) -> list[AttemptInfo]:
-        """The attempts with who opened each, and how long it is silent, where that is known."""
+    def named(self, vhost: str, found: Iterable[StagedBatch]) -> list[StagedBatch]:
+        """The staged batches with who opened each, and how long it is silent, where that is known."""
         now, rows = time.monotonic(), []
         with self._lock:
-            for each in attempts:
+            for each in found:
                 heard = self._attempts.get((vhost, own_id(each.user, each.token)))
                 if heard is not None:
                     each = replace(each, client=heard.client, idle_s=now - heard.last)

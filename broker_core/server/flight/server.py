@@ -20,7 +20,7 @@ import pyarrow.flight
 
 from broker_core.core import errors, failpoint
 from broker_core.core.address import VHOST
-from broker_core.engine import AttemptInfo, Engine, ReadTicket
+from broker_core.engine import Engine, ReadTicket, StagedBatch
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
@@ -175,16 +175,16 @@ class FlightServer:
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
-    def named(self, vhost: str, attempts: list[AttemptInfo]) -> list[AttemptInfo]:
-        """Returns the attempts with who opened each, where that is known."""
-        return self._call_permissions.clients.named(vhost, attempts)
+    def named(self, vhost: str, found: list[StagedBatch]) -> list[StagedBatch]:
+        """Returns the staged batches with who opened each, where that is known."""
+        return self._call_permissions.clients.named(vhost, found)
 
     def _engine_word(self, caller: Caller, word: str) -> Callable[..., object]:
         engine = self._engine(caller)
         if word == "wait":
             return partial(_wait, engine, self._stopping, caller)
-        if word == "attempts":
-            return lambda: self.named(caller.state.vhost, engine.attempts())
+        if word == "staged_batches":
+            return lambda: self.named(caller.state.vhost, engine.staged_batches())
         return cast(Callable[..., object], getattr(engine, word))
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[object]:

@@ -144,7 +144,7 @@ def of_apps(served: Served) -> Families:
     took = gauge("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
     found = []
     for vhost in list(served.broker.state.virtual_hosts.by_name):
-        found += [(app.lag, vhost, app, last) for app, last in served.pipelines(vhost, 2)]
+        found += [(app.lag, vhost, app, last) for app, last in served.app_ledgers(vhost, 2)]
     for _, vhost, app, last in nlargest(APPS, found, key=lambda each: each[0]):
         names = [vhost, app.app_id]
         lag.add_metric(names, app.lag)

@@ -1,4 +1,4 @@
-"""The API of txmq: pipelines, their ledger, what is prepared and staged, the store and its alarms."""
+"""The API of txmq: apps, their ledger, what is prepared and staged, the store and its alarms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from broker_core.admin import PAGE, LedgerInfo
 from broker_core.broker.decision import Decision
 from broker_core.core.errors import QueueNotFound, UnknownTransaction
-from broker_core.engine import AttemptInfo
+from broker_core.engine import StagedBatch
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.refusal import bad_request, not_found
@@ -28,12 +28,12 @@ def _apps(call: HttpCall) -> list[Row]:
     now_us = call.served.broker.clock()
     rows = []
     for vhost in _vhosts(call):
-        staged: dict[str, list[AttemptInfo]] = {}
-        for attempt in call.served.attempts(vhost):
-            staged.setdefault(attempt.app_id, []).append(attempt)
-        for app, entries in call.served.pipelines(vhost, 2):
+        staged: dict[str, list[StagedBatch]] = {}
+        for each in call.served.staged_batches(vhost):
+            staged.setdefault(each.app_id, []).append(each)
+        for app, entries in call.served.app_ledgers(vhost, 2):
             row = {"vhost": vhost, **asdict(app)}
-            row["attempts"] = [
+            row["staged"] = [
                 {"batch_id": each.batch_id, "idle_s": each.idle_s, "client": each.client, "rows": each.rows}
                 for each in staged.get(app.app_id, ())
             ]
@@ -61,7 +61,7 @@ def _last_batch(before: LedgerInfo, last: LedgerInfo, now_us: int) -> Row:
 
 def _ledger(call: HttpCall) -> list[Row]:
     vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
-    found = call.served.pipelines(vhost, ENTRIES, call.params["app"])
+    found = call.served.app_ledgers(vhost, ENTRIES, call.params["app"])
     if not found:
         raise not_found()
     ((_, entries),) = found
@@ -87,7 +87,7 @@ def _staged(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **{name: value for name, value in asdict(each).items() if name != "token"}}
         for vhost in _vhosts(call)
-        for each in call.served.attempts(vhost)
+        for each in call.served.staged_batches(vhost)
     ]
 
 
@@ -183,7 +183,7 @@ def _skip_damaged(call: HttpCall) -> Row:
 
 _LEDGER = "/api/txmq/ledger/{vhost}/{app}"
 ROUTES = (
-    Route("GET", "/api/txmq/apps", "monitoring", _apps, "Pipelines: lag, last batch"),
+    Route("GET", "/api/txmq/apps", "monitoring", _apps, "Apps: lag, last batch"),
     Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app"),
     read_all("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
     Route(

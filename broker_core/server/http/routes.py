@@ -16,12 +16,12 @@ from broker_core.server.http.management import (
     policies,
     queues,
 )
-from broker_core.server.http.page import connections, login, pipelines, transactions
+from broker_core.server.http.page import apps, connections, login, transactions
 from broker_core.server.http.page import overview as overview_page
 from broker_core.server.http.page import queues as queues_page
 from broker_core.server.http.route import Route
 
 _API = overview, queues, messages, exchanges, channels, hosts, policies, definitions, health, own, metrics
-_PAGES = login, overview_page, queues_page, pipelines, transactions, connections
+_PAGES = login, overview_page, queues_page, apps, transactions, connections
 _API_ROUTES: tuple[Route, ...] = tuple(chain.from_iterable(each.ROUTES for each in _API))
 ROUTES = (*_API_ROUTES, openapi.route(_API_ROUTES), *chain.from_iterable(each.ROUTES for each in _PAGES))

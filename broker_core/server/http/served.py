@@ -13,7 +13,7 @@ from typing import NamedTuple
 from broker_core.admin import ConnectionInfo, LedgerInfo
 from broker_core.broker.batch import overview
 from broker_core.core.errors import NotAllowed
-from broker_core.engine import AppInfo, AttemptInfo
+from broker_core.engine import AppInfo, StagedBatch
 from broker_core.micro_batch.ledger_info import ledger_info
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
@@ -52,7 +52,7 @@ class AppLedger(NamedTuple):
 class Served:
     """``accounts`` and ``vhosts`` leave the audit log to their caller. ``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
-    listens. ``named``: attempts with who opened each, as far as a listener knows it.
+    listens. ``named``: staged batches with who opened each, as far as a listener knows it.
     """
 
     broker: LocalBroker
@@ -66,7 +66,7 @@ class Served:
     connections: Callable[[], Sequence[ConnectionInfo]] = tuple
     urls: Callable[[], Sequence[str]] = tuple
     flight_calls: Callable[[], int] = int
-    named: Callable[[str, list[AttemptInfo]], list[AttemptInfo]] = lambda _vhost, found: found
+    named: Callable[[str, list[StagedBatch]], list[StagedBatch]] = lambda _vhost, found: found
     certificate: TlsFiles | None = None
     rates: Rates = field(default_factory=Rates)
     history: PlotHistory = field(default_factory=PlotHistory)
@@ -74,23 +74,23 @@ class Served:
 
     # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
     # about to be durable may be among it.
-    def pipelines(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
+    def app_ledgers(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
         """The apps, or one, with their last batches, oldest first; none of a virtual host that is gone."""
         try:
             engine = self.engines.of(vhost)
         except NotAllowed:
             return []
         with self.broker.look:
-            found = overview.pipelines(engine.state, engine.batches, self.broker.clock(), last, app_id)
+            found = overview.app_batches(engine.state, engine.batches, self.broker.clock(), last, app_id)
         return [AppLedger(app, [ledger_info(each, each.commit_sequence) for each in of]) for app, of in found]
 
-    def attempts(self, vhost: str) -> list[AttemptInfo]:
+    def staged_batches(self, vhost: str) -> list[StagedBatch]:
         try:
             engine = self.engines.of(vhost)
         except NotAllowed:
             return []
         with self.broker.look:
-            found = overview.attempts(engine.batches, self.broker.clock())
+            found = overview.staged_batches(engine.batches, self.broker.clock())
         return self.named(vhost, found)
 
     @property

@@ -88,7 +88,7 @@ def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
 def check_append(spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> Fit | None:
     """How to convert rows of ``schema`` so that the append cannot fail after the decision; None: not at all.
 
-    After the decision, a failing append stops the pipeline until the table is changed. Raises OptionError.
+    After the decision, a failing append stops the query until the table is changed. Raises OptionError.
     """
     options, partition_by = writing
     check_columns(table.name, schema, partition_by)

@@ -707,7 +707,9 @@ def test_attempts_are_what_is_staged_and_not_decided(cluster: Cluster) -> None:
     driver.stage(token, [b"a", b"b"], batch=2)
     driver.stage(token, [b"c"], batch=2, kind="append", target={"table": "t"})
     driver.stage("write", [b"d"], batch=-1, app="")
-    (attempt, write) = sorted(cluster.driver().sink.attempts(), key=lambda each: each.batch_id, reverse=True)
+    (attempt, write) = sorted(
+        cluster.driver().sink.staged_batches(), key=lambda each: each.batch_id, reverse=True
+    )
     assert (attempt.token, attempt.app_id, attempt.batch_id, attempt.branches, attempt.rows) == (
         token,
         APP,

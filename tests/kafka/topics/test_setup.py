@@ -163,7 +163,7 @@ def run(bench: Bench, *, native: bool) -> None:
     # an operator
     admin.queues()
     operator.apps()
-    operator.attempts()
+    operator.staged_batches()
     operator.rollback_batch("nothing")
     for queue in (FROM, TO):
         admin.publish([b"5"], "", queue)

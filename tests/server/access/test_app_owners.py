@@ -212,7 +212,7 @@ def test_who_knows_a_token_or_a_branch_of_another_can_do_nothing_with_it(
     with pytest.raises(errors.MissingBranch):
         list(mallory.read_branches(["one"]))
     refused(lambda: list(mallory.read_branches([own_id(ANN, "one")])))
-    assert [(each.token, each.user) for each in broker.engine.attempts()] == [
+    assert [(each.token, each.user) for each in broker.engine.staged_batches()] == [
         ("of ann", ANN),
         ("of mallory", MALLORY),
     ]
@@ -244,9 +244,9 @@ def test_an_operator_drops_an_attempt_and_names_its_user_where_two_have_the_toke
     assert "the users 'ann', 'mallory' have the token t: name the user: --of" in capsys.readouterr().err
     refused(lambda: of(MALLORY).rollback_batch("t", of=ANN))
     assert main(["app", "discard", "t", "--yes", "--of", MALLORY, *data]) == 0
-    assert [each.user for each in broker.engine.attempts()] == [ANN]
+    assert [each.user for each in broker.engine.staged_batches()] == [ANN]
     assert main(["app", "discard", "t", "--yes", *data]) == 0
-    assert broker.engine.attempts() == []
+    assert broker.engine.staged_batches() == []
     assert main(["app", "discard", "t", "--yes", "--of", ANN, *data]) != 0
 
 
@@ -332,7 +332,7 @@ def test_a_later_user_of_the_name_does_not_get_the_batch_write_of_a_deleted_one(
     broker.accounts.set_permissions(ANN, ".*", ".*", ".*")
     refused(lambda: of(ANN).commit_branches("write", [mine]), ANN)
     of(ROOT).rollback_batch("write")
-    assert broker.engine.attempts() == [] and broker.engine.state.users.writes == {}
+    assert broker.engine.staged_batches() == [] and broker.engine.state.users.writes == {}
 
 
 def test_staged_rows_name_no_other_user_as_user_id(

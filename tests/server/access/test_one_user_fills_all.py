@@ -143,7 +143,7 @@ class Filler:
         def once(number: int) -> None:
             self.client.open_batch("app", "q", 0, "fail", token=f"t{number}")
 
-        until_refused(2 * BOUND, once, errors.NotAllowed, "open attempts|apps, which is")
+        until_refused(2 * BOUND, once, errors.NotAllowed, "staged batches|apps, which is")
 
     def apps(self) -> None:
         """Each with a decided batch, so that it has no attempt."""
@@ -152,11 +152,11 @@ class Filler:
             opened = self.client.open_batch(f"own {number}", "q", 0, "fail")
             self.client.commit_batch(f"own {number}", "q", 0, opened.token, [])
 
-        until_refused(2 * BOUND, once, errors.NotAllowed, "apps, which is the limit|open attempts")
+        until_refused(2 * BOUND, once, errors.NotAllowed, "apps, which is the limit|staged batches")
 
     def staged_bytes(self) -> None:
         until_refused(
-            BOUND, lambda n: self._staged(f"s{n}", 5_000), errors.TxmqError, "has staged|open attempts"
+            BOUND, lambda n: self._staged(f"s{n}", 5_000), errors.TxmqError, "has staged|staged batches"
         )
 
     def _fill_his(self, method: Callable[[str], base.Frame], answer: type[base.Frame]) -> None:

@@ -95,7 +95,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "mark_mirrored": {"app_id": "app", "sequence": 1},
     "last_entry": {"app_id": "app"},
     "apps": {},
-    "attempts": {},
+    "staged_batches": {},
     "identity": {},
     "skip": {"app_id": "app", "sequence": 1, "branches": ["b"], "to": "/nowhere"},
     "note": {"app_id": "app", "sequence": 1, "branches": ["b"], "name": "rows_to", "text": "/nowhere"},

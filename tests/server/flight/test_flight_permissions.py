@@ -64,7 +64,7 @@ ROWS = (
     ),
     Row("engine.commit_branches"),
     Row("engine.rollback_batch", (APP,)),
-    *(Row(f"engine.{word}", (LOOK,)) for word in ("apps", "attempts")),
+    *(Row(f"engine.{word}", (LOOK,)) for word in ("apps", "staged_batches")),
     *(Row(f"engine.{word}", (OPERATE,)) for word in ("skip", "note", "release")),
     Row(
         "channel.exchange_declare",
@@ -239,7 +239,7 @@ def test_an_operator_drops_the_attempt_of_another(broker: Broker) -> None:
         raw.call("engine.rollback_batch", {"token": "lost"})
         found = raw.call("engine.rollback_batch", {"token": "lost", "of": ""})
         assert isinstance(found, errors.AccessRefused) is is_kept, found
-        assert any(each.token == "lost" for each in broker.engine.attempts()) is is_kept
+        assert any(each.token == "lost" for each in broker.engine.staged_batches()) is is_kept
 
 
 OTHER = "other"  # a virtual host

@@ -243,13 +243,13 @@ def test_the_ledger_says_to_which_tables_a_batch_goes(broker: Broker, watcher: A
         token = client.open_batch("lake", "lake query", 1, "fail").token
         client.stage(replace(header, token=token, branch="next", batch_id=1), [pa.record_batch({"n": [4]})])
         (app,) = [each for each in watcher.get("/api/txmq/apps") if each["app_id"] == "lake"]
-        (attempt,) = app["attempts"]
+        (attempt,) = app["staged"]
         assert (attempt["batch_id"], attempt["rows"], app["last_batch"]["rate"]) == (1, 1, None)
         assert attempt["client"].endswith(f"{socket.gethostname()[:60]} {os.getpid()}")
         client.commit_batch("lake", "lake query", 1, token, [])
         (app,) = [each for each in watcher.get("/api/txmq/apps") if each["app_id"] == "lake"]
-        assert app["last_batch"]["after_s"] > 0 and app["last_batch"]["rate"] == 0 and not app["attempts"]
+        assert app["last_batch"]["after_s"] > 0 and app["last_batch"]["rate"] == 0 and not app["staged"]
     visitor = Visitor(broker.http_urls[0], "boss")
-    page = visitor.get("/ui/pipeline?vhost=%2F&app=lake").text
+    page = visitor.get("/ui/app?vhost=%2F&app=lake").text
     visitor.close()
     assert f'<a href="/ui/transaction?sequence={entry["transaction"]}">0</a>' in page and "t append 3" in page

@@ -136,7 +136,7 @@ def test_promtool_takes_the_rules() -> None:
         ("TxmqTransactionInDoubt", {'txmq_prepared_transactions{instance="a"}': "2x30"}, True),
         ("TxmqRowsNotApplied", {'txmq_app_unapplied{instance="a",app="x",vhost="/"}': "1x30"}, True),
         (
-            "TxmqPipelineStopped",
+            "TxmqAppStopped",
             {
                 'txmq_app_lag{instance="a",app="x",vhost="/"}': "5x30",
                 'txmq_app_last_batch_timestamp_seconds{instance="a",app="x",vhost="/"}': "1x30",
@@ -144,17 +144,17 @@ def test_promtool_takes_the_rules() -> None:
             True,
         ),
         (
-            "TxmqPipelineStopped",
+            "TxmqAppStopped",
             {
                 'txmq_app_lag{instance="a",app="x",vhost="/"}': "0x30",
                 'txmq_app_last_batch_timestamp_seconds{instance="a",app="x",vhost="/"}': "1x30",
             },
             False,
         ),
-        ("TxmqPipelineLate", {'txmq_app_lag_seconds{instance="a",app="x",vhost="/"}': "1000+60x30"}, True),
-        ("TxmqPipelineLate", {'txmq_app_lag_seconds{instance="a",app="x",vhost="/"}': "60x30"}, False),
-        ("TxmqPipelineFallsBehind", {'txmq_app_lag{instance="a",app="x",vhost="/"}': "20000+100x30"}, True),
-        ("TxmqPipelineFallsBehind", {'txmq_app_lag{instance="a",app="x",vhost="/"}': "20000-100x30"}, False),
+        ("TxmqAppLate", {'txmq_app_lag_seconds{instance="a",app="x",vhost="/"}': "1000+60x30"}, True),
+        ("TxmqAppLate", {'txmq_app_lag_seconds{instance="a",app="x",vhost="/"}': "60x30"}, False),
+        ("TxmqAppFallsBehind", {'txmq_app_lag{instance="a",app="x",vhost="/"}': "20000+100x30"}, True),
+        ("TxmqAppFallsBehind", {'txmq_app_lag{instance="a",app="x",vhost="/"}': "20000-100x30"}, False),
     ],
 )
 def test_alerts_fire_when_they_should(

@@ -41,8 +41,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("POST", "/ui/queue/delete?vhost=V&name=gone", "vhost"),
     ("GET", "/ui/transaction?sequence=999999999", "management"),
     ("GET", "/ui/message?vhost=V&name=gone&offset=0", "vhost"),
-    ("GET", "/ui/pipelines", "monitoring"),
-    ("GET", "/ui/pipeline?vhost=V&app=gone", "monitoring"),
+    ("GET", "/ui/apps", "monitoring"),
+    ("GET", "/ui/app?vhost=V&app=gone", "monitoring"),
     ("GET", "/ui/transactions?vhost=V&before=5", "monitoring"),
     ("GET", "/ui/store", "monitoring"),
     ("GET", "/ui/transaction/commit?vhost=V&xid=gone&of=boss", "monitoring"),
@@ -169,7 +169,7 @@ def test_pages_show_a_stranger_nothing_of_others(broker: Broker) -> None:
     for path in ("/ui", "/ui/queues", "/ui/connections", "/ui/queues?name=secret"):
         answer = visitor.get(path)
         assert answer.status == 200 and "secret-queue" not in answer.text
-        assert "/ui/store" not in answer.text and "/ui/pipelines" not in answer.text
+        assert "/ui/store" not in answer.text and "/ui/apps" not in answer.text
     assert visitor.get("/ui/queue?vhost=%2F&name=secret-queue").status == 401
     visitor.close()
 

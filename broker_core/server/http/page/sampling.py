@@ -75,6 +75,6 @@ class Sampler:
     def _apps(self) -> list[Row]:
         rows: list[Row] = []
         for vhost in list(self._served.broker.state.virtual_hosts.by_name):
-            for app, _ in self._served.pipelines(vhost):
+            for app, _ in self._served.app_ledgers(vhost):
                 rows.append((of_app(vhost, app.app_id), (app.lag, app.unapplied, app.unmirrored)))
         return rows

@@ -62,7 +62,7 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
     publishes, settles = count(row["publishes"]), count(row["settles"])
     if verb == "commit":
         says = [
-            f"{publishes} messages ({size(row['size_bytes'])}) are published: consumers and pipelines see "
+            f"{publishes} messages ({size(row['size_bytes'])}) are published: consumers and apps see "
             "them at once.",
         ]
         if row["settles"]:

@@ -1,4 +1,4 @@
-"""Pipelines: a row for each app, and the batches of one."""
+"""Apps: a row for each, and the batches of one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def _rows(call: HttpCall) -> list[Row]:
     return sorted(rows, key=lambda row: (-row["lag"], row["vhost"], row["app_id"]))
 
 
-def _pipelines(call: HttpCall) -> Response:
+def _apps(call: HttpCall) -> Response:
     name = call.query.get("name", "")
     rows = [row for row in _rows(call) if name.lower() in row["app_id"].lower()]
     shown_rows = rows[:MOST]
     for row in shown_rows:
         row["curve"] = call.served.history.of(sampling.of_app(row["vhost"], row["app_id"])).curves[0]
     several = len({row["vhost"] for row in rows}) > 1
-    return shown(call, "pipelines.html", apps=shown_rows, count_of=len(rows), name=name, several=several)
+    return shown(call, "apps.html", apps=shown_rows, count_of=len(rows), name=name, several=several)
 
 
-def _pipeline(call: HttpCall) -> Response:
+def _app(call: HttpCall) -> Response:
     vhost, app_id = call.params.get("vhost", ""), call.params.get("app", "")
     found = [row for row in _rows(call) if (row["vhost"], row["app_id"]) == (vhost, app_id)]
     if not found:
@@ -46,7 +46,7 @@ def _pipeline(call: HttpCall) -> Response:
     lag, unapplied, unmirrored = history.curves
     return shown(
         call,
-        "pipeline.html",
+        "app.html",
         app=found[0],
         batches=batches[-BATCHES:][::-1],
         lag=plotted(history.times, "", messages=lag),
@@ -58,6 +58,6 @@ def _pipeline(call: HttpCall) -> Response:
 
 
 ROUTES = (
-    page("GET", "/ui/pipelines", "monitoring", _pipelines, "apps"),
-    page("GET", "/ui/pipeline", "monitoring", _pipeline, "one app"),
+    page("GET", "/ui/apps", "monitoring", _apps, "apps"),
+    page("GET", "/ui/app", "monitoring", _app, "one app"),
 )
