@@ -1,7 +1,7 @@
-"""The figures of the README: a run of the bench, kept in ``docs/figures.json``.
+"""The figures of the README and their plot: a run of the bench, kept in ``docs/figures.json``.
 
 ``python -m bench --write docs/figures.json`` measures and writes them; ``python -m bench.readme`` writes the
-rows of the README from the file. A test compares the two.
+rows of the README and the plot of ``docs/performance.md`` from the file. A test compares them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bench.report import Figure
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "figures.json"
 PAGE = ROOT / "README.md"
+PLOT = ROOT / "docs" / "pictures" / "performance.svg"
 # figure of the bench: its name for a reader, its unit there, its reference
 ROWS = {
     "amqp_relay_100": ("consumed and published in transactions of 100", "messages/s", "RabbitMQ 3.10"),
@@ -28,7 +29,9 @@ ROWS = {
     "amqp_commit_p99": ("99th percentile of a commit", "us", "RabbitMQ 3.10"),
     "source_rows": ("read by a stream", "rows/s", "a Python source of Arrow batches that does nothing"),
     "append_rows": ("appended to a Delta table in a micro-batch", "rows/s", "the same append without txmq"),
-    "micro_batch_overhead_ms": ("added to a micro-batch", "ms", "a Python source and sink that do nothing"),
+    "micro_batch_overhead_ms": (
+        "added to a micro-batch of one message", "ms", "that of a Python source and sink that do nothing",
+    ),
 }  # fmt: skip
 
 
@@ -52,7 +55,38 @@ def rows() -> list[str]:
     return [*lines, "", f"{run['machine']}, {run['date']}."]
 
 
+ADDED = {"micro_batch_overhead_ms"}  # what is above the reference
+WIDTH, ROW, BAR = 760, 62, 330  # of the plot, of a figure in it, of the longest bar
+STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #57606a } .title { font-weight: 600 } .txmq { fill: #2f6fd0 } .beside { fill: #9aa5b1 }
+@media (prefers-color-scheme: dark) { text { fill: #b6bec8 } .txmq { fill: #5b95ea } .beside { fill: #6b7683 } }
+"""  # noqa: E501
+
+
+def plot() -> str:
+    """A figure and its reference as two bars, the longer of which has the full length; as SVG."""
+    run = json.loads(FILE.read_text())
+    parts = []
+    for number, (name, (label, unit, reference)) in enumerate(ROWS.items()):
+        figure, top = run["figures"][name], number * ROW
+        less = ", less is better" if unit in ("us", "ms") else ""
+        parts.append(
+            f'<text class="title" x="0" y="{top + 14}">{label.removeprefix("added to ")}, {unit}{less}</text>'
+        )
+        whole = figure["value"] + figure["reference"] if name in ADDED else figure["value"]
+        bars = (("txmq", "txmq", whole), ("beside", reference, figure["reference"]))
+        longest = max(value for _, _, value in bars)
+        for line, (kind, who, value) in enumerate(bars):
+            y, length = top + 20 + line * 17, max(1, round(BAR * value / longest))
+            parts.append(f'<rect class="{kind}" x="0" y="{y}" width="{length}" height="13" rx="2"/>')
+            parts.append(f'<text x="{length + 8}" y="{y + 11}">{value:,.0f} {who}</text>')
+    size = f'width="{WIDTH}" height="{ROW * len(ROWS)}" viewBox="0 0 {WIDTH} {ROW * len(ROWS)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>'
+    return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>", ""])
+
+
 def main() -> None:
+    PLOT.write_text(plot())
     text = PAGE.read_text()
     PAGE.write_text(
         re.sub(r"\| \| txmq \| beside \|\n(?:.*\n)*?\n.*\d{4}-\d\d-\d\d\.", lambda _: "\n".join(rows()), text)

@@ -136,6 +136,8 @@ def test_the_readme_is_short_and_its_figures_are_those_of_a_run_of_the_bench() -
     text = readme.PAGE.read_text()
     assert len(text.splitlines()) <= 130
     assert "\n".join(readme.rows()) in text, "python -m bench.readme"
+    assert readme.PLOT.read_text() == readme.plot(), "python -m bench.readme"
+    assert readme.PLOT.name in (ROOT / "docs" / "performance.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
