@@ -6,6 +6,7 @@ A page is written for its place in the repository. Its links are translated to t
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LISTED = ("examples/notebooks",)  # folders that pages link and that have no README
+NOTEBOOKS = "In Databricks' source format: [import the folder](docs/databricks.md#notebooks)."
 EXAMPLES = ("*.md", "*.py", "*.toml", "*.yml")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
@@ -29,10 +31,17 @@ def _examples() -> Iterator[str]:
 
 
 def _index(folder: str, examples: list[str]) -> str:
-    """The page of a folder: what is in it."""
-    inside = [name for name in examples if name.startswith(f"{folder}/")]
-    lines = [f"- [{posixpath.relpath(name, folder)}]({name})" for name in inside]
-    return "\n".join([f"# {folder}", "", *lines, ""])
+    """The page of a folder of notebooks: the heading and the first paragraph of each, without its set-up."""
+    lines = []
+    for name in examples:
+        if name.startswith(f"{folder}/") and not posixpath.basename(name).startswith("_"):
+            cell = (ROOT / name).read_text().split("# COMMAND ----------")[0]
+            words = [line.removeprefix("# MAGIC").strip() for line in cell.splitlines()[2:]]
+            heading, _, *text = words
+            about = " ".join(itertools.takewhile(bool, text))
+            link = f"[{posixpath.basename(name)}]({name})"
+            lines += [f"## {heading.removeprefix('# ')}", "", about, "", link, ""]
+    return "\n".join(["# Notebooks", "", NOTEBOOKS, "", *lines])
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -176,7 +176,7 @@ assert state()["numbers left"] == 2_000
 
 
 # -- started again -------------------------------------------------------------------------------------------
-# The driver first finishes what was decided, then goes on. Spark asks for batch 0 again: it is decided,
+# The driver first finishes what was decided, then continues. Spark asks for batch 0 again: it is decided,
 # so it runs without effect.
 assert not run_driver()
 while state()["numbers left"]:  # on Spark 4.1, where a run is one batch

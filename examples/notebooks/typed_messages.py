@@ -142,7 +142,7 @@ assert stored().where("id = 500").head()["amount"] == 1_000_000.0
 
 # MAGIC %md
 # MAGIC ## The strict way, and the lenient one
-# MAGIC `mode="fail"` stops the query at the first broken message: nothing of the batch is decided. `mode="null"` goes on with nulls.
+# MAGIC `mode="fail"` stops the query at the first broken message: nothing of the batch is decided. `mode="null"` continues with nulls.
 
 # COMMAND ----------
 

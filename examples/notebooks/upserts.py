@@ -5,7 +5,7 @@
 # MAGIC A queue has changes of customers. A streaming query merges them into a Delta table that holds one row for each customer. Every change adds
 # MAGIC to a balance, so a change that is merged twice, or not at all, shows.
 # MAGIC
-# MAGIC The query is stopped in the middle: after the decision, before the MERGE. It goes on where it was.
+# MAGIC The query is stopped in the middle: after the decision, before the MERGE. It continues where it was.
 # MAGIC
 # MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
 # MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/upserts.py`.

@@ -1,7 +1,7 @@
 """The entry point ``orders-job``: arguments, secrets, one query, a line of JSON for each batch, a good end.
 
 Orders are JSON. The newest state of each is merged into the table; what is no order becomes a dead letter. A
-batch is one transaction, so a job that is killed at any moment goes on exactly where it was.
+batch is one transaction, so a job that is killed at any moment continues exactly where it was.
 
 Exit status: 0 if all was read (``--once``) or the job was told to end, 1 after an error.
 """

@@ -1,13 +1,20 @@
-"""A broker with something on every page: queues that fill and empty, pipelines, clients, transactions."""
+"""A broker with something on every page: queues that fill and empty, apps, clients, transactions.
+
+``python -m tests.server.http.page_scene [MINUTES]`` takes the pictures of ``docs/pictures``, after as many minutes of traffic (30).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import random
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -18,9 +25,23 @@ from broker_core.engine import Vector
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from tests.server.conftest import MicroBatch
-from tests.server.http.http_client import PASSWORD
+from tests.server.http.browser import Tab, chromium
+from tests.server.http.http_client import CHEAP, PASSWORD, serving
 
 HOSTILE = "<script>document.title='taken'</script>"
+PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
+PAGES = {
+    "overview": "/ui",
+    "queues": "/ui/queues",
+    "queue": "/ui/queue?vhost=%2F&name=orders.confirmed&peek=1",
+    "apps": "/ui/apps",
+    "app": "/ui/app?vhost=%2F&app=confirm-orders",
+    "transactions": "/ui/transactions",
+    "decision": "/ui/transaction/commit?vhost=%2F&xid=transfer-7f3a&of={user}",
+    "connections": "/ui/connections",
+    "store": "/ui/store",
+}
+SHOWN = {*(f"{name}-light" for name in PAGES), "overview-dark"}
 QUEUES = ("orders", "orders.confirmed", "payments", "invoices", "emails", "emails.retry", "audit")
 
 
@@ -60,10 +81,10 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(broker: Broker) -> Iterator[Scene]:
-    """``broker`` has the people of ``http_client``."""
+def scene(broker: Broker, user: str = "boss", *, hostile: bool = True) -> Iterator[Scene]:
+    """``user`` is an administrator of ``broker``, with the password of ``http_client``."""
     with broker.channel() as channel:
-        for name in (*QUEUES, HOSTILE):
+        for name in QUEUES:
             dying = {"x-dead-letter-exchange": "dead"} if name == "emails" else {}
             channel.queue_declare(name, arguments=dying)
         channel.queue_declare("heartbeats", durable=False)
@@ -71,14 +92,16 @@ def scene(broker: Broker) -> Iterator[Scene]:
         channel.exchange_declare("dead", "fanout")
         channel.queue_bind("orders", "sales", "order.#")
         channel.queue_bind("emails.retry", "dead")
-        channel.publish(b"<img src=x onerror=document.title='taken'>", "", HOSTILE)
-        channel.publish(bytes(range(64)), "", HOSTILE)
+        if hostile:
+            channel.queue_declare(HOSTILE)
+            channel.publish(b"<img src=x onerror=document.title='taken'>", "", HOSTILE)
+            channel.publish(bytes(range(64)), "", HOSTILE)
     host, port = broker.amqp_urls[0].partition("://")[2].split(":")
-    login = pika.PlainCredentials("boss", PASSWORD)
+    login = pika.PlainCredentials(user, PASSWORD)
     parameters = pika.ConnectionParameters(
         host, int(port), credentials=login, client_properties={"connection_name": "mailer-1"}
     )
-    client = BrokerClient(broker.url, credentials=Credentials("boss", PASSWORD))
+    client = BrokerClient(broker.url, credentials=Credentials(user, PASSWORD))
     connection = pika.BlockingConnection(parameters)
     try:
         with client:
@@ -136,3 +159,29 @@ def going_on(scene: Scene, pause_s: float = 0.02) -> Iterator[None]:
         ended.set()
         thread.join()
     assert not failed, failed
+
+
+def pictures(minutes: float) -> None:
+    """Of the whole page, at most 800 pixels of it."""
+    user = "ops"
+    with tempfile.TemporaryDirectory(prefix="txmq-") as folder, serving(Path(folder)) as broker:
+        broker.accounts.add_user(user, CHEAP, ["administrator"])
+        broker.accounts.set_permissions(user, ".*", ".*", ".*")
+        with scene(broker, user, hostile=False) as found, going_on(found, pause_s=1), chromium() as browser:
+            time.sleep(60 * minutes)
+            for scheme in ("light", "dark"):
+                tab = Tab(browser, broker.http_urls[0], color_scheme=scheme)
+                tab.log_in(user)
+                tab.page.wait_for_selector("#tiles")
+                for name in [each for each in PAGES if f"{each}-{scheme}" in SHOWN]:
+                    tab.page.set_viewport_size({"width": 1280, "height": 300})
+                    tab.go(PAGES[name].format(user=user))
+                    tab.page.wait_for_load_state("networkidle")
+                    height = tab.page.evaluate("document.documentElement.scrollHeight")
+                    tab.page.set_viewport_size({"width": 1280, "height": min(800, height)})
+                    tab.page.screenshot(path=str(PICTURES / f"page-{name}-{scheme}.png"))
+                tab.close()
+
+
+if __name__ == "__main__":
+    pictures(float(sys.argv[1]) if len(sys.argv) > 1 else 30)

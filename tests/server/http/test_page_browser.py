@@ -1,11 +1,7 @@
-"""The page in a real browser: every page, decisions by hand, hostile names, many queues, a broker that dies.
-
-Pictures of the pages for ``docs/`` are taken here too; TXMQ_PICTURES=1 writes them there.
-"""
+"""The page in a real browser: every page, decisions by hand, hostile names, many queues, a broker that dies."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,22 +16,9 @@ from tests.progress import GUARD_S, wait_until
 from tests.server.conftest import Served
 from tests.server.http.browser import WAIT_MS, Tab, chromium
 from tests.server.http.http_client import PASSWORD, add_people, serving
-from tests.server.http.page_scene import HOSTILE, Scene, going_on, scene
+from tests.server.http.page_scene import HOSTILE, PAGES, PICTURES, SHOWN, Scene, going_on, scene
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
-PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
-PAGES = {
-    "overview": "/ui",
-    "queues": "/ui/queues",
-    "queue": "/ui/queue?vhost=%2F&name=orders.confirmed&peek=1",
-    "apps": "/ui/apps",
-    "app": "/ui/app?vhost=%2F&app=confirm-orders",
-    "transactions": "/ui/transactions",
-    "decision": "/ui/transaction/commit?vhost=%2F&xid=transfer-7f3a&of=boss",
-    "connections": "/ui/connections",
-    "store": "/ui/store",
-}
-SHOWN = {*(f"{name}-light" for name in PAGES), "overview-dark"}
 SAMPLES = 60  # until a picture has curves
 MANY = 1_000
 SHOWN_LAST = """() => [
@@ -90,15 +73,14 @@ def test_every_page_in_light_and_dark(
     """Nothing is wrong in the console, nothing is asked of another host, and the picture has something."""
     tab = Tab(browser, broker.http_urls[0], color_scheme=scheme)
     tab.log_in()
-    folder = PICTURES if os.environ.get("TXMQ_PICTURES") == "1" else tmp_path
     with going_on(played):
         for name, path in PAGES.items():
-            answer = tab.go(path)
+            answer = tab.go(path.format(user="boss"))
             assert answer.status == 200, name
             tab.page.wait_for_load_state("networkidle")
             plots = tab.page.locator(".plot").count()
             assert tab.page.locator(".plot canvas").count() == plots, name
-            picture = (folder if f"{name}-{scheme}" in SHOWN else tmp_path) / f"page-{name}-{scheme}.png"
+            picture = tmp_path / f"page-{name}-{scheme}.png"
             tab.page.screenshot(path=str(picture))
             assert picture.stat().st_size > 20_000
     back = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -121,7 +103,7 @@ def test_a_narrow_screen_shows_every_page_without_moving_sideways(
     tab = Tab(browser, broker.http_urls[0], viewport={"width": 360, "height": 740})
     tab.log_in()
     for name, path in PAGES.items():
-        tab.go(path)
+        tab.go(path.format(user="boss"))
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
     tab.close()
 
