@@ -320,8 +320,8 @@ class Admin(Protocol):
         reaches each queue by its name.
         """
 
-    def declare_exchange(self, name: str, type: str) -> None:
-        """Makes an exchange: direct, fanout, topic or headers."""
+    def declare_exchange(self, name: str, type: str, arguments: Mapping[str, object] | None = None) -> None:
+        """Makes an exchange: direct, fanout, topic, headers or x-delayed-message."""
 
     def delete_exchange(self, name: str) -> None:
         """Deletes an exchange, if it exists, with its bindings."""

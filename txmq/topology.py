@@ -76,10 +76,11 @@ def _declare_queue(options: Options) -> int:
     "declare an exchange",
     *BROKER,
     NAME,
-    argument("TYPE", "direct, fanout, topic or headers"),
+    argument("TYPE", "direct, fanout, topic, headers or x-delayed-message"),
+    ARGUMENT,
 )
 def _declare_exchange(options: Options) -> int:
-    admin_at(options, create=True).declare_exchange(options.name, options.type)
+    admin_at(options, create=True).declare_exchange(options.name, options.type, dict(options.argument))
     return done(
         options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type
     )

@@ -34,7 +34,7 @@ from broker_core.core.errors import PreconditionFailed
 from broker_core.routing.carbon_copy import carbon_copies, copies_of_rows
 from broker_core.routing.column import FREE, Held, Routed
 from broker_core.routing.content import check_rows, check_user_id
-from broker_core.routing.exchange import EXCHANGE_TYPES
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, key_type
 
 
 def publish(
@@ -107,7 +107,7 @@ def bind(
 
 def _is_topic(topology: Topology, exchange: str) -> bool:
     found = topology.exchanges.get(exchange)
-    return found is not None and found.type == "topic"
+    return found is not None and key_type(found) == "topic"
 
 
 def publish_rows(rights: Rights, topology: Topology, rows: pa.RecordBatch) -> None:

@@ -30,7 +30,7 @@ from broker_core.core.errors import OptionError, PreconditionFailed, ResourceLoc
 from broker_core.core.records import PolicyRecord, UserRecord
 from broker_core.message.arguments.policy import SETTINGS, settings_without_effect
 from broker_core.message.arguments.table import EXCHANGE, QUEUE, QUEUE_TYPES, ArgumentRule, without_effect
-from broker_core.routing.exchange import EXCHANGE_TYPES
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_delayed_type
 
 Row = Mapping[str, Any]
 _ALGORITHM = "rabbit_password_hashing_sha256"  # of a hash that names none, since RabbitMQ 3.6
@@ -335,6 +335,12 @@ def _read_exchanges(found: Definitions, rows: list[Row]) -> Names:
             continue  # there is one in every virtual host
         if row["type"] not in EXCHANGE_TYPES:
             found.skip("exchange", row, f"txmq has no exchanges of type {row['type']!r}")
+            gone.add(("exchange", row["vhost"], row["name"]))
+            continue
+        try:
+            check_delayed_type(row["type"], row["arguments"])
+        except PreconditionFailed as error:
+            found.skip("exchange", row, error.message)
             gone.add(("exchange", row["vhost"], row["name"]))
             continue
         found.exchanges.append({**row, "arguments": _arguments(found, "exchange", row, EXCHANGE)})

@@ -16,6 +16,7 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
+from broker_core.broker.topology.delayed_exchanges import WAITING
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.block import ReadBlock
 from broker_core.core.change import ROUTE, Damaged, HistoryBeside, InboxRow, routes_of
@@ -54,7 +55,7 @@ from broker_core.core.records import (
     VhostRecord,
     WriteUserRecord,
 )
-from broker_core.routing.exchange import EXCHANGE_TYPES
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, DelayedExchange
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
@@ -147,19 +148,21 @@ def _restore_exchange(state: BrokerState, record: ExchangeRecord) -> None:
 
 def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
     topology = state.virtual_hosts.get(record.vhost)
-    topology.add_queue(
-        Queue(
-            record.queue_id,
-            record.name,
-            state.blocks,
-            durable=record.durable,
-            exclusive=record.exclusive,
-            auto_delete=record.auto_delete,
-            arguments=record.arguments,
-            vhost=record.vhost,
-            tally=topology.tally,
-        )
+    queue = Queue(
+        record.queue_id,
+        record.name,
+        state.blocks,
+        durable=record.durable,
+        auto_delete=record.auto_delete,
+        arguments=record.arguments,
+        vhost=record.vhost,
+        tally=topology.tally,
     )
+    delays = topology.exchanges.get(record.name.removeprefix(WAITING)) if record.exclusive else None
+    if isinstance(delays, DelayedExchange) and delays.waiting is None:
+        topology.wait_in(queue, delays)
+    else:  # also one whose exchange was lost: its messages are there
+        topology.add_queue(queue)
 
 
 def _restore_binding(topology: Topology, record: BindingRecord | ExchangeBindingRecord) -> None:
@@ -230,7 +233,7 @@ def _load_queues(
     for queue in state.queues:
         queue.loaded(clean=image.clean)
     for topology in state.virtual_hosts.by_name.values():
-        topology.tally.total = sum(queue.kept for queue in topology.queues.values())
+        topology.tally.total = sum(queue.kept for queue in topology.every_queue())
         topology.memory.add(sum(exchange.size_bytes for exchange in topology.exchanges.values()))
 
 

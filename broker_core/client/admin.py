@@ -91,9 +91,9 @@ class RemoteAdmin:
         with self._client.channel() as channel:
             channel.queue_delete(name)
 
-    def declare_exchange(self, name: str, type: str) -> None:
+    def declare_exchange(self, name: str, type: str, arguments: Mapping[str, object] | None = None) -> None:
         with self._client.channel() as channel:
-            channel.exchange_declare(name, type)
+            channel.exchange_declare(name, type, arguments=dict(arguments or {}))
 
     def delete_exchange(self, name: str) -> None:
         with self._client.channel() as channel:

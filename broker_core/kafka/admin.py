@@ -37,6 +37,7 @@ from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.routing import Rules
 from broker_core.kafka.topics.row_times import committed_ms
 from broker_core.micro_batch.ledger_info import ledger_info
+from broker_core.routing.exchange_types import DELAYED
 from broker_core.routing.listing import binding_rows, bindings, exchange_row
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
@@ -200,8 +201,16 @@ class KafkaAdmin:
             self._engine.topology.change(unbind)
 
     # -- exchanges -------------------------------------------------------------------------------------------
-    def declare_exchange(self, name: str, type: str) -> None:
-        self._engine.topology.change(lambda rules, change: rules.declare_exchange(change, name, type))
+    def declare_exchange(self, name: str, type: str, arguments: Mapping[str, object] | None = None) -> None:
+        if type == DELAYED:
+            raise errors.PreconditionFailed(
+                f"exchange '{name}' cannot have the type {type}: Kafka keeps no message back",
+                "publish at the time itself, or use an embedded broker",
+            )
+        given = dict(arguments or {})
+        self._engine.topology.change(
+            lambda rules, change: rules.declare_exchange(change, name, type, arguments=given)
+        )
 
     def delete_exchange(self, name: str) -> None:
         self._engine.topology.change(lambda rules, change: rules.delete_exchange(change, name))

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from broker_core.core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
+from broker_core.core.errors import PreconditionFailed, RemoteProtocolError
 from broker_core.core.ids import QueueId
 from broker_core.core.undo import Undo
 from broker_core.message.arguments import type_name
@@ -470,17 +470,3 @@ def _headers(properties: bytes) -> Mapping[str, object]:
         return Properties.decode(properties).headers
     except RemoteProtocolError:
         return {}
-
-
-EXCHANGE_TYPES: dict[str, type[Exchange[Any]]] = {
-    kind.type: kind for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange)
-}
-
-
-def check_type(type: str) -> None:
-    """Raises CommandInvalid for an unknown type."""
-    if type not in EXCHANGE_TYPES:
-        raise CommandInvalid(
-            f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
-            f"use one of {', '.join(EXCHANGE_TYPES)}",
-        )

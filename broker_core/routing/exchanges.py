@@ -31,14 +31,8 @@ from broker_core.message.arguments.table import COMPARED_EXCHANGE
 from broker_core.routing import refusals
 from broker_core.routing.carbon_copy import Copies
 from broker_core.routing.column import FREE, Held, Routed, find_exchange, route_column
-from broker_core.routing.exchange import (
-    EXCHANGE_TYPES,
-    Binding,
-    DefaultExchange,
-    Exchange,
-    Q,
-    check_type,
-)
+from broker_core.routing.exchange import Binding, DefaultExchange, Exchange, Q
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type
 from broker_core.routing.memory import NamesMemory, bytes_of
 from broker_core.routing.route_cache import RouteCacheBudget
 from broker_core.routing.stale_bindings import StaleBindings

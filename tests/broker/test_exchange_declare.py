@@ -136,10 +136,10 @@ def absent(name: str) -> tuple[type[errors.TxmqError], int, str]:
             "invalid type 'signedint' for arg 'alternate-exchange' in exchange 'x' in vhost '/'",
         ),
         (
-            lambda t, c: t.declare_exchange(c, "x", arguments={"x-delayed-type": "direct"}),
+            lambda t, c: t.declare_exchange(c, "x", "x-delayed-message"),
             errors.PreconditionFailed,
             406,
-            "invalid arg 'x-delayed-type' for exchange 'x' in vhost '/': unknown argument",
+            "Invalid argument, 'x-delayed-type' must be an existing exchange type",
         ),
     ],
 )

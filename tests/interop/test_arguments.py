@@ -57,7 +57,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     ("queue", {**QUORUM, "x-max-priority": 5}, REFUSED, REFUSED),
     ("exchange", {"x-nonsense": 1}, OK, EFFECT),
     ("exchange", {"alternate-exchange": "other"}, OK, OK),
-    ("exchange", {"x-delayed-type": "direct"}, OK, REFUSED),
+    ("exchange", {"x-delayed-type": "direct"}, OK, EFFECT),
     ("consumer", {"x-consumer-timeout": 60_000}, OK, OK),
     ("consumer", {"x-credit": {"credit": 10, "drain": False}}, OK, EFFECT),
     ("consumer", {"x-cancel-on-ha-failover": True}, OK, EFFECT),
@@ -128,7 +128,7 @@ def test_a_strict_broker_refuses_what_has_no_effect(tmp_path: Path) -> None:
         for uri in (_uri(broker), _uri(broker).replace("%2f", "later")):
             for (kind, arguments, _, here), found in zip(ROWS, _answers(uri), strict=True):
                 named = list(arguments)[-1]
-                mark = named in ("x-queue-mode", "x-queue-version")
+                mark = named in ("x-queue-mode", "x-queue-version", "x-delayed-type")
                 mark |= kind == "consumer" and named == "x-cancel-on-ha-failover"
                 assert found == (REFUSED if here == REFUSED or (here == EFFECT and not mark) else OK), (
                     kind,

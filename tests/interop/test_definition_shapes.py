@@ -281,8 +281,11 @@ SHAPES: dict[str, Shape] = {
     "a binding to nowhere": Shape(
         {"bindings": [binding("amq.topic", "gone")]}, skipped=(("binding", "amq.topic -> gone"),)
     ),
-    "a delayed exchange": Shape(
-        {"exchanges": [exchange("x", "x-delayed-message", arguments={"x-delayed-type": "direct"})]},
+    "an exchange that delays": Shape(
+        {"exchanges": [exchange("x", "x-delayed-message", arguments={"x-delayed-type": "direct"})]}, False
+    ),
+    "an exchange that delays and does not say how it routes": Shape(
+        {"exchanges": [exchange("x", "x-delayed-message", arguments={"x-delayed-type": "random"})]},
         False,
         skipped=(("exchange", "x"),),
     ),

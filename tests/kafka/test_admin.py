@@ -116,6 +116,12 @@ def test_an_argument_that_kafka_does_not_have_is_refused_and_nothing_is_made(
     assert [queue.name for queue in bench.admin.queues()] == ["orders", "paid"]
 
 
+def test_an_exchange_that_delays_is_refused(bench: Bench) -> None:
+    with pytest.raises(errors.PreconditionFailed, match="keeps no message back"):
+        bench.admin.declare_exchange("later", "x-delayed-message", {"x-delayed-type": "topic"})
+    assert "later" not in [exchange.name for exchange in bench.admin.exchanges()]
+
+
 def test_a_queue_is_declared_again_with_what_it_has_and_with_nothing_else(bench: Bench) -> None:
     bench.admin.declare_queue("orders")
     bench.admin.declare_queue("orders", arguments={"x-partitions": 2})

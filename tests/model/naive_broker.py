@@ -16,6 +16,8 @@ Outcome = Literal["ack", "reject", "requeue"]
 LENGTH = 3  # x-max-length of the bounded queues
 TTL_US = 1_000_000  # x-message-ttl of the queue ``timed``
 DEAD = "dead"
+LATER = "later"  # where messages wait for an exchange that delays; then they go to ``plain``
+DELAYS_MS = (470, 2_130)  # of a message, by its number
 ONCE, PENDING = "once", "pending"  # drop what they have seen, or what they have
 BURIED = ("short", "timed", "plain")  # queues with a dead-letter exchange
 
@@ -36,6 +38,14 @@ class Copy:
 
     def seen(self) -> tuple[bytes, str]:
         return (self.body, "ready" if self.state == "ready" else "taken")
+
+
+def delay_ms(body: bytes) -> int:
+    return DELAYS_MS[int(body) % len(DELAYS_MS)]
+
+
+def due_us(copy: Copy) -> int:
+    return copy.at_us + delay_ms(copy.body) * 1000
 
 
 @dataclass
@@ -149,6 +159,13 @@ class NaiveBroker:
                 return
             self._remove("timed", head)
             self._bury("timed", head, now_us)
+
+    def arrive(self, now_us: int) -> None:
+        """What waits and is due."""
+        for copy in sorted(self.queues[LATER], key=due_us):
+            if due_us(copy) <= now_us:
+                self._remove(LATER, copy)
+                self._enqueue("plain", Copy(copy.body, copy.durable, now_us), now_us)
 
     def purge(self, name: str) -> int:
         before = len(self.queues[name])

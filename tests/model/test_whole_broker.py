@@ -20,14 +20,16 @@ from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.queue.ready import Ready
 from broker_core.core import errors
 from broker_core.core.block import Blocks
+from broker_core.routing import exchange_types
 from tests import reading
-from tests.model.naive_broker import LENGTH, ONCE, PENDING, Work
+from tests.model.naive_broker import LATER, LENGTH, ONCE, PENDING, Work
 from tests.model.whole_broker import ROUTES, NothingInMemory, OnDisk, WholeBroker
 
 Patch = pytest.MonkeyPatch
@@ -130,6 +132,22 @@ def a_time_to_live_passes(broker: WholeBroker) -> None:
     broker.get_one(broker.peers[0], "timed")
 
 
+def messages_wait(broker: WholeBroker) -> None:
+    """In memory row by row, in a sealed block, and over a restart; one arrives before."""
+    for step in ("now", "sealed", "restarted"):
+        for _ in range(2):
+            publish(broker, LATER)
+        if step == "sealed":
+            broker.upkeep("seal", crash="")
+        if step == "restarted":
+            broker.restart("killed")
+        broker.clock_step(1.1)
+        broker.upkeep("expire", crash="")
+        broker.both_hold_the_same()
+    broker.clock_step(5)
+    broker.upkeep("expire", crash="")
+
+
 def a_block_is_sealed(broker: WholeBroker) -> None:
     publish(broker, "plain")
     broker.upkeep("seal", crash="")
@@ -196,6 +214,12 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
         a_message_is_sent_again_in_a_spilled_transaction,
         lambda p: p.setattr(Admission, "new_shares", lambda _self, _block, shares, _now: shares),
     ),
+    "what is due arrives": (messages_wait, lambda p: p.setattr(Expiry, "due_of", none)),
+    "what waits has an order, also after a restart": (
+        messages_wait,
+        lambda p: p.setattr(DueIndex, "add_all", nothing),
+    ),
+    "a message waits": (messages_wait, lambda p: p.setattr(exchange_types, "delay_ms", lambda _: 0)),
     "what is too old expires": (a_time_to_live_passes, lambda p: p.setattr(Expiry, "head_expired", no)),
     "a queue keeps the limit of a policy": (
         a_policy_comes_to_a_long_queue,

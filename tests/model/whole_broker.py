@@ -28,6 +28,7 @@ from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.deduplication import HEADER
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
+from broker_core.node.committer import changes
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
@@ -40,6 +41,7 @@ from tests.crash.test_store_crash import tear
 from tests.engine.bench import Bench
 from tests.model.naive_broker import (
     DEAD,
+    LATER,
     LENGTH,
     ONCE,
     PENDING,
@@ -49,6 +51,7 @@ from tests.model.naive_broker import (
     Outcome,
     Refused,
     Work,
+    delay_ms,
 )
 from tests.reading import NothingCached, fetched, oldest, purgeable
 
@@ -69,6 +72,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 ROUTES: list[tuple[str, ...]] = [
     ("plain",), ("short",), ("timed",), ("refusing",), ("in",), ("memory",),
     ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"), (ONCE,), (PENDING, ONCE),
+    (LATER,), (LATER, "plain"),
 ]  # fmt: skip
 STEPS = [
     "store.commit.begin",
@@ -131,6 +135,12 @@ class WholeBroker(RuleBasedStateMachine):
         with self.broker.channel() as channel:
             for number in range(len(ROUTES)):
                 channel.exchange_declare(f"route{number}", "fanout")
+            channel.exchange_declare(LATER, "x-delayed-message", arguments={"x-delayed-type": "fanout"})
+            for number, route in enumerate(ROUTES):
+                if LATER in route:
+                    topology = self.broker.state.topology
+                    self.broker.run(changes(topology.bind_exchange, LATER, f"route{number}"))
+        self.naive.declare(LATER, durable=True)
         for name in QUEUES:
             self.naive.declare(name, durable=name != "memory")
             self.declare(name)
@@ -194,6 +204,8 @@ class WholeBroker(RuleBasedStateMachine):
             for number, route in enumerate(ROUTES):
                 if name in route:
                     channel.queue_bind(name, f"route{number}")
+            if name == "plain":
+                channel.queue_bind(name, LATER)
 
     def left(self) -> set[bytes]:
         return {body for body, _ in self.contents()["in"]}
@@ -202,8 +214,9 @@ class WholeBroker(RuleBasedStateMachine):
     def contents(self) -> dict[str, list[Any]]:
         state = self.broker.state
         found: dict[str, list[Any]] = {"(prepared)": sorted(map(name_of, state.prepared.by_key))}
-        for queue in state.topology.queues.values():
-            found[queue.name] = [
+        waiting = dict(state.topology.delayed())
+        for name, queue in (*state.topology.queues.items(), *waiting.items()):
+            found[name] = [
                 (
                     fetched(self.broker, queue, offset).body,
                     "taken"
@@ -267,7 +280,10 @@ class WholeBroker(RuleBasedStateMachine):
             if 0 < again <= len(self.sent):
                 body, persistent = self.sent[-again]
             self.sent.append((body, persistent))
-            headers = {HEADER: body}
+            headers: dict[str, object] = {HEADER: body}
+            properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
+        if LATER in ROUTES[route]:
+            headers = {"x-delay": delay_ms(body)}
             properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
         one = (ROUTES[route], body, persistent)
         if peer.transactional:
@@ -470,6 +486,7 @@ class WholeBroker(RuleBasedStateMachine):
     def expire(self) -> None:
         self.broker.upkeep.expire()
         self.naive.expire(self.broker.clock())
+        self.naive.arrive(self.broker.clock())
 
     @rule(
         what=st.sampled_from(["expire", "tick", "seal", "compact"]),
@@ -478,6 +495,7 @@ class WholeBroker(RuleBasedStateMachine):
     def upkeep(self, what: Literal["expire", "tick", "seal", "compact"], crash: str) -> None:
         if what in ("expire", "tick"):
             self.naive.expire(self.broker.clock())
+            self.naive.arrive(self.broker.clock())
             getattr(self.broker.upkeep, what)()
             return
         self.broker.upkeep.close_open()
@@ -569,6 +587,7 @@ class WholeBroker(RuleBasedStateMachine):
             for name in (*QUEUES, DEAD):  # dead letters come while the others are emptied
                 while (delivery := channel.get(name)) is not None:
                     channel.ack(delivery.tag)
+            channel.exchange_delete(LATER)
         self.broker.upkeep.close_open()
         self.broker.upkeep.tick()
         state = self.broker.state

@@ -20,7 +20,7 @@ from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer, Unacked
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.topology.topology import Registry
+from broker_core.broker.topology.registry import Registry
 from broker_core.broker.transaction.transaction import Settle
 from broker_core.core.block import Blocks, NotLoaded
 from broker_core.core.change import InboxRow

@@ -1,7 +1,8 @@
 """Expiry: messages that are too old, or were returned too often, leave their queue in bounded steps.
 
 Pure.
-Not here: when it is called (``node/upkeep.py``, get and consume), and dead-lettering (``messages.py``).
+Not here: when it is called (``node/upkeep.py``, get and consume), dead-lettering (``messages.py``), and what
+becomes of messages that wait (``delays.py``), which are due in the same steps.
 Invariant: messages leave only at the head of their queue, in the order in which they would be delivered; held
 or claimed ones never expire. One call does a bounded amount of work. The caller does the rest in further
 commits, so that other work is served between them.
@@ -13,12 +14,13 @@ import contextlib
 from collections.abc import Iterable, Sequence
 
 from broker_core.broker.message.dead_letter import Reason
+from broker_core.broker.message.delays import Delays
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, leave, ranges
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.topology.topology import Registry
+from broker_core.broker.topology.registry import Registry
 from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import ResourceShortage, StoreError
@@ -42,12 +44,18 @@ class Expiry:
         self._registry = registry
         self._blocks = blocks
         self._messages = messages
+        self.delays = Delays(blocks, messages)
         self._overflow = overflow
         self._pending_checks = pending_checks
 
     def plan(self, queue: Queue) -> None:
-        """Notes when the head of the queue expires."""
+        """Notes when the head of the queue expires, or the next of its messages is due."""
         try:
+            if queue.marks.waits is not None:
+                due = self.delays.deadline(queue)
+                if due is not None:
+                    self._pending_checks.plan(queue, due)
+                return
             offset = queue.ready.head(queue.log.visible_end)
             deadline = self.deadline(queue, offset) if offset is not None else None
             if offset is None or deadline is None or self._pending_checks.is_planned(queue, deadline):
@@ -77,7 +85,11 @@ class Expiry:
             if queue.deleted:
                 continue
             try:
-                expired = self.head_expired(queue, now)
+                if queue.marks.waits is not None:
+                    due_us = self.delays.deadline(queue)
+                    expired = due_us is not None and due_us <= now
+                else:
+                    expired = self.head_expired(queue, now)
             except NotLoaded:
                 expired = True  # perhaps: ``expire`` loads it
             except StoreError:
@@ -160,8 +172,12 @@ class Expiry:
                 continue
             changed, done = queue.has_news, False
             while not (done or removals.full) and room > 0 and room_bytes > 0:
+                bounds = now, room, room_bytes, removals
                 try:
-                    cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, removals)
+                    if queue.marks.waits is not None:
+                        cost, size_bytes, done = self.delays.deliver(change, queue, *bounds)
+                    else:
+                        cost, size_bytes, done = self._expire_some(queue, *bounds)
                 except NotLoaded as wanted:
                     missing.append(wanted)
                     break

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker_core.broker.queue.deliveries import Deliveries
+from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.progress import IntervalSet, Progress
@@ -27,16 +28,19 @@ from broker_core.core.records import DeliveryRecord, HoleRecord, ProgressRecord
 from broker_core.core.undo import Tally, Undo
 from broker_core.message.arguments import QueueArguments
 from broker_core.message.arguments.policy import NO_POLICY, Policy
+from broker_core.routing.exchange import Exchange
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
 
 class Marks:
-    """Flags that only cause an additional check, and counts that are only shown. They are not undone."""
+    """Flags that only cause an additional check, counts that are only shown, and ``waits``, which undoes what
+    it must itself. They are not undone.
+    """
 
     __slots__ = (
         "deadline", "delivered", "delivered_no_ack", "got", "got_no_ack", "hasty", "offered", "redelivered",
-        "timed", "used_at_us",
+        "timed", "used_at_us", "waits",
     )  # fmt: skip
 
     def __init__(self, ttl_ms: int | None) -> None:
@@ -45,6 +49,7 @@ class Marks:
         self.offered = 0  # entries below were visible when dispatch last looked at the consumers
         # of the entry that was last at the head: its offset, and when it expires (None: never)
         self.deadline: tuple[int, int | None] | None = None
+        self.waits: DueIndex[Queue] | None = None  # of a queue of messages that wait for their exchange
         self.used_at_us = 0  # last declared, consumed or got from (x-expires)
         self.delivered = self.delivered_no_ack = self.got = self.got_no_ack = self.redelivered = 0
 
@@ -80,7 +85,7 @@ class Queue:
         self.auto_delete = auto_delete
         parsed = self.arguments = QueueArguments.parse(arguments or {}, policy)
         self.connection: object = None  # of an exclusive queue
-        self.upstream: dict[Any, None] = {}  # the exchanges with a binding to it
+        self.upstream: dict[Exchange[Queue], None] = {}  # the exchanges with a binding to it
         # an exclusive queue ends with its connection, so it has no records
         self.written = durable and not exclusive
         self.deleted = False

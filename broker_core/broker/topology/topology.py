@@ -10,24 +10,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from broker_core.broker.queue import REPLIES, Queue
-from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.topology import ownership
+from broker_core.broker.topology.delayed_exchanges import DelayedExchanges
 from broker_core.broker.topology.leases import Leases
 from broker_core.broker.topology.policies import Policies, kind_of
+from broker_core.broker.topology.registry import Registry
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
-from broker_core.core.change import ANY, DELETED, Change, Numbers
+from broker_core.core.change import ANY, Change, Numbers
 from broker_core.core.errors import PreconditionFailed
-from broker_core.core.ids import CommitSequence, QueueId
+from broker_core.core.ids import QueueId
 from broker_core.core.records import (
     BindingRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
-    HoleRecord,
-    ProgressRecord,
     QueueRecord,
 )
-from broker_core.core.undo import Tally, Undo
+from broker_core.core.undo import Tally
 from broker_core.message.arguments import (
     check_arguments,
     check_binding,
@@ -40,32 +39,10 @@ from broker_core.routing import refusals
 from broker_core.routing.exchange import Binding, DefaultExchange, Exchange
 from broker_core.routing.exchanges import PREDECLARED as PREDECLARED
 from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
-from broker_core.routing.exchanges import Exchanges
 from broker_core.routing.memory import NamesMemory, bytes_of
-from broker_core.routing.route_cache import RouteCacheBudget
-from broker_core.routing.stale_bindings import StaleBindings
 
 
-class Registry:
-    """``by_id``: every queue. ``last_id``: the highest id of a queue so far. ``routes``: room for the cached
-    routes of all exchanges. ``stale_bindings``: what their indexes have too much. ``memory``: bytes of their
-    names, about. ``ending``: queues of deleted virtual hosts whose messages are not forgotten yet.
-    """
-
-    __slots__ = ("by_id", "cancelled", "ending", "last_id", "memory", "routes", "stale_bindings")
-
-    def __init__(self, undo: Undo) -> None:
-        self.by_id: dict[QueueId, Queue] = {}
-        self.last_id = 0
-        self.routes = RouteCacheBudget()
-        self.stale_bindings = StaleBindings(undo)
-        self.memory = Tally(undo)
-        self.ending: list[Queue] = []
-        # consumers of deleted queues; the shell notifies them and empties the list
-        self.cancelled: list[Consumer] = []
-
-
-class Topology(Exchanges[Queue]):
+class Topology(DelayedExchanges):
     """The names of one virtual host."""
 
     def __init__(
@@ -158,11 +135,7 @@ class Topology(Exchanges[Queue]):
         _check_room(self.queues.values(), name, self.memory, self.max_queues)
         check_arguments(of, arguments, strict=self.strict)
         check_properties(of, arguments, durable, exclusive, auto_delete)
-        # the commit sequence never decreases, even over restarts (state/change.py), so an id from it is
-        # never reused
-        change.sequence = change.sequence or self._numbers.next_sequence()
-        queue_id = QueueId(max(change.sequence, self._registry.last_id + 1))
-        self._numbers.sequence = change.sequence = CommitSequence(queue_id)
+        queue_id = self._new_id(change)
         # an exclusive queue ends with its connection, so a restart does not restore it
         durable = durable and not exclusive
         queue = Queue(
@@ -245,36 +218,12 @@ class Topology(Exchanges[Queue]):
 
     def _remove_queue(self, change: Change, queue: Queue) -> None:
         self._undo.item(self.queues, queue.name)
-        self._undo.item(self.queues_by_id, queue.queue_id)
-        self._undo.attribute(queue, "deleted")
-        del self.queues[queue.name], self.queues_by_id[queue.queue_id]
-        queue.deleted = True
-        self.memory.add(-bytes_of(queue.name, queue.arguments.declared) - queue.arguments.id_bytes)
+        del self.queues[queue.name]
         self.exchanges[""].changed()
-        self.leases.renew(queue)
         if queue.exclusive:
             self._undo.leave(self._exclusive, queue.connection, queue)
-        queue.leave(self._undo)
-        if queue.messages:
-            change.effects.note(DELETED, queue, queue.progress.floor, queue.log.next_offset, queue.messages)
-        self._remove_exchanges(change, self._unbind_everywhere(change, queue))
-        self._forget_messages(change, queue)
-        if queue.written:
-            change.drop(QueueRecord, (queue.queue_id,))
-
-    def _forget_messages(self, change: Change, queue: Queue) -> None:
-        """Drops what a deleted queue had, and adds its consumers to ``cancelled``."""
-        self._undo.growth(self._registry.cancelled)
-        self._registry.cancelled += queue.consumers.clear(self._undo)
-        holes = queue.progress.holes.total
-        queue.forget_runs()
-        queue.record(change)
-        if queue.written:
-            if holes:
-                change.drop(HoleRecord, (queue.queue_id, ANY))
-            change.drop(ProgressRecord, (queue.queue_id,))
-            if queue.log.ids is not None:
-                queue.log.ids.forget_all(change)
+        self._end(change, queue)
+        self.leases.renew(queue)
 
     # -- bindings --------------------------------------------------------------------------------------------
     def bind(
@@ -321,7 +270,7 @@ class Topology(Exchanges[Queue]):
         """Deletes the virtual host's names at once, also those in use. Its queues are ``ending`` then."""
         for name in ("deleted", "exchanges", "queues", "abandoned", "_exclusive", "_alternates", "_diverted"):
             self._undo.attribute(self, name)
-        queues, by_id = list(self.queues.values()), self.queues_by_id
+        queues, by_id = self.every_queue(), self.queues_by_id
         self._undo.append((_restore_queues, by_id, queues))
         self._undo.growth(self._registry.ending)
         self._registry.ending += queues

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from broker_core.broker.topology.topology import Registry, Topology
+from broker_core.broker.topology.registry import Registry
+from broker_core.broker.topology.topology import Topology
 from broker_core.core.address import VHOST, check_vhost
 from broker_core.core.block import Blocks
 from broker_core.core.change import Change, Numbers

@@ -28,7 +28,8 @@ from broker_core.kafka.topics import entry, topics
 from broker_core.kafka.topics.entry import now_ms
 from broker_core.routing.carbon_copy import Copies
 from broker_core.routing.column import Routed, is_alike
-from broker_core.routing.exchange import EXCHANGE_TYPES, Exchange
+from broker_core.routing.exchange import Exchange
+from broker_core.routing.exchange_types import EXCHANGE_TYPES
 from broker_core.routing.exchanges import Exchanges
 
 _USUAL_LARGEST = 1_048_588  # Kafka's default of max.message.bytes, where this user may not ask

@@ -118,7 +118,9 @@ EXCHANGE: Mapping[str, ArgumentRule] = {
         ("x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-cache-persistence"),
         ArgumentRule(refused="a queue drops duplicates, not an exchange: declare the queue with it"),
     ),
-    "x-delayed-type": ArgumentRule(refused="an exchange of type x-delayed-message has it, and txmq has none"),
+    "x-delayed-type": ArgumentRule(
+        text, void="an exchange of type x-delayed-message has it, and this one delays nothing", strict=True
+    ),
 }
 
 CONSUMER: Mapping[str, ArgumentRule] = {
@@ -138,7 +140,7 @@ COMPARED = tuple(
     for name, each in QUEUE.items()
     if (each.strict or not (each.void or each.refused)) and name != "x-dead-letter-strategy"
 )
-COMPARED_EXCHANGE = ("alternate-exchange", "x-internal-purpose")
+COMPARED_EXCHANGE = ("alternate-exchange", "x-internal-purpose", "x-delayed-type")
 
 
 def without_effect(table: Mapping[str, ArgumentRule], arguments: Mapping[str, object]) -> dict[str, str]:

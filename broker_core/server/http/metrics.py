@@ -72,6 +72,7 @@ class _Totals:
         hosts = list(served.broker.state.virtual_hosts.by_name.values())
         queues = [queue for each in hosts for queue in list(each.queues.values())]
         self.duplicates = served.broker.state.messages.admission.duplicates.total
+        self.delayed = sum(queue.messages for each in hosts for _, queue in each.delayed())
         self.messages = sum(topology.tally.total for topology in hosts)
         self.held = sum(queue.unacknowledged for queue in queues)
         self.queues = sum(not queue.replies for queue in queues)
@@ -98,6 +99,7 @@ def _ours(call: HttpCall) -> Response:
         info("txmq_build_info", "The version", version=__version__),
         gauge("txmq_queues", "Queues", found.queues),
         gauge("txmq_messages", "Messages that are not settled", found.messages),
+        gauge("txmq_messages_delayed", "Messages that wait in an exchange that delays", found.delayed),
         gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
         gauge("txmq_consumers", "Consumers", found.consumers),
         gauge("txmq_connections", "Connections of AMQP", found.connections),
@@ -105,6 +107,11 @@ def _ours(call: HttpCall) -> Response:
         counter("txmq_published", "Messages that queues got since the start", found.counts.published),
         counter("txmq_settled", "Messages acked, expired or dropped since the start", found.counts.settled),
         counter("txmq_duplicates", "Duplicates that queues dropped since the start", found.duplicates),
+        counter(
+            "txmq_delayed_unroutable",
+            "Messages that reached no queue after their delay since the start",
+            served.broker.state.expiry.delays.unroutable.total,
+        ),
         counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
         counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
         counter("txmq_commit_seconds", "Seconds that the disk took for them", counts.durable_s),

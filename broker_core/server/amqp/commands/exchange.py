@@ -11,7 +11,7 @@ from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
 from broker_core.core.change import Change
 from broker_core.node.committer import changes
-from broker_core.routing.exchange import check_type
+from broker_core.routing.exchange_types import check_type
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session

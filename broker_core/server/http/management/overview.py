@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from broker_core import __version__
-from broker_core.routing.exchange import EXCHANGE_TYPES
+from broker_core.routing.exchange_types import EXCHANGE_TYPES
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.management import shown

@@ -19,6 +19,7 @@ from broker_core.message.arguments.policy import Policy, settings_without_effect
 from broker_core.message.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.routing.exchange import Binding, Exchange, canonical
+from broker_core.routing.exchange_types import DELAYED, THEN, DelayedExchange
 from broker_core.server.http.rates import Counts, Rate, Rates, counts_of
 from broker_core.server.http.served import NODE
 
@@ -119,7 +120,14 @@ def exchange_row(exchange: Exchange[Queue], vhost: str, policy: Policy) -> Row:
         **exchange_columns(exchange, vhost),
         **_policies(policy),
         "user_who_performed_action": "",
+        **({"messages_delayed": waiting_in(exchange)} if exchange.type == DELAYED else {}),
     }
+
+
+def waiting_in(exchange: Exchange[Queue]) -> int:
+    """Returns how many messages wait in an exchange that delays."""
+    waiting = exchange.waiting if isinstance(exchange, DelayedExchange) else None
+    return 0 if waiting is None else waiting.messages
 
 
 def _policies(policy: Policy) -> Row:
@@ -141,7 +149,11 @@ def exchange_columns(exchange: Exchange[Queue] | ExchangeInfo, vhost: str) -> Ro
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": dict(exchange.arguments),
-        "arguments_without_effect": without_effect(EXCHANGE, exchange.arguments),
+        "arguments_without_effect": {
+            name: why
+            for name, why in without_effect(EXCHANGE, exchange.arguments).items()
+            if (exchange.type, name) != (DELAYED, THEN)
+        },
     }
 
 

@@ -1,0 +1,183 @@
+"""Messages that wait in an exchange of type x-delayed-message until they are due, and then are routed.
+
+They are entries of a queue without a name, one for each such exchange. So what holds for messages in a queue
+holds for them: they are part of the commit that publishes them, on the disk, sealed and compacted. When they
+are due, one commit settles them there and enqueues them where they are routed to then.
+
+Pure. Not here: which messages are delayed (``routing/exchange_types.py``), and when this is called
+(``expiry.py``).
+Invariant: a message leaves at its time, not before, as the broker's clock shows it. One that cannot be read
+stays, and holds up no other. A commit delivers a bounded number of bytes, messages and entries.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from broker_core.broker.message.messages import Messages
+from broker_core.broker.message.removals import Removals, messages_of
+from broker_core.broker.queue import Queue, Run
+from broker_core.broker.queue.due_index import DueIndex
+from broker_core.broker.queue.parts import settle_parts
+from broker_core.broker.transaction.publish import Publish
+from broker_core.core.block import Blocks, NotLoaded
+from broker_core.core.change import Change, InboxRow
+from broker_core.core.errors import PreconditionFailed, ResourceShortage, StoreError
+from broker_core.core.undo import Tally
+from broker_core.message.message import Message
+from broker_core.routing.exchange_types import DelayedExchange, after_delay, delay_ms
+
+PIECE = 256  # messages that are read at a time
+_LOOKED_AT = 2_048  # entries of the open block at a time
+_AT_ONCE = 0
+
+
+class Delays:
+    """``unroutable``: messages since the start that reached no queue when they were due."""
+
+    def __init__(self, blocks: Blocks, messages: Messages) -> None:
+        self._blocks = blocks
+        self._messages = messages
+        self.unroutable = Tally(blocks.undo)
+
+    def deadline(self, queue: Queue) -> int | None:
+        """Returns when to call ``deliver``; None: nothing waits."""
+        index = _index(queue)
+        try:
+            self._look(queue, index)
+        except (NotLoaded, StoreError, ResourceShortage):
+            return _AT_ONCE
+        return _AT_ONCE if index.end < queue.log.visible_end else index.next_us()
+
+    def deliver(
+        self, change: Change, queue: Queue, now: int, room: int, room_bytes: int, removals: Removals
+    ) -> tuple[int, int, bool]:
+        """Delivers the next messages that are due. Returns what it used of ``room`` and ``room_bytes``, and
+        whether the next one is not due yet. Raises NotLoaded.
+        """
+        index = _index(queue)
+        self._look(queue, index)
+        due = index.due(now, min(room, PIECE))
+        offsets: list[int] = due[1].tolist()
+        waiting = [offset for offset in offsets if not queue.progress.is_settled(offset)]
+        waiting = waiting[: self._fitting(queue, waiting, room_bytes)]
+        left: list[int] = []
+        publishes: list[Publish] = []
+        size_bytes, last = 0, -1
+        for offset, row in self._rows(queue, waiting):
+            if removals.entries <= 0:
+                break
+            last = offset
+            if row is None:
+                continue
+            left.append(offset)
+            publish = _publish(index.exchange, row)
+            removals.entries -= max(1, len(publish.queues))
+            size_bytes += len(row.body)
+            if publish.queues:
+                publishes.append(publish)
+            else:
+                self.unroutable.add(1)
+        count = offsets.index(last) + 1 if waiting else len(offsets)
+        index.drop(due[:, :count])
+        if left:
+            settle_parts(queue, _parts(left))
+        if publishes:
+            self._messages.enqueue(change, publishes, now, removals=removals)
+        if index.end < queue.log.visible_end:
+            return room, size_bytes, False  # others commit in between
+        return count, size_bytes, not index.due(now, 1).shape[1]
+
+    def _fitting(self, queue: Queue, offsets: list[int], room_bytes: int) -> int:
+        """Returns how many of the first messages to read together, at least one."""
+        for count, offset in enumerate(offsets):
+            block = queue.log.locate(offset)[0].block
+            room_bytes -= block.size_bytes // max(1, block.rows)
+            if room_bytes < 0:
+                return count + 1
+        return len(offsets)
+
+    def _rows(self, queue: Queue, offsets: list[int]) -> list[tuple[int, InboxRow | None]]:
+        """Returns the messages; None for one that cannot be read. Raises NotLoaded, ResourceShortage."""
+        try:
+            return list(zip(offsets, messages_of(queue, offsets), strict=True))
+        except StoreError:
+            if len(offsets) == 1:
+                return [(offsets[0], None)]
+            return [row for offset in offsets for row in self._rows(queue, [offset])]
+
+    # -- the index -------------------------------------------------------------------------------------------
+    def _look(self, queue: Queue, index: DueIndex[Queue]) -> None:
+        """Takes entries into the index that became visible. Raises NotLoaded, StoreError."""
+        log, left = queue.log, _LOOKED_AT
+        while index.end < log.visible_end and left:
+            start = queue.progress.first_unsettled(index.end)
+            if start > index.end:
+                index.end = min(start, log.visible_end)
+                continue
+            run, number = log.locate(start)
+            if run.block.inbox is not None:
+                row = run.block.inbox[number]
+                index.add(row.committed_at + delay_ms(row.properties) * 1000, start)
+                index.end, left = start + 1, left - 1
+            else:
+                part = run.clip(start, min(run.end, log.visible_end))
+                with suppress(StoreError):  # they stay: reading them raises the error
+                    self._look_at(queue, index, part)
+                index.end, left = part.end, max(0, left - 1 - part.count // 64)
+
+    def _look_at(self, queue: Queue, index: DueIndex[Queue], run: Run) -> None:
+        """Takes entries of a stored block into the index."""
+        found = self._blocks.read(run.block_id, delays_of_rows)
+        if found.schema.names != _DELAYS:  # the whole block is in memory: that takes too long under the lock
+            raise NotLoaded([run.block_id], part=delays_of_rows)
+        rows = run.rows()
+        at_us, committed_at = (column.to_numpy()[rows] for column in found.columns)
+        at_us = at_us + (run.committed_at if run.sequence else committed_at)
+        waits: npt.NDArray[np.bool_] = np.ones(run.count, np.bool_)
+        for start, end in queue.progress.settled_within(run.first, run.end):
+            waits[start - run.first : end - run.first] = False
+        index.add_all(np.stack([at_us, np.arange(run.first, run.end)])[:, waits])
+
+
+_DELAYS = ["delay_us", "committed_at"]
+
+
+def delays_of_rows(block: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns how long the messages of a block wait, and when each was committed, if the block has that."""
+    distinct = block.column("properties").dictionary_encode()
+    delays = np.array([delay_ms(each) * 1000 for each in distinct.dictionary.to_pylist()], np.int64)
+    at = "committed_at"
+    times = block.column(at) if at in block.schema.names else pa.array(np.zeros(block.num_rows, np.int64))
+    of_rows = delays[distinct.indices.to_numpy()] if len(delays) else np.empty(0, np.int64)
+    return pa.RecordBatch.from_arrays([pa.array(of_rows), pa.array(times.to_numpy().copy())], _DELAYS)
+
+
+def _publish(exchange: DelayedExchange[Queue], row: InboxRow) -> Publish:
+    """Returns a message that has waited, and the queues that it reaches now."""
+    properties = after_delay(row.properties)
+    try:
+        queues, properties = exchange.route_copies(row.routing_key, properties)
+    except PreconditionFailed:  # it was checked at entry, and may have been changed since, as a dead letter
+        queues = exchange.route(row.routing_key, properties)
+    return Publish(Message(row.body, row.routing_key, row.exchange, properties), queues, False)
+
+
+def _index(queue: Queue) -> DueIndex[Queue]:
+    assert queue.marks.waits is not None
+    return queue.marks.waits
+
+
+def _parts(offsets: list[int]) -> list[list[int]]:
+    """Returns offsets in any order as sorted [start, end) parts."""
+    parts: list[list[int]] = []
+    for offset in sorted(offsets):
+        if parts and parts[-1][1] == offset:
+            parts[-1][1] += 1
+        else:
+            parts.append([offset, offset + 1])
+    return parts

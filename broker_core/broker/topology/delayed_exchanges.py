@@ -1,0 +1,132 @@
+"""Exchanges of one virtual host that delay, each with the queue where its messages wait.
+
+Not here: routing (``routing/exchange_types.py``), and what happens when a message is due
+(``message/delays.py``).
+Invariant: such a queue is in ``queues_by_id`` and not in ``queues``: no client can name it, no policy applies
+to it. It is recorded if its exchange is, and ends with it.
+"""
+
+from __future__ import annotations
+
+from broker_core.broker.queue import Queue
+from broker_core.broker.queue.due_index import DueIndex
+from broker_core.broker.topology.registry import Registry
+from broker_core.core.block import Blocks
+from broker_core.core.change import ANY, DELETED, Change, Numbers
+from broker_core.core.ids import CommitSequence, QueueId
+from broker_core.core.records import HoleRecord, ProgressRecord, QueueRecord
+from broker_core.core.undo import Tally
+from broker_core.routing.exchange import Exchange
+from broker_core.routing.exchange_types import DelayedExchange, check_delayed_type
+from broker_core.routing.exchanges import Exchanges
+from broker_core.routing.memory import bytes_of
+
+WAITING = "amq.delayed."  # before the name of an exchange: the queue where its messages wait
+
+
+class DelayedExchanges(Exchanges[Queue]):
+    """``tally``: of the messages of all queues."""
+
+    _blocks: Blocks
+    _numbers: Numbers
+    _registry: Registry
+    tally: Tally
+
+    def delayed(self) -> list[tuple[str, Queue]]:
+        """Returns the exchanges that delay, with the queues where their messages wait."""
+        exchanges = list(self.exchanges.values())
+        found = [(each.name, each.waiting) for each in exchanges if isinstance(each, DelayedExchange)]
+        return [(name, waiting) for name, waiting in found if waiting is not None]
+
+    def every_queue(self) -> list[Queue]:
+        """Returns also those where messages wait."""
+        return [*self.queues.values(), *(queue for _, queue in self.delayed())]
+
+    def declare_exchange(
+        self,
+        change: Change,
+        name: str,
+        type: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, object] | None = None,
+    ) -> Exchange[Queue]:
+        if name not in self.exchanges:
+            check_delayed_type(type, arguments or {})
+        exchange = super().declare_exchange(
+            change,
+            name,
+            type,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            arguments=arguments,
+        )
+        if isinstance(exchange, DelayedExchange) and exchange.waiting is None:
+            queue_id, waiting, durable = self._new_id(change), WAITING + name, exchange.durable
+            queue = Queue(
+                queue_id, waiting, self._blocks, durable=durable, vhost=self.vhost, tally=self.tally
+            )
+            self.wait_in(queue, exchange)
+            if durable:  # no record of another queue is exclusive
+                change.put(QueueRecord(queue_id, waiting, durable, True, False, {}, self.vhost))
+        return exchange
+
+    def wait_in(self, queue: Queue, exchange: DelayedExchange[Queue]) -> None:
+        """The messages of the exchange wait in the queue, which is new or restored."""
+        self._undo.item(self.queues_by_id, queue.queue_id)
+        self._undo.attribute(exchange, "waiting")
+        self.queues_by_id[queue.queue_id] = exchange.waiting = queue
+        queue.marks.waits, queue.marks.timed = DueIndex(self._undo, exchange), True
+        self._registry.last_id = max(self._registry.last_id, queue.queue_id)
+        self.memory.add(bytes_of(queue.name, {}))
+        exchange.changed()
+
+    def _unbind_everywhere(
+        self, change: Change, destination: Queue | Exchange[Queue]
+    ) -> list[Exchange[Queue]]:
+        """Also ends the queue of an exchange, which is deleted."""
+        if isinstance(destination, DelayedExchange) and destination.waiting is not None:
+            self._end(change, destination.waiting)
+        return super()._unbind_everywhere(change, destination)
+
+    # -- queues, whether or not they have a name -------------------------------------------------------------
+    def _new_id(self, change: Change) -> QueueId:
+        """The commit sequence never decreases, even over restarts (core/change.py), so an id from it is never
+        used again.
+        """
+        change.sequence = change.sequence or self._numbers.next_sequence()
+        queue_id = QueueId(max(change.sequence, self._registry.last_id + 1))
+        self._numbers.sequence = change.sequence = CommitSequence(queue_id)
+        return queue_id
+
+    def _end(self, change: Change, queue: Queue) -> None:
+        """Deletes a queue that has no name any more."""
+        self._undo.item(self.queues_by_id, queue.queue_id)
+        self._undo.attribute(queue, "deleted")
+        del self.queues_by_id[queue.queue_id]
+        queue.deleted = True
+        self.memory.add(-bytes_of(queue.name, queue.arguments.declared) - queue.arguments.id_bytes)
+        queue.leave(self._undo)
+        if queue.messages:
+            change.effects.note(DELETED, queue, queue.progress.floor, queue.log.next_offset, queue.messages)
+        self._remove_exchanges(change, super()._unbind_everywhere(change, queue))
+        self._forget_messages(change, queue)
+        if queue.written:
+            change.drop(QueueRecord, (queue.queue_id,))
+
+    def _forget_messages(self, change: Change, queue: Queue) -> None:
+        """Drops what a deleted queue had, and adds its consumers to ``cancelled``."""
+        self._undo.growth(self._registry.cancelled)
+        self._registry.cancelled += queue.consumers.clear(self._undo)
+        holes = queue.progress.holes.total
+        queue.forget_runs()
+        queue.record(change)
+        if queue.written:
+            if holes:
+                change.drop(HoleRecord, (queue.queue_id, ANY))
+            change.drop(ProgressRecord, (queue.queue_id,))
+            if queue.log.ids is not None:
+                queue.log.ids.forget_all(change)

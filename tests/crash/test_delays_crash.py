@@ -1,0 +1,125 @@
+"""A broker that is killed while messages wait in an exchange that delays, and while they are delivered from there:
+each message whose commit was answered arrives once, and a transaction whose commit was not, as a whole or not.
+
+Not here: power cuts (the machine ``OnDisk`` of ``model/whole_broker.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pika.exceptions import AMQPError
+
+from tests.amqp_server import AmqpServed, NotReady, serving
+from tests.crash.test_amqp_crash import STEPS
+from tests.page_blocks import code
+from tests.progress import wait_until
+
+pytestmark = pytest.mark.crash
+
+QUEUE, LATER = "orders", "orders-later"
+SIZE = 3  # messages of a transaction
+KILLS = 4
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[AmqpServed]:
+    with serving(tmp_path / "data") as broker:
+        yield broker
+
+
+@contextlib.contextmanager
+def connected(served: AmqpServed) -> Iterator[Any]:
+    with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
+        yield connection.channel()
+
+
+def declare(served: AmqpServed) -> None:
+    with connected(served) as channel:
+        channel.queue_declare(QUEUE, durable=True)
+        channel.exchange_declare(
+            LATER, "x-delayed-message", durable=True, arguments={"x-delayed-type": "direct"}
+        )
+        channel.queue_bind(QUEUE, LATER, QUEUE)
+
+
+def send(channel: Any, body: str, ms: int) -> None:
+    properties = pika.BasicProperties(delivery_mode=2, headers={"x-delay": ms})
+    channel.basic_publish(LATER, QUEUE, body.encode(), properties)
+
+
+def arrived(served: AmqpServed) -> Counter[str]:
+    """All that has arrived, when nothing waits any more."""
+    with connected(served) as channel:
+        send(channel, "last", 200)
+        found: Counter[str] = Counter()
+
+        def look() -> bool:
+            while (delivery := channel.basic_get(QUEUE, auto_ack=True))[0] is not None:
+                found[delivery[2].decode()] += 1
+            return found["last"] == 1
+
+        wait_until(look, "the last one arrives")
+    del found["last"]
+    return found
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step.startswith(("store.commit", "committer"))])
+def test_killed_while_messages_wait_and_are_delivered_each_arrives_once(
+    served: AmqpServed, step: str
+) -> None:
+    declare(served)
+    answered: set[str] = set()
+    sent = 0
+    kills, hit = 0, 1
+    while kills < KILLS:
+        try:
+            served.restart(f"{step}@{hit}=kill")
+        except NotReady:  # in a delivery, before it served
+            kills, hit = kills + 1, hit + 1
+            continue
+        with contextlib.suppress(AMQPError, ConnectionError), connected(served) as channel:
+            channel.tx_select()
+            while sent < 1_000:  # deliveries are commits between these
+                sent += 1
+                for part in range(SIZE):
+                    send(channel, f"{sent}.{part}", 1 + part * 20)
+                channel.tx_commit()
+                answered |= {f"{sent}.{part}" for part in range(SIZE)}
+        assert served.wait() == -9
+        kills, hit = kills + 1, hit + 3
+    served.restart()
+    found = arrived(served)
+    assert set(found.values()) <= {1}
+    assert answered <= found.keys()
+    whole = Counter(body.partition(".")[0] for body in found)
+    assert set(whole.values()) <= {SIZE}
+
+
+def test_what_is_due_while_the_broker_is_down_arrives_when_it_is_back(served: AmqpServed) -> None:
+    declare(served)
+    with connected(served) as channel:
+        channel.confirm_delivery()
+        for number in range(100):
+            send(channel, str(number), 1 + number)
+        send(channel, "in an hour", 3_600_000)
+    served.restart()
+    assert arrived(served) == Counter(map(str, range(100)))
+    with served.client() as client:
+        (later,) = [each for each in client.exchanges() if each.name == LATER]
+    assert later.arguments == {"x-delayed-type": "direct"}
+
+
+def test_the_program_of_the_page_publishes_what_arrives_later(served: AmqpServed) -> None:
+    names: dict[str, Any] = {}
+    exec(code("docs/delays.md", "def remind("), names)
+    names["remind"](served.amqp_url, b"first", 0.2)
+    with connected(served) as channel:
+        assert channel.basic_get("reminders")[0] is None
+        wait_until(lambda: channel.basic_get("reminders", auto_ack=True)[2] == b"first", "it arrives")
