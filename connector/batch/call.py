@@ -56,7 +56,7 @@ def running_query(batch: DataFrame) -> tuple[str, str]:
     context = spark.sparkContext
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if not query_id:
-        raise _no_query()
+        raise OptionError("transactional was called outside a query", "use it in foreachBatch")
     run = context.getLocalProperty("spark.jobGroup.id")
     # of a new run; or the function has a job group of its own, or none
     if not run or _runs.get(query_id) != run:
@@ -88,23 +88,22 @@ _queries: dict[tuple[int, str], tuple[str, str]] = {}
 
 
 def _query_of(batch: DataFrame) -> tuple[str, str]:
-    """On Spark Connect: the query of the session in whose plan are the columns of ``batch``."""
-    active = running(batch.sparkSession)
-    if len(active) > 1:
-        columns = _columns(rows_of(batch)._explain_string(extended=False))  # type: ignore[operator]
-        active = [query for query in active if columns <= _columns(explained(query))]
-        if len(active) > 1:
-            raise OptionError(
-                f"{len(active)} queries of this session read one frame: whose batch this is, is not known",
-                "give each query a readStream of its own",
-            )
-    if not active:
-        raise _no_query()
-    return active[0].id, active[0].runId
-
-
-def _no_query() -> OptionError:
-    return OptionError("transactional was called outside a query", "use it in foreachBatch")
+    """On Spark Connect: the query of the session in whose plan are the most columns of ``batch``."""
+    columns = _columns(rows_of(batch)._explain_string(extended=False))  # type: ignore[operator]
+    shared = [(query, len(columns & _columns(explained(query)))) for query in running(batch.sparkSession)]
+    most = max((count for _, count in shared), default=0)
+    found = [query for query, count in shared if count == most > 0]
+    if len(found) > 1:
+        raise OptionError(
+            f"{len(found)} queries of this session read one frame: whose batch this is, is not known",
+            "give each query a readStream of its own",
+        )
+    if not found:
+        raise OptionError(
+            "transactional was called outside a query, or with no rows of its batch",
+            "use it in foreachBatch, and give it the batch or a frame made of it",
+        )
+    return found[0].id, found[0].runId
 
 
 def _columns(plan: str) -> set[str]:

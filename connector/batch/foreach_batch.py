@@ -130,9 +130,8 @@ def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
     if not is_connect(spark):
         known = execution(spark, query_id)
         return None if known is None else str(known.resolvedCheckpointRoot())
-    plans = map(query_plan.explained, query_plan.running(spark, query_id))
-    found = [place for place in map(query_plan.checkpoint_in, plans) if place is not None]
-    return next((place for place in found if owner(place, spark) == query_id), None)
+    found = map(query_plan.checkpoint_in, query_plan.plans(spark, query_id))
+    return next((place for place in found if place is not None and owner(place, spark) == query_id), None)
 
 
 def active_session() -> SparkSession | None:
@@ -207,7 +206,8 @@ class Transactional:
                     raise
                 raise shortened(error) from None
             except BaseException as stop:  # nobody would answer Spark, which waits for ever
-                if isinstance(stop, KeyboardInterrupt) and threading.current_thread() is _MAIN:
+                of_user = threading.current_thread() is _MAIN and not is_connect(batch)
+                if isinstance(stop, KeyboardInterrupt) and of_user:
                     raise  # of a caller that is not Spark
                 what = f"the function of app {self.app_id!r} raised {type(stop).__name__}: {stop}"
                 raise OptionError(what, "raise an Exception to end the query") from stop
@@ -386,8 +386,7 @@ class Transactional:
         ledger = self._ledger
         # no batch yet in this session, or Spark Connect, where batches run in another process
         if ledger is None or ledger.stopped():
-            session = SparkSession.getActiveSession()
-            if session is None:
+            if (session := SparkSession.getActiveSession()) is None:
                 raise OptionError("flush needs a Spark session in this thread", "call it before spark.stop()")
             ledger = DeltaLedger(session, self._ledger_table, self.address.engine(), self.app_id)
             ledger.write_missing(session)

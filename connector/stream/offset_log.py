@@ -25,7 +25,7 @@ from broker_core.engine import UNKNOWN_OFFSETS
 from connector.errors import error_summary
 from connector.options import AddressOptions
 from connector.stream.offset import is_offset
-from connector.stream.query_plan import explained, other_sources, running
+from connector.stream.query_plan import other_sources, plans
 
 log = logging.getLogger("txmq")
 
@@ -75,8 +75,8 @@ class OffsetLog:
         if self._logs(()):
             if spark is None:
                 return UNKNOWN_OFFSETS
-            plans = [*map(explained, running(spark, query_id))]
-            if plans and not any(map(other_sources, plans)):
+            shown = plans(spark, query_id)
+            if shown and not any(map(other_sources, shown)):
                 self._own = True
                 return ""
         raise OptionError(

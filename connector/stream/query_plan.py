@@ -27,15 +27,18 @@ _CHECKPOINT = re.compile(
 )
 _TXMQ = re.compile(r"~StreamingDataSourceV2ScanRelation\[.*\] txmq$")
 
-
 # Active when the function was unpickled. Since Spark 4.3 a batch has a clone of it, in which no query runs.
 root: SparkSession | None = None
 
 
-def running(spark: SparkSession, query_id: str | None = None) -> list[StreamingQuery]:
-    """The queries of the session, or that one of them."""
-    active = spark.streams.active or (root.streams.active if root is not None else [])
-    return [query for query in active if query_id in (None, query.id)]
+def running(spark: SparkSession) -> list[StreamingQuery]:
+    """The queries of the session."""
+    return spark.streams.active or (root.streams.active if root is not None else [])
+
+
+def plans(spark: SparkSession, query_id: str) -> list[str]:
+    """Those of a query; empty if the session does not run it."""
+    return [explained(query) for query in running(spark) if query.id == query_id]
 
 
 def explained(query: StreamingQuery) -> str:

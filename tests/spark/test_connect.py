@@ -103,10 +103,12 @@ REFUSED = {
     "within_its_own": ({"call": "within_its_own"}, "was called by its own function"),
     "kept_batch": ({"fn": "kept_batch"}, "of another batch"),
     "caught_in_a_thread": ({"fn": "caught_in_a_thread"}, "body"),
+    "rows_of_nobody": ({"call": "rows_of_nobody"}, "with no rows of its batch"),
 }
 WORKS = {
     "in_a_thread": {"call": "in_a_thread"},  # a classic session does not know its batch there
     "by_a_function": {"call": "by_a_function"},
+    "joined_before": {"call": "joined_before"},
     "thread_pool": {"fn": "thread_pool"},
     "persisted": {"fn": "persisted"},
 }

@@ -72,7 +72,8 @@ def thread_pool(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeli
 
 
 def threads(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
-    started = [InheritableThread(operation) for operation in three(batch, tx, pipeline)]
+    of: dict[str, Any] = {"session": batch.sparkSession} if is_connect(batch) else {}
+    started = [InheritableThread(operation, **of) for operation in three(batch, tx, pipeline)]
     for each in started:
         each.start()
     for each in started:
@@ -484,7 +485,10 @@ def no_frame(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline:
     table = f"{pipeline['lake']}/first"
     given: Any = batch.selectExpr(TEXT).toPandas()
     refused: list[str] = []
-    for rows in (given, given.values.tolist(), decode(batch, "body string", "csv"), batch.rdd, None):
+    no_frames = [given, given.values.tolist(), decode(batch, "body string", "csv"), None]
+    if not is_connect(batch):
+        no_frames.append(batch.rdd)
+    for rows in no_frames:
         for operation in (
             partial(tx.publish, rows, queue=pipeline["out"]),
             partial(tx.append, rows, table),
@@ -497,7 +501,7 @@ def no_frame(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline:
                 operation()
             except OptionError as error:
                 refused.append(error.summary)
-    assert len(refused) == 30 and all(" of a " in each for each in refused), refused
+    assert len(refused) == 6 * len(no_frames) and all(" of a " in each for each in refused), refused
     tx.reject(given)
 
 
@@ -659,11 +663,25 @@ def within(pipeline: dict[str, Any], calls: Callable[[Each, DataFrame, int], Non
     return whole
 
 
+def joined_before(each: Each, pipeline: dict[str, Any]) -> Each:
+    """With rows that are no part of the query."""
+    return lambda batch, number: each(batch.crossJoin(batch.sparkSession.range(1).select()), number)
+
+
+def rows_of_nobody(each: Each, pipeline: dict[str, Any]) -> Each:
+    """With a frame that has nothing of the batch, while one query runs."""
+    return lambda batch, number: each(batch.sparkSession.sql("SELECT X'61' AS body"), number)
+
+
 CALLS: dict[str, Callable[[Each, dict[str, Any]], Each]] = {
     call.__name__: call
     for call in (directly, by_a_function, two_apps, twice, in_a_thread, by_itself, within_its_own)
 }
-ON_CONNECT = {"beside_the_root": beside_the_root}
+ON_CONNECT = {
+    "beside_the_root": beside_the_root,
+    "joined_before": joined_before,
+    "rows_of_nobody": rows_of_nobody,
+}
 REFUSED_CALLS = {
     "two_apps": "give both the same",
     "in_a_thread": "called outside a query",
