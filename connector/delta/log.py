@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # a client of Spark Connect has no py4j
 
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
-_PAGES = (1, 100, 10_000)
+TOLD = 100
+_PAGES = (1, TOLD, 10_000)
 # operations that take no row away; for another one, somebody looks once too often
 _KEEPS_ROWS = {
     "WRITE Append",
@@ -240,14 +241,15 @@ def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
 
 
 def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
-    """The last txnVersion of each id that begins with ``prefix``; on Connect of 100 commits."""
+    """The last txnVersion of each id that begins with ``prefix`` and has no @ behind; on Connect of TOLD."""
     if jvm.only_sql(spark):
-        told = [commit.metadata for commit in islice(_told_history(spark, table), 100)]
+        told = [commit.metadata for commit in islice(_told_history(spark, table), TOLD)]
         versions = [(str(each.get("txn_app_id")), int(each.get("sequence", 0))) for each in told]
     else:
         stored = parts(snapshot(spark, table), "setTransactions")
         versions = [(str(each.appId()), int(each.version())) for each in stored]
-    return {name: version for name, version in sorted(versions) if name.startswith(prefix)}
+    found = {name: version for name, version in sorted(versions) if name.startswith(prefix)}
+    return {name: version for name, version in found.items() if "@" not in name.removeprefix(prefix)}
 
 
 def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mapping[str, Any]]:

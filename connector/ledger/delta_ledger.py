@@ -294,7 +294,7 @@ class DeltaLedger:
                         self._table,
                         self._app_id,
                         RETRY_PAUSE_S,
-                        _one_line(error),
+                        str(error) if isinstance(error, TxmqError) else first_line(error),
                     )
                     self._changed.wait_for(lambda: self._closed, RETRY_PAUSE_S)
 
@@ -305,10 +305,6 @@ class DeltaLedger:
             return bool(client.is_stopped)
         context: Any = self._spark.sparkContext
         return bool(context._jsc is None or context._jsc.sc().isStopped())
-
-
-def _one_line(error: BaseException) -> str:
-    return str(error) if isinstance(error, TxmqError) else first_line(error)
 
 
 def _keys(entry: LedgerEntry) -> set[tuple[str, str | None]]:

@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming import listener as events
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from broker_core.core.errors import OptionError
 from broker_core.engine import OnNewCheckpoint
@@ -31,29 +26,23 @@ FLUSH_AT_END_S = 30.0
 
 
 class FlushAtEnd(StreamingQueryListener):
-    """Completes the ledger when the query with this id ends (without an id: any query).
+    """Completes the ledger when the query ends; without an id when any query does, and behind each batch."""
 
-    With ``each_progress`` it also writes after each micro-batch.
-    """
-
-    def __init__(
-        self, ledger: DeltaLedger, query_id: str | None = None, *, each_progress: bool = False
-    ) -> None:
+    def __init__(self, ledger: DeltaLedger, query_id: str | None) -> None:
         self._ledger = ledger
         self._query_id = query_id
-        self._each_progress = each_progress
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+    def onQueryStarted(self, event: events.QueryStartedEvent) -> None:
         pass
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        if self._each_progress:
+    def onQueryProgress(self, event: events.QueryProgressEvent) -> None:
+        if self._query_id is None:
             self._ledger.notify()
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+    def onQueryIdle(self, event: events.QueryIdleEvent) -> None:
         pass
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+    def onQueryTerminated(self, event: events.QueryTerminatedEvent) -> None:
         if self._query_id not in (None, str(event.id)):
             return
         try:
@@ -117,7 +106,7 @@ def mirror_offsets(
     session = spark if is_connect(spark) else spark.newSession()
     Resume(table_format(), ledger, engine, app_id, on_new_checkpoint, resume_from).ready(spark)
     table = DeltaLedger(session, ledger, engine, app_id)
-    listener = FlushAtEnd(table, each_progress=True)
+    listener = FlushAtEnd(table, None)
     table.start()
     spark.streams.addListener(listener)
     return Mirror(spark, table, listener)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from broker_core.core.errors import CheckpointMismatch, OptionError
@@ -85,19 +85,27 @@ class Resume:
         if not table.exists:
             return {}
         mine = self.engine.identity(self.app_id)
-        taken = self.tables.sequences(spark, table, taken_id(self.app_id, ""))
-        if (behind := taken.get(taken_id(self.app_id, mine))) is not None:
+        taken = self._taken(spark, table)
+        last = self.engine.last_entry(self.app_id)
+        if last is not None:
+            rows = rows_of(self.tables, spark, table, self.app_id).where(~F.col("engine").isin(mine, *taken))
+            if rows.where(F.col("sequence") > last.sequence).head(1):  # the log may not be read that far
+                taken = {mine: last.sequence, **taken}
+        if (behind := taken.get(mine)) is not None:
             raise CheckpointMismatch(
                 f"app {self.app_id!r} was taken over by another engine behind batch {behind}, as ledger "
                 f"{self.ledger!r} says: a batch of it here would be done twice",
                 f"stop this query; {_OTHERWISE}",
             )
-        if self.engine.last_entry(self.app_id) is None:
-            newest = self._newest(spark, table)
-            if newest is not None:
-                self._go_on(spark, table, mine, newest)
-                taken = self.tables.sequences(spark, table, taken_id(self.app_id, ""))
-        return {name.removeprefix(taken_id(self.app_id, "")): behind for name, behind in taken.items()}
+        if last is None and (newest := self._newest(spark, table)) is not None:
+            self._go_on(spark, table, mine, newest)
+            taken = self._taken(spark, table)
+        return taken
+
+    def _taken(self, spark: SparkSession, table: Table) -> dict[str, int]:
+        prefix = taken_id(self.app_id, "")
+        found = self.tables.sequences(spark, table, prefix)
+        return {name.removeprefix(prefix): behind for name, behind in found.items()}
 
     def _go_on(self, spark: SparkSession, table: Table, mine: str, newest: Newest) -> None:
         last, held = newest.last, self._text(newest)
@@ -246,14 +254,19 @@ class Resume:
 _SAID = ("app_id", "sequence", "token", "query_id", "batch_id")
 
 
+def rows_of(tables: TableFormat, spark: SparkSession, table: Table, app_id: str) -> DataFrame:
+    """Raises OptionError."""
+    frame = tables.read(spark, table)
+    if not set(_NAMES) <= set(frame.columns):
+        raise OptionError(f"table {table.name!r} is not a ledger of txmq", "name another one with ledger=")
+    return frame.where(F.col("app_id") == app_id)
+
+
 def newest_rows(
     tables: TableFormat, spark: SparkSession, table: Table, app_id: str
 ) -> list[Mapping[str, Any]]:
     """The rows of the newest batch of each log of an app, and of batches whose number another one has."""
-    frame = tables.read(spark, table)
-    if not set(_NAMES) <= set(frame.columns):
-        raise OptionError(f"table {table.name!r} is not a ledger of txmq", "name another one with ledger=")
-    rows = frame.where(F.col("app_id") == app_id)
+    rows = rows_of(tables, spark, table, app_id)
     rows = rows.withColumn("committed_at_us", F.unix_micros("committed_at")).drop("committed_at")
     whole = F.struct(*rows.columns)
     newest = rows.groupBy("log").agg(F.max_by(whole, F.coalesce("sequence", F.lit(0))).alias("row"))

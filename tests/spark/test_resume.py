@@ -18,8 +18,9 @@ from broker_core.core import failpoint
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, LedgerEntry, Vector
 from broker_core.kafka import names
-from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
-from connector.ledger.resume import Resume
+from connector.delta import jvm, log
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger, ledger_id
+from connector.ledger.resume import Resume, taken_id
 from connector.ledger_file import rows
 from connector.table_formats import table_format
 from connector.tables.checks import Checks
@@ -264,6 +265,26 @@ def test_c7_of_two_engines_that_go_on_behind_one_ledger_one_does(spark: SparkSes
         lost.ready()
 
 
+def test_c7_an_engine_whose_app_went_on_elsewhere_is_refused_where_the_log_is_not_read_that_far(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SQL alone, as on Connect, the log is read for some commits; the rows of the other engine tell."""
+    lost = Lost(Bench, spark, tmp_path)
+    lost.decide(2)
+    before = lost.lose()
+    after = lost.bench
+    lost.send()
+    lost.ready(resume_from=before.engine.identity(APP))
+    follow(after, "new", 0, START_OF_ALL)
+    lost.mirror()
+    monkeypatch.setattr(jvm, "only_sql", lambda spark: True)
+    monkeypatch.setattr(log, "TOLD", 1)
+    assert lost.ready() == {}, "the one that goes on"
+    lost.bench = before
+    with pytest.raises(CheckpointMismatch, match="was taken over by another engine behind batch 2"):
+        lost.ready()
+
+
 def test_c7_an_engine_without_the_offsets_of_the_ledger_waits_for_its_messages(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -301,9 +322,15 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
 
 def test_c7_ledgers_of_other_apps_and_of_a_new_app_are_no_ledger_of_this_one(on_kafka: Lost) -> None:
     assert on_kafka.ready("fail") == {}
-    on_kafka.decide(1)
-    other = Resume(table_format(), on_kafka.ledger, on_kafka.bench.engine, "other", "fail")
+    entry = on_kafka.decide(1)
+    tables = table_format()
+    other = Resume(tables, on_kafka.ledger, on_kafka.bench.engine, "other", "fail")
     assert other.ready(on_kafka.spark) == {}
+    for name in (ledger_id("other@x", "engine"), taken_id("other@x", "engine")):
+        table = tables.resolve(on_kafka.spark, on_kafka.ledger)
+        nothing = on_kafka.spark.createDataFrame([], LEDGER_COLUMNS)
+        tables.append(nothing, table, CommitId.of(entry, name))
+        assert other.ready(on_kafka.spark) == {}, "an app whose name goes on"
     assert on_kafka.ready("fail") == {}
 
 
