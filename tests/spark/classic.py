@@ -34,8 +34,14 @@ FILES: Mapping[str, str] = {
         ("test_tables_changed.py", "test_type_widening.py", "test_values.py"),
         "runs its batches in a thread of this process, as if it was that of a query",
     ),
-    "test_user_code.py": "its drivers run the ways of classic sessions too (`rdd`, `newSession`); `connect` has those of Connect",
-    "test_page_blocks.py": "its blocks use the session around the function, as a classic one allows",
+}
+# of test_user_code.py: what its functions do, and why only a classic session has it
+WAYS: Mapping[str, str] = {
+    "rdd": "Connect has no RDDs",
+    "other_session": "Connect has no `newSession`",
+    "settings": "Connect has no job groups and no local properties",
+    "side_effects": "Connect has no accumulators and no broadcasts",
+    "in_a_thread": "a classic session refuses it; on Connect it works (`connect`)",
 }
 TESTS: Mapping[str, str] = {
     "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": ASKED,
@@ -100,6 +106,7 @@ def table() -> str:
         count = sum(map(len, files.values()))
         named = f"{count} in {len(files)} files" if not why else _listed(files)
         rows.append(f"| {named} | yes | {'no' if why else 'yes'} | {why} |")
+    rows += [f"| the function `{way}` of `user_code` | yes | no | {why} |" for way, why in WAYS.items()]
     others = [row for row in ROWS if row not in ON_CONNECT and row not in OF_THE_ENGINE]
     rows += ["", "| rows of the crash table | classic | Connect |", "|---|---|---|"]
     rows += [f"| {_numbers(ON_CONNECT)} | yes | yes |", f"| {_numbers(others)} | yes | no |"]

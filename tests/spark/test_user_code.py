@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from tests.spark import shapes, user_code
+from tests.spark.classic import WAYS
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import Driver, Pipeline, Served, delta_rows, empty_table
+from tests.spark.sessions import CONNECT
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
 
@@ -37,10 +39,16 @@ WORKS |= {
     for call in user_code.CALLS
     if call not in user_code.REFUSED_CALLS and call != "twice"
 }
+if CONNECT:
+    WORKS = {name: what for name, what in WORKS.items() if name not in WAYS}
 # the queries with state are killed in tests/crash/test_spark_crash.py; here only in soak
 FUNCTIONS = [name for name, what in WORKS.items() if "shape" not in what]
 REFUSED = {name: ({"fn": name}, told) for name, (_, told) in user_code.REFUSED.items()}
-REFUSED |= {call: ({"call": call}, told) for call, told in user_code.REFUSED_CALLS.items()}
+REFUSED |= {
+    call: ({"call": call}, told)
+    for call, told in user_code.REFUSED_CALLS.items()
+    if not (CONNECT and call in WAYS)
+}
 
 # step -> failpoint, and the hit of the second batch; tasks are counted in their own process
 STEPS = {
@@ -57,6 +65,12 @@ STEPS = {
     "finished": ("foreach.mirrored", 2),
     "logged": ("connector.latest_offset.asked", 3),
 }
+if CONNECT:  # rows are staged as rows there, and written by a plain append
+    STEPS |= {
+        "written": ("foreach.staged", 4),
+        "copied": ("foreach.applying.0", 2),
+        "appended": ("foreach.applied.0", 2),
+    }
 # (what, step): a join has rows in one batch alone
 UNREACHED = {("join-of-two-queues", step) for step in ("copied", "appended", "called")}
 KILLED = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import ssl
 import time
 import urllib.error
@@ -296,7 +297,8 @@ class SchemaRegistry:
             if self.cert:
                 context.load_cert_chain(self.cert, self.key)
         except OSError as error:
-            raise OptionError(f"a file for TLS of the schema registry cannot be read: {error}") from None
+            given = f"ca={self.ca!r}, cert={self.cert!r}, key={self.key!r}, read in {os.getcwd()!r}"
+            raise OptionError(f"a file for TLS of the schema registry ({given}): {error}") from None
         return context
 
 
