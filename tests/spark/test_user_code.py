@@ -67,7 +67,7 @@ STEPS = {
 }
 if CONNECT:  # rows are staged as rows there, and written by a plain append
     STEPS |= {
-        "written": ("foreach.staged", 4),
+        "written": ("foreach.staged", 2),
         "copied": ("foreach.applying.0", 2),
         "appended": ("foreach.applied.0", 2),
     }

@@ -297,8 +297,8 @@ class SchemaRegistry:
             if self.cert:
                 context.load_cert_chain(self.cert, self.key)
         except OSError as error:
-            given = f"ca={self.ca!r}, cert={self.cert!r}, key={self.key!r}, read in {os.getcwd()!r}"
-            raise OptionError(f"a file for TLS of the schema registry ({given}): {error}") from None
+            files = f"ca={self.ca!r}, cert={self.cert!r}, key={self.key!r}, read in {os.getcwd()!r}"
+            raise OptionError(f"a file for TLS of the schema registry ({files}): {error}") from None
         return context
 
 
