@@ -249,9 +249,7 @@ class AppInfo:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """One row of ``txmq app staged``: what was staged for a micro-batch or a batch write that is not
-    decided.
-    """
+    """One row of ``txmq app staged``: what was staged for a micro-batch or a batch write, not yet decided."""
 
     token: str
     app_id: str  # "" for a batch write
@@ -310,7 +308,7 @@ class Source(Protocol):
 
         ``start`` names every queue or logs of it. The end may name logs that ``start`` lacks: they were added
         to a queue, and are read from their beginning, whatever the origin. Raises QueueNotFound, OptionError,
-        ResourceLocked (another app or a channel holds a queue), CheckpointMismatch: also where the ledger of
+        ResourceLocked (another app or a channel holds a queue), CheckpointMismatch: even where the ledger of
         the app has not decided what Spark has committed.
         """
 
@@ -390,7 +388,7 @@ class Sink(Protocol):
         """Decides a batch (C4), or returns its entry if it is decided; ``token`` may then be "" and
         ``branches`` empty. ``opens``: opens it first, with this word. ``offset_log``: as ``open_batch``.
 
-        Raises MissingBranch, CheckpointMismatch (also if the batch is decided and has read other ranges
+        Raises MissingBranch, CheckpointMismatch (even if the batch is decided and has read other ranges
         since, or has other offsets now), BatchGap, Unroutable, OptionError.
         """
 
@@ -402,9 +400,9 @@ class Sink(Protocol):
         """
 
     def rollback_batch(self, token: str, *, of: str | None = None) -> None:
-        """Drops the attempt and its branches; a later commit of the token is refused, or decides once. Raises
-        BatchDecided if the token was committed; an unknown token is allowed. ``of``: for an operator, whose
-        it is; None if one user only has this token.
+        """Drops the staged batch and its branches; a later commit of the token is refused, or decides once.
+        Raises BatchDecided if the token was committed; an unknown token is allowed. ``of``: for an operator,
+        whose it is; None if one user only has this token.
         """
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
@@ -446,11 +444,12 @@ class Sink(Protocol):
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
         """Records that the Delta ledger has every entry up to ``sequence``."""
 
-    def last_entry(self, app_id: str) -> LedgerEntry | None: ...
+    def last_entry(self, app_id: str) -> LedgerEntry | None:
+        """Returns the newest decided batch of the app; None: there is none."""
 
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
-        """The app goes on behind ``entries`` of a ledger that this engine does not have, the last one of each
-        log, in sequence order (C7): their ends are consumed, the next batch has the next sequence, and a
+        """Continues the app after ``entries`` of a ledger that this engine does not have, the last one of
+        each log, in sequence order (C7): their ends are consumed, the next batch has the next sequence, and a
         source that resumes begins there. Idempotent.
 
         Returns whether the app has decided just these; False: other batches, and nothing has changed. Raises
@@ -461,7 +460,8 @@ class Sink(Protocol):
 class AppOperator(Protocol):
     """What is seen of apps, and done for one that cannot go on by itself."""
 
-    def apps(self) -> list[AppInfo]: ...
+    def apps(self) -> list[AppInfo]:
+        """Returns the apps that have claimed or decided, by name."""
 
     def app(self, app_id: str) -> AppInfo | None:
         """Returns what ``apps`` says of one app; None if it has neither claimed nor decided."""

@@ -236,6 +236,7 @@ class Broker:
 
     @property
     def url(self) -> str:
+        """Returns the address for Spark and :class:`BrokerClient`."""
         return f"{self._listeners.scheme}://{bracketed(_reachable(self.host))}:{self.port}"
 
     @property
@@ -243,11 +244,8 @@ class Broker:
         """Returns the addresses for AMQP clients."""
         if self._amqp is None:
             return []
-        listeners = self._amqp.listeners
-        return [
-            *(f"amqp://{address}" for address in listeners.addresses),
-            *(f"amqps://{address}" for address in listeners.tls_addresses),
-        ]
+        plain, tls = self._amqp.listeners.addresses, self._amqp.listeners.tls_addresses
+        return [*(f"amqp://{address}" for address in plain), *(f"amqps://{address}" for address in tls)]
 
     @property
     def http_urls(self) -> list[str]:
@@ -256,6 +254,7 @@ class Broker:
 
     @property
     def server(self) -> FlightServer:
+        """Returns the server of Arrow Flight."""
         return self._server
 
     @property
@@ -274,10 +273,11 @@ class Broker:
             self._renewal.ask()
 
     def channel(self, *, vhost: str = VHOST) -> LocalChannel:
-        """Raises NotAllowed: there is no such virtual host."""
+        """Opens a channel, as of AMQP, in this process. Raises NotAllowed: there is no such virtual host."""
         return self._local.channel(vhost=vhost)
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
+        """Returns every queue of the virtual host, by name."""
         return self._local.queues(vhost)
 
     def prepared(self) -> list[PreparedInfo]:

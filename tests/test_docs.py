@@ -5,6 +5,7 @@ there.
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 import txmq
 from bench import readme
 from broker_core.core import errors
+from connector.batch.batch_transaction import BatchTransaction
 from connector.conf import recommended_conf
 from connector.options import OPTIONS, table
 from tests import operating
@@ -348,6 +350,17 @@ def test_the_site_has_every_public_name_of_the_package(site: Path) -> None:
     page = (site / "api.html").read_text()
     headings = set(re.findall(r'<h\d id="[\w.]*?(\w+)"', page))
     assert [name for name in txmq.__all__ if name not in headings] == ["__version__"]
+
+
+def test_every_public_name_and_method_of_the_package_has_a_docstring() -> None:
+    named = {name: getattr(txmq, name) for name in txmq.__all__ if name != "__version__"}
+    bare = []
+    for name, value in {**named, "BatchTransaction": BatchTransaction}.items():
+        members = vars(value).items() if isinstance(value, type) else ()
+        calls = {f"{name}.{member}": each for member, each in members if not member.startswith("_")}
+        wanted = {n: c for n, c in calls.items() if callable(c) or isinstance(c, (property, classmethod, staticmethod))}  # fmt: skip
+        bare += [each for each, call in {name: value, **wanted}.items() if not inspect.getdoc(call)]
+    assert bare == []
 
 
 @pytest.mark.slow

@@ -366,7 +366,7 @@ BUDGETS = {
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
     "broker_core/broker": 13180,
-    "broker_core/client": 2010,
+    "broker_core/client": 2020,
     "broker_core/core": 3100,
     "broker_core/flight": 500,
     "broker_core/kafka": 9745,

@@ -5,7 +5,7 @@ Not here: connecting (``connection.py``), finding or starting the broker (``star
 (``contract.py``).
 
 Invariant: a call returns only what the broker has answered. Until ``reconnect_s`` is over, a broken
-connection or a restarted broker only delays a call. Each row is read once and staged once, also if the
+connection or a restarted broker only delays a call. Each row is read once and staged once, even if the
 connection breaks.
 """
 
@@ -107,8 +107,7 @@ class BrokerClient:
     ``url``: ``txmq://host:port[/vhost]``, or ``txmqs://`` for TLS. ``data``: a data directory instead, whose
     broker is started if none runs, with ``vhost``. ``credentials``: the login and the files for TLS. The
     first call connects; until then the process may fork. ``connect_s``: seconds to wait for a broker that
-    has never answered; ``reconnect_s``: for one that has. ``map_files`` False: read over Flight only.
-    """
+    has never answered; ``reconnect_s``: for one that has. ``map_files`` False: read over Flight only."""
 
     def __init__(
         self,
@@ -143,6 +142,7 @@ class BrokerClient:
         return f"BrokerClient({str(self.address)!r})"
 
     def close(self) -> None:
+        """Closes the connection; channels are rolled back by the broker. It may be repeated."""
         self.closed = True
         self._connection.close()
 
@@ -151,6 +151,7 @@ class BrokerClient:
         return contract.decode(contract.answer_type(method), answer)
 
     def identity(self, app_id: str = "") -> str:
+        """Returns the identity of the broker's data directory, which a copy of it shares."""
         live = self._connection.live()
         live.identity = live.identity or self._call("identity")
         return live.identity
@@ -218,6 +219,7 @@ class BrokerClient:
     def browse(
         self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
+        """Yields unsettled rows of the slices; claims and changes nothing."""
         return self._resumed(
             tuple(slices), lambda left: contract.Ticket(browse=left, transaction=transaction)
         )
@@ -250,15 +252,14 @@ class BrokerClient:
         token: str = "",
         offset_log: str = "",
     ) -> Opened:
-        # the token is made here: an open that is sent twice opens one attempt
+        """Opens a micro-batch under a token that is made here: a call that is sent twice opens one batch."""
         token = token or os.urandom(16).hex()
         return self._opened(app_id, query_id, batch_id, on_new_checkpoint, token=token, offset_log=offset_log)
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """As in the port. On the broker's host many rows are staged by files, elsewhere over Flight.
 
-        At most WINDOW parts are in memory; a part is freed when it is in a file or durable in the broker.
-        """
+        At most WINDOW parts are in memory; a part is freed when it is in a file or durable in the broker."""
         return stage(self._connection, header, rows, by_files=self._map_files)
 
     commit_batch = _word(Sink.commit_batch)
@@ -310,12 +311,15 @@ class BrokerClient:
         return RemoteChannel(self._connection)
 
     def queues(self) -> list[QueueInfo]:
+        """Returns every queue of the virtual host, by name."""
         return self.administer(list[QueueInfo], "queues")
 
     def exchanges(self) -> list[ExchangeInfo]:
+        """Returns every exchange of the virtual host, by name."""
         return self.administer(list[ExchangeInfo], "exchanges")
 
     def bindings(self) -> list[BindingInfo]:
+        """Returns every binding, by exchange and destination; not those of the default exchange."""
         return self.administer(list[BindingInfo], "bindings")
 
     def channels(self) -> list[ChannelInfo]:
@@ -324,11 +328,11 @@ class BrokerClient:
 
     def close_channel(self, id: str) -> bool:
         """Ends a channel or an AMQP connection by its id in ``channels``: it is rolled back and requeued.
-        Whether there was one. Raises AccessRefused.
-        """
+        Returns whether there was one. Raises AccessRefused."""
         return self.administer(bool, "close", id=id)
 
     def prepared(self) -> list[PreparedInfo]:
+        """Returns the prepared transactions of the virtual host that are not decided."""
         return self.administer(list[PreparedInfo], "prepared")
 
     def commit(self, xid: str, *, of: str | None = None) -> int:
@@ -342,22 +346,19 @@ class BrokerClient:
 
     def rollback_all(self, *, of: str | None = None) -> int:
         """Rolls back what the caller, or user ``of``, has prepared in the virtual host; returns how many.
-        After a failure the same call goes on. Raises AccessRefused.
-        """
+        After a failure the same call continues. Raises AccessRefused."""
         return self.administer(int, "rollback_all", of=of)
 
     def committed(self, token: str, since: float | None = None, *, of: str | None = None) -> bool:
         """Returns whether a commit with this token took place (decision 21).
 
         False: it did not. Raises UnknownOutcome if it may have taken place and is forgotten. With ``since``,
-        the earliest time when it began (in s, by the broker's clock), only if something later is forgotten.
-        """
+        the earliest time of its begin (in s, of the broker's clock), only if something later is forgotten."""
         return self.administer(bool, "committed", token=token, since=since, of=of)
 
     def outcome(self, xid: str, since: float | None = None, *, of: str | None = None) -> str:
         """Returns prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction
-        (there is none), UnknownOutcome.
-        """
+        (there is none), UnknownOutcome."""
         return self.administer(str, "outcome", xid=xid, since=since, of=of)
 
     def administer(self, kind: type[T], word: str, *, timeout_s: float | None = None, **given: object) -> T:

@@ -280,7 +280,7 @@ class RemoteChannel:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         try:
             self._numbered("publish_all", {"messages": waiting})
-        except BaseException:  # also if Ctrl-C interrupts it
+        except BaseException:  # even if Ctrl-C interrupts it
             self._end()
             raise
 

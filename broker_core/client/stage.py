@@ -2,7 +2,7 @@
 
 Not here: cutting rows into parts (``arrow/parts.py``), and what a branch is (``broker/batch/branch.py``).
 
-Invariant: a part is kept here until the broker has made it durable, and each part is staged once, also if the
+Invariant: a part is kept here until the broker has made it durable, and each part is staged once, even if the
 connection breaks.
 """
 

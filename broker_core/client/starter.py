@@ -141,7 +141,7 @@ def _spawn(directory: str, log: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process; the child must find this package, also if it is not installed."""
+    """That of this process; the child must find this package, even if it is not installed."""
     environment = dict(os.environ)
     environment.pop(PASSWORD_VARIABLE, None)
     root = str(Path(__file__).resolve().parents[2])

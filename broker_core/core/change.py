@@ -186,7 +186,7 @@ class Change:
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``). ``effects``: what the history keeps of
     it (``history/``). ``history``: of the group, to be kept beside its last row while that is in the inbox;
     in full, and in fewer bytes (b"" for none) for a store that keeps all rows of the group together.
-    ``repeats``: queues take its messages also if they have seen them.
+    ``repeats``: queues take its messages even if they have seen them.
     """
 
     sequence: CommitSequence

@@ -411,6 +411,7 @@ class StoreFailed(StoreError):
 
     @classmethod
     def of(cls, error: BaseException) -> StoreFailed:
+        """Returns the error of every later call, after ``error`` ended a commit."""
         found = cls(
             "the broker stopped: start it again, it recovers what was committed. A commit failed: "
             f"{one_line(error) or type(error).__name__}"

@@ -1,7 +1,7 @@
 """The names of topics: those of queues, and those of txmq itself.
 
 Not here: what the topics hold (``topics/topics.py``).
-Invariant: two apps never share a topic, also where Kafka takes ``.`` and ``_`` for equal; the topics of txmq
+Invariant: two apps never share a topic, even where Kafka takes ``.`` and ``_`` for equal; the topics of txmq
 begin with RESERVED, and no queue does.
 """
 

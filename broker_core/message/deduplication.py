@@ -32,7 +32,7 @@ _ID = "id"
 
 class Deduplication(NamedTuple):
     """``header`` has the id of a message. ``size``: how many ids are remembered, the latest ones; ``ttl_us``:
-    and for how long, None: without end. ``stays``: also when their messages have left the queue. Then a
+    and for how long, None: without end. ``stays``: even when their messages have left the queue. Then a
     message without the header has its ``message-id`` as its id.
     """
 

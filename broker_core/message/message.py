@@ -78,6 +78,7 @@ class Delivery:
 
     @property
     def body(self) -> bytes:
+        """Returns the body of the message."""
         return self.message.body
 
 

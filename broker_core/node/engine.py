@@ -99,7 +99,7 @@ class EmbeddedEngine:
         self._state = state = local.state.of(vhost)
         self._adopt = adopt
         known = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
-        # apps of two virtual hosts are different ones, also where they change one table
+        # apps of two virtual hosts are different ones, even where they change one table
         self._identity = known if vhost == VHOST else f"{known}/{quote(vhost, safe='')}"
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(

@@ -213,7 +213,7 @@ class LocalBroker(Node):
 
     def rollback_all(self, actor: Actor = OWNER, of: str | None = None, vhost: str = VHOST) -> int:
         """Rolls back what a user has prepared in a virtual host up to now; returns how many. Each piece is a
-        commit of its own; after a crash the same call goes on. Raises AccessRefused.
+        commit of its own; after a crash the same call continues. Raises AccessRefused.
         """
         with self.look as state:
             keys = all_of(state, actor, of, vhost)

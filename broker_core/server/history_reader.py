@@ -73,7 +73,7 @@ class HistoryReader:
 
     def message(self, queue: str, offset: int, sees: Visibility, at: str = "") -> MessageLife:
         """Returns the life of a message, as far as one call looks. ``at``: where the call before has ended.
-        Raises QueueNotFound: also if the caller may not see the queue.
+        Raises QueueNotFound: even if the caller may not see the queue.
         """
         if not (sees.looks or sees.queue(queue)):
             raise _unknown(queue, sees)

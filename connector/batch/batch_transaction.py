@@ -174,8 +174,7 @@ class BatchTransaction:
 
     def delete(self, rows: DataFrame, table: str, on: str) -> None:
         """Delete the rows of a Delta table (``t``) that match a row of ``rows`` (``s``) by ``on`` (SQL),
-        exactly once, after the decision. Raises OptionError.
-        """
+        exactly once, after the decision. Raises OptionError."""
         self._change("delete", rows, table, Merge.made(on, delete=True))
 
     def overwrite(self, rows: DataFrame, table: str, where: str, **options: object) -> None:
@@ -286,6 +285,7 @@ class BatchTransaction:
         self._reads.noted |= direct and whole and self._reads.direct()
 
     def persist(self) -> None:
+        """Caches the batch until the function has returned, for operations that read it several times."""
         self._reads.persist()
 
     def finish(self) -> None:

@@ -52,7 +52,7 @@ class Commit(NamedTuple):
 
 
 def _location(spark: SparkSession, table: Table) -> str:
-    """The location, also if the table did not exist when it was resolved."""
+    """The location, even if the table did not exist when it was resolved."""
     return resolve(spark, table.name).location if table.location.startswith("name:") else table.location
 
 

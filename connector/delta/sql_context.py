@@ -1,7 +1,7 @@
 """What of a session decides what SQL text means: stored with a decision, and set where that is applied.
 
 The settings are those that Spark stores with a view: each that was set and may be changed, except those of
-how a query runs; the time zone and ANSI also if nobody has set them. Of Delta's settings, those in
+how a query runs; the time zone and ANSI even if nobody has set them. Of Delta's settings, those in
 ``_DELTA``. And the current catalog and database, which say where a function is.
 
 Not here: temporary functions, views and variables, which cannot be stored. A text with one of them is refused

@@ -97,7 +97,7 @@ class Merge:
 
     @property
     def acts_without_rows(self) -> bool:
-        """Whether it has an effect also if no row is given."""
+        """Whether it has an effect even if no row is given."""
         return any(clause.rows == "NOT MATCHED BY SOURCE" for clause in self.clauses)
 
     def sql(self, table: str, view: str) -> str:

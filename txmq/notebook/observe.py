@@ -47,7 +47,7 @@ class Observation:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the observation; the query goes on."""
+        """Ends the observation; the query continues."""
         self._ended.set()
         self._thread.join(STOP_S)
 

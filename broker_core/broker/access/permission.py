@@ -77,7 +77,7 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def _excepting(pattern: str) -> tuple[str, str] | None:
-    """Returns ``^(?:X)`` and ``^Y`` for ``^(?!X)Y``; None for another form, also if Y has alternatives, which
+    """Returns ``^(?:X)`` and ``^Y`` for ``^(?!X)Y``; None for another form, even if Y has alternatives, which
     the exception would not be for.
     """
     if not pattern.startswith(_EXCEPT) or "\\Q" in pattern:

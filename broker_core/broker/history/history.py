@@ -431,7 +431,7 @@ def _ended_at(row: Single | HistoryRecord) -> int:
 
 
 def _together(rows: Iterable[Single]) -> HistoryRecord:
-    """Returns rows as one, without a number: a line for all that share their names, also where others are
+    """Returns rows as one, without a number: a line for all that share their names, even where others are
     between them, so that each name is in it once.
     """
     given = list(rows)

@@ -5,7 +5,7 @@ it was computed from the state after version v, says v + 1, and is accepted if n
 it. Else it is void. A *fact* has no version: it is true whatever stands around it, so facts commute.
 
 Not here: reading and writing the log (``journal.py``).
-Invariant: two histories of one log agree on every claim, also where compaction has removed records between,
+Invariant: two histories of one log agree on every claim, even where compaction has removed records between,
 unless one comes so late that it misses tombstones (``delete.retention.ms``). A key is used once, so no void
 record removes an accepted one. What a writer may remove (``garbage``) names void records before accepted
 ones, and never all records of the newest change: before a void record a reader finds a change as new.

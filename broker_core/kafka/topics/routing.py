@@ -152,7 +152,7 @@ class ClusterTopology:
             ]
             if entries:
                 self._client.produce({self._log: entry.batch(entries, now_ms())}, repeat=True)
-        finally:  # memory has what the topic has, also where the answer was lost
+        finally:  # memory has what the topic has, even where the answer was lost
             self._rules = _rules(self._records.values())
         self.refresh()
 

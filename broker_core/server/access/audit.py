@@ -73,7 +73,7 @@ class Audit:
             return True
 
     def _count_later(self) -> None:
-        """At the end of the interval, also if nothing else is said."""
+        """At the end of the interval, even if nothing else is said."""
         if self._timer is None and self._path is not None:
             timer = threading.Timer(INTERVAL_S, self._interval)
             timer.daemon = True

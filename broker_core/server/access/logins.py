@@ -87,7 +87,7 @@ class Logins:
     def _logged_in(
         self, user: str, address: str, proof_of: tuple[str, bytes] | None, kept: str | None
     ) -> None:
-        """A line for each connection, also if its password was remembered from another one."""
+        """A line for each connection, even if its password was remembered from another one."""
         if proof_of is None or kept is None:
             return
         with self._lock:

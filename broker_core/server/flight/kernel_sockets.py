@@ -153,7 +153,7 @@ def _connected(family: socket.AddressFamily, message: bytes) -> Connected:
 
 
 def plain(address: bytes | str) -> str:
-    """One text for each address: of IPv4 also where a socket of IPv6 has it."""
+    """One text for each address: of IPv4 even where a socket of IPv6 has it."""
     known = ipaddress.ip_address(address)
     mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
     return str(mapped or known)

@@ -2,7 +2,7 @@
 
 Not here: who asks. Source: RabbitMQ's statistics, which are as old as their interval too.
 Invariant: a sample reads numbers without the lock, and some queues at a time, so that it stops nobody. Counts
-of a virtual host never go back, also when queues are deleted.
+of a virtual host never go back, even when queues are deleted.
 """
 
 from __future__ import annotations

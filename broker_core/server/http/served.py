@@ -72,7 +72,7 @@ class Served:
     history: PlotHistory = field(default_factory=PlotHistory)
     sessions: PageSessions = field(default_factory=PageSessions)
 
-    # What follows is seen without a commit, and waits for none: also while the disk hangs. A batch that is
+    # What follows is seen without a commit, and waits for none: even while the disk hangs. A batch that is
     # about to be durable may be among it.
     def app_ledgers(self, vhost: str, last: int = 1, app_id: str | None = None) -> list[AppLedger]:
         """The apps, or one, with their last batches, oldest first; none of a virtual host that is gone."""

@@ -87,7 +87,7 @@ class SchemaRegistry:
 
     @classmethod
     def of(cls, given: SchemaRegistry | str) -> SchemaRegistry:
-        """Raises OptionError."""
+        """Returns a registry for a url, or the registry itself. Raises OptionError."""
         if isinstance(given, (SchemaRegistry, str)):
             return cls(given) if isinstance(given, str) else given
         raise OptionError(f"registry={given!r:.100}", "give the url of a registry, or a SchemaRegistry")

@@ -99,7 +99,7 @@ def scene(broker: Broker, user: str = "boss", *, hostile: bool = True) -> Iterat
     host, port = broker.amqp_urls[0].partition("://")[2].split(":")
     login = pika.PlainCredentials(user, PASSWORD)
     parameters = pika.ConnectionParameters(
-        host, int(port), credentials=login, client_properties={"connection_name": "mailer-1"}
+        host, int(port), credentials=login, heartbeat=0, client_properties={"connection_name": "mailer-1"}
     )
     client = BrokerClient(broker.url, credentials=Credentials(user, PASSWORD))
     connection = pika.BlockingConnection(parameters)
