@@ -409,9 +409,10 @@ def serve(
         if options.listeners.tls is not None:  # otherwise it ends the broker with its terminal
             signals.take(signal.SIGHUP)
         broker.server.gives_up = idle_timeout_s is not None
-        # messages in flight are thousands of short-lived objects: cycles are looked for less often, in few
+        # Messages in flight are thousands of short-lived objects, which are not in cycles: the collector
+        # looks rarely, and at few at a time, because every client waits meanwhile.
         gc.freeze()
-        gc.set_threshold(10_000, 10, 500)
+        gc.set_threshold(5_000, 2, 5_000)
         # The event loop releases the interpreter lock at each socket and each sync, and gets it back after
         # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
         # sealed many messages.

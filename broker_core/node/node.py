@@ -150,8 +150,8 @@ class Node:
 
     def transaction_bytes(self) -> int:
         """Returns about how much memory open and prepared transactions use. For any thread."""
-        opened = sum(channel.transaction.memory_bytes for channel in self.held.channels())
-        return opened + sum(
+        opened = (channel.transaction for channel in self.held.channels())  # of which few hold something
+        return sum([transaction.memory_bytes for transaction in opened if transaction.publishes]) + sum(
             transaction.memory_bytes for transaction in list(self.state.prepared.by_key.values())
         )
 

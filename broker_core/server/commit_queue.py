@@ -157,20 +157,29 @@ class CommitQueue:
         """Like ``submit``, for what must be done and nobody asks for again: it is tried again until it
         succeeds, or the broker has stopped. ``then`` is called once, not for a shortage of resources.
         """
-        wait_s, logged = AGAIN_S, False
+        self._insist(work, then, origin, AGAIN_S)
 
-        def done(answer: object, error: BaseException | None) -> None:
-            nonlocal wait_s, logged
-            if error is not None and not isinstance(error, StoreFailed):
-                logger.error("a work is tried again in %.1f s: %s", wait_s, error)
-                self._loop.call_later(wait_s, self.submit, work, done, origin)
-                wait_s = min(2 * wait_s, AGAIN_AT_MOST_S)
-            if not logged and not isinstance(error, ResourceShortage):
-                logged = True
-                then(answer, error)
-            self.wake()
+    def _insist(self, work: Work[object], then: Then, origin: object, wait_s: float) -> None:
+        # a function that names itself is a cycle, and would keep a session until a collection
+        self.submit(work, partial(self._insisted, work, then, origin, wait_s), origin)
 
-        self.submit(work, done, origin)
+    def _insisted(
+        self,
+        work: Work[object],
+        then: Then,
+        origin: object,
+        wait_s: float,
+        answer: object,
+        error: BaseException | None,
+    ) -> None:
+        told = not isinstance(error, ResourceShortage)
+        if error is not None and not isinstance(error, StoreFailed):
+            logger.error("a work is tried again in %.1f s: %s", wait_s, error)
+            later = _ignore if told else then
+            self._loop.call_later(wait_s, self._insist, work, later, origin, min(2 * wait_s, AGAIN_AT_MOST_S))
+        if told:
+            then(answer, error)
+        self.wake()
 
     def _again(self, waiting: Waiting, then: Then) -> None:
         self._works.put(getattr(waiting.origin, "connection", None), (waiting, then))
@@ -329,6 +338,7 @@ def _call(waiting: Waiting, then: Then) -> None:
         then(waiting.answer, waiting.error)
     except Exception:
         logger.exception("an answer to a commit failed")
+    waiting.error = None  # frames of its traceback have ``waiting``: a cycle would wait for the collector
 
 
 def _ignore(_answer: object, _error: BaseException | None) -> None:

@@ -154,9 +154,6 @@ class AmqpConnection:
                 self._empty_frames(self._decoder.empty_frames - before, now)
         return self._take()
 
-    def holds(self) -> bool:
-        return self._holds
-
     def hold(self) -> None:
         """There are no more events until ``release``."""
         self._holds = not self.closing
@@ -272,7 +269,7 @@ class AmqpConnection:
         return failed
 
     def _fail(self, error: ConnectionException, number: int, ids: tuple[int, int] = (0, 0)) -> Failed:
-        return Failed(number, error, ids)
+        return Failed(number, error.with_traceback(None), ids)  # its frames have the event: a cycle
 
     def _listen(self, data: bytes) -> None:
         if (
@@ -327,6 +324,8 @@ class AmqpConnection:
         self._life.end(Step.end)
         self._life.timers.limit = None
         self._events.clear()
+        self._look = None
+        self._zero.lost()
         self._decoder.end()
         self.out.drop()
 

@@ -69,6 +69,9 @@ class Negotiation:
         self._admit = admit
         self._out.send(0, m.ConnectionTune(offer.channel_max, offer.frame_max, offer.heartbeat_s))
 
+    def lost(self) -> None:
+        self._admit = None  # it has the connection, which has this: a cycle would wait for the collector
+
     def take(self, command: Command) -> Command | CloseRequested | None:
         """The command or event that the caller has to carry out. Raises a ConnectionException."""
         method = command.method

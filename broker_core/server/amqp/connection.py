@@ -164,6 +164,7 @@ class Connection(asyncio.Protocol):
         self.input.lost()
         self.sessions.lost()
         self.server.closed(self)
+        self.points.lost()
 
     def data_received(self, data: bytes) -> None:
         self.input.came(data)

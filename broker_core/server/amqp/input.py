@@ -27,6 +27,10 @@ class Resumable(Protocol):
         ...
 
 
+def _nothing(_ends: float) -> None:
+    pass
+
+
 class Input:
     """``carry_out``: carries out the next events until a time, and at least one of them. ``paused``: why
     nothing is read and no event carried out.
@@ -55,6 +59,7 @@ class Input:
     def lost(self) -> None:
         """The socket is gone."""
         self._transport = None
+        self._carry_out = _nothing  # the connection's, which has this: a cycle would wait for the collector
         self.paused.clear()
 
     def came(self, data: bytes) -> None:

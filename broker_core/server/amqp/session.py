@@ -388,7 +388,7 @@ class Session:
         self.move(Move.end)
         self._backlog.clear()
         self.stop_deliveries()
-        self.tick_commit.hand_over()
+        self.tick_commit.end()
         self.connection.resume(self)
         _close(self, why, then)
 

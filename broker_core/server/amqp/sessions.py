@@ -30,7 +30,10 @@ class Sessions:
     Their channels are open, or closed by the client with work left to do.
     """
 
-    __slots__ = ("_connection", "_ended", "_ending", "_failed", "_finish", "_server", "by_number")
+    __slots__ = (
+        "_connection", "_early", "_ended", "_ending", "_failed", "_finish", "_is_lost", "_left", "_over",
+        "_server", "by_number",
+    )  # fmt: skip
 
     def __init__(self, connection: ClientConnection, server: Server) -> None:
         self._connection = connection
@@ -39,6 +42,10 @@ class Sessions:
         self._ending = 0  # sessions whose end is not durable yet
         self._finish: Callable[[], None] | None = None  # called when all have ended
         self._ended = False
+        self._left = 0  # sessions of ``end_all`` whose channels are not closed
+        self._early = False  # the exclusive queues were to be deleted before all of them were
+        self._over = False  # all has ended, and the queues are deleted
+        self._is_lost = False
         self._failed: float | None = None  # the order of the command that closes the connection
 
     def open(self, number: int) -> None:
@@ -48,7 +55,7 @@ class Sessions:
 
     def fail(self, number: int, text: str) -> None:
         """The broker has closed the channel."""
-        self._left(number)
+        self._leave(number)
         self.by_number.pop(number).end(text)
         self._finish_when_all_ended()
 
@@ -56,7 +63,7 @@ class Sessions:
         """All commands before channel.close are done: answer it when the end is durable."""
         session = self.by_number.pop(number, None)
         if session is not None:
-            self._left(number)
+            self._leave(number)
             self._ending += 1
             session.end("it was closed", partial(self._closed, number))
             self._finish_when_all_ended()
@@ -66,6 +73,7 @@ class Sessions:
         self._connection.protocol.channels.ended(number)
         self._connection.flush_later()
         self._finish_when_all_ended()
+        self._let_go()
 
     def fail_all(self, error: ConnectionException, ids: tuple[int, int], order: float) -> None:
         """Close the connection because of the command with this ``order``.
@@ -116,8 +124,15 @@ class Sessions:
 
     def lost(self) -> None:
         """The socket is gone."""
+        self._is_lost = True
         if self._finish is None:  # else they end by themselves
             self.end_all("its connection was lost", None)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Once all is over, the connection, which has this, is freed without the collector."""
+        if self._is_lost and self._over and not self._ending:
+            del self._connection, self._finish
 
     def end_all(self, why: str, then: Callable[[], None] | None) -> None:
         """End all sessions at once, then delete the exclusive queues of the connection, in pieces, so that
@@ -128,48 +143,49 @@ class Sessions:
         self._ended = True
         sessions = list(self.by_number.values())
         self.by_number.clear()
-        left = len(sessions)
-        early = False  # the deletion was asked for before all channels were closed
+        self._left = len(sessions)
+        for session in sessions:
+            self._leave(session.number)
+            session.end(why, partial(self._channel_closed, then))
+        self._delete_queues(sessions, then)  # in the same commit, unless one of them waits for a block
 
-        topology = self._connection.seen.topology
+    def _channel_closed(self, then: Callable[[], None] | None) -> None:
+        self._left -= 1
+        if self._early and not self._left:
+            self._delete_queues([], then)
+
+    def _delete_queues(self, sessions: list[Session], then: Callable[[], None] | None) -> None:
+        connection = self._connection
+        topology = connection.seen.topology
 
         def work(_state: BrokerState, change: Change, _now: int) -> tuple[bool, bool]:
             """Returns whether all channels are closed, and whether all queues are gone."""
-            if left and not all(session.channel.closed for session in sessions):
+            if not all(session.channel.closed for session in sessions):
                 return False, False
-            queues = topology.exclusive_queues(self._connection)
+            queues = topology.exclusive_queues(connection)
             for queue in queues[:DELETED]:
-                topology.delete_queue(change, queue.name, connection=self._connection)
+                topology.delete_queue(change, queue.name, connection=connection)
             return True, len(queues) <= DELETED
 
-        def deleted(done: tuple[bool, bool] | None, error: BaseException | None) -> None:
-            nonlocal early
-            all_closed, all_gone = done or (False, False)
-            if all_closed and not all_gone:
-                delete()
-            elif all_closed or error is not None:
-                if then is not None:
-                    then()
-            elif left:
-                early = True
-            else:
-                delete()
+        self._server.commits.submit(work, partial(self._queues_deleted, then))
 
-        def ended() -> None:
-            nonlocal left
-            left -= 1
-            if early and not left:
-                delete()
+    def _queues_deleted(
+        self, then: Callable[[], None] | None, done: tuple[bool, bool] | None, error: BaseException | None
+    ) -> None:
+        all_closed, all_gone = done or (False, False)
+        if all_closed and not all_gone:
+            self._delete_queues([], then)
+        elif all_closed or error is not None:
+            self._over = True
+            if then is not None:
+                then()
+            self._let_go()
+        elif self._left:
+            self._early = True
+        else:
+            self._delete_queues([], then)
 
-        def delete() -> None:
-            self._server.commits.submit(work, deleted)
-
-        for session in sessions:
-            self._left(session.number)
-            session.end(why, ended)
-        delete()  # in the same commit, unless one of them waits for a block
-
-    def _left(self, number: int) -> None:
+    def _leave(self, number: int) -> None:
         self._server.quotas.channels.leave((self._connection, number))
 
     def _finish_when_all_ended(self) -> None:

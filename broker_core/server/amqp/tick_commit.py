@@ -88,6 +88,11 @@ class TickCommit:
             self.waits = True
             self._session.commits.gather(self, self._session.connection)
 
+    def end(self) -> None:
+        """The session ends."""
+        self.hand_over()
+        self._let_go()
+
     def hand_over(self) -> None:
         """The tick ends: what was gathered becomes one transaction of separate parts."""
         if not self.waits:  # nothing was gathered, or the session ended and handed it over
@@ -179,8 +184,15 @@ class TickCommit:
         self._in_flight -= 1
         if self._in_flight == IN_FLIGHT - 1:
             session.connection.resume(self)
-        if not (self.waits or self._in_flight or session.ended):
+        if session.ended:
+            self._let_go()
+        elif not (self.waits or self._in_flight):
             session.durable()
+
+    def _let_go(self) -> None:
+        """The session has ended. Once nothing of it waits for a commit, it is freed without the collector."""
+        if not self._in_flight:
+            del self._session
 
     def _confirm(self, before: int, publishes: int, rejected: list[int]) -> None:
         write, number = self._session.connection.write, self._session.number

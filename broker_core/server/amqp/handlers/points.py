@@ -36,6 +36,10 @@ class Points:
         self.confirms = Decoder(frame_max, handshake=False) if handlers.session_out else None
         self._watch()
 
+    def lost(self) -> None:
+        """The socket is gone: no event comes, and the connection is freed without the collector."""
+        del self._connection
+
     def _watch(self) -> None:
         watched = self._handlers.connection_in or self._handlers.session_in or self._guards
         self._connection.protocol.watch(self._come if watched else None)
