@@ -20,6 +20,7 @@ from typing import Any
 from broker_core.core.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_NESTING = 64
+MAX_VALUES = 5_000  # of a table with all that is in it: each takes some hundred times as long as its bytes
 
 U8, U16, U32, U64 = struct.Struct(">B"), struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
@@ -66,11 +67,12 @@ def damaged(what: str) -> RemoteProtocolError:
 class FieldReader:
     """A position in bytes; every step checks that enough bytes follow."""
 
-    __slots__ = ("data", "position")
+    __slots__ = ("data", "left", "position")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.position = 0
+        self.left = MAX_VALUES
 
     def number(self, shape: struct.Struct) -> Any:
         if self.position + shape.size > len(self.data):
@@ -134,6 +136,11 @@ class FieldReader:
 
     def value(self, depth: int) -> object:
         kind: int = self.number(U8)
+        self.left -= 1
+        if self.left < 0:
+            raise RemoteProtocolError(
+                f"a table has more than {MAX_VALUES} values: send fewer, or put them into the body"
+            )
         shape = NUMBERS.get(kind)
         if shape is not None:
             return self.number(shape)
@@ -306,28 +313,42 @@ _SIZES = {kind: shape.size for kind, shape in NUMBERS.items()} | {
     ord("T"): 8,
     ord("V"): 0,
 }
-_LONG_STRING, _BYTES = ord("S"), ord("x")
+_LONG_STRING, _BYTES, _ARRAY, _TABLE = ord("S"), ord("x"), ord("A"), ord("F")
 
 
 def end_of_table(data: bytes, position: int) -> int:
-    """Returns the position after the table at ``position``; beyond the end of ``data`` if it is truncated."""
+    """Returns the position after the table at ``position``; beyond the end of ``data`` if it is damaged, and
+    sometimes if it is truncated: the full reader says how.
+    """
+    damaged = len(data) + 1
     (length,) = U32.unpack_from(data, position)
-    start, position = position, position + 4
+    position += 4
     end: int = position + length
-    while position < end:
-        name = position + 1
-        position = name + data[position]
-        data[name:position].decode()
-        kind = data[position]
-        position += 1
-        size = _SIZES.get(kind)
-        if size is not None:
-            position += size
-        elif kind in (_LONG_STRING, _BYTES):
-            position += 4 + U32.unpack_from(data, position)[0]
-        else:  # a table or an array inside: the full reader counts the nesting
-            reader = FieldReader(data)
-            reader.position = start
-            reader.table()
-            return reader.position
-    return position if position == end else len(data) + 1
+    is_table, left = True, MAX_VALUES
+    around: list[tuple[int, bool]] = []  # the tables and arrays around this one
+    while True:
+        while position < end:
+            if is_table:
+                name = position + 1
+                position = name + data[position]
+                data[name:position].decode()
+            kind = data[position]
+            position += 1
+            left -= 1
+            size = _SIZES.get(kind)
+            if size is not None:
+                position += size
+            elif kind in (_LONG_STRING, _BYTES):
+                position += 4 + U32.unpack_from(data, position)[0]
+            elif kind in (_ARRAY, _TABLE) and len(around) < MAX_NESTING and left >= 0:
+                around.append((end, is_table))
+                (length,) = U32.unpack_from(data, position)
+                position += 4
+                end, is_table = position + length, kind == _TABLE
+            else:
+                return damaged
+        if position != end or left < 0:
+            return damaged
+        if not around:
+            return position
+        end, is_table = around.pop()

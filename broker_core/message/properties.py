@@ -19,6 +19,7 @@ from typing import Any
 
 from broker_core.core.errors import LocalProtocolError
 from broker_core.message.field_table import (
+    MAX_VALUES,
     U8,
     U16,
     U64,
@@ -156,6 +157,12 @@ def check(data: bytes) -> None:
         sound = False
     if not sound:
         Properties.decode(data)  # raises the exact error
+
+
+def require_readable(data: bytes) -> None:
+    """Raises RemoteProtocolError where sound headers have become too many for a table."""
+    if len(data) > MAX_VALUES:
+        check(data)
 
 
 def _end_of_list(data: bytes) -> int:

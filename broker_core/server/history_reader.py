@@ -88,7 +88,7 @@ class HistoryReader:
         with self._node.look:
             state = "unknown" if found is None or found.deleted else _state(found, offset)
         if state == "unknown" and more is None and not (told or known):
-            raise _unknown(queue, sees)
+            raise _unknown(queue, sees) if found is None else _no_message(found, offset)
         goes_on = "" if more is None else f"{more.queue_id}.{more.sequence}.{int(known or bool(told))}"
         return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0, goes_on)
 
@@ -164,6 +164,13 @@ def _state(queue: Queue, offset: int) -> str:
     if offset in queue.ready.held:
         return "held"
     return "claimed" if queue.owner and queue.progress.claimed.contains(offset) else "ready"
+
+
+def _no_message(queue: Queue, offset: int) -> OptionError:
+    return OptionError(
+        f"queue '{queue.name}' has no message at offset {offset}",
+        f"its next message gets offset {queue.log.visible_end}",
+    )
 
 
 def _unknown(queue: str, sees: Visibility) -> QueueNotFound:

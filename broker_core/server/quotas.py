@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from broker_core.broker.access.shares import SHARE, Shares
 from broker_core.broker.batch.branch import StagedLimits
-from broker_core.core.errors import Busy, NotAllowed, OptionError, TxmqError
+from broker_core.core.errors import Busy, NotAllowed, OptionError, ResourceExhausted, TxmqError
 from broker_core.server.alarm import Alarm
 
 MiB = 1024 * 1024
@@ -35,20 +35,22 @@ class UserLimit(NamedTuple):
 UNLIMITED = UserLimit()
 CALLS = UserLimit(2000, 1000)
 PART_BYTES = UserLimit(1024 * MiB, 512 * MiB)
+CONTENT_BYTES = UserLimit(1024 * MiB, 512 * MiB)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
     """``connections``: of AMQP, logged in; a total of None is half of the files that the process may open.
     ``channels``: of AMQP and of Flight. ``calls``: of Flight, in progress. ``part_bytes``: of the parts that
-    calls are staging. ``flight_connections``: None is an eighth of the files. ``share``: of each bound that
-    all users share, which one of them may have.
+    calls are staging. ``content_bytes``: of messages of AMQP that are not whole. ``flight_connections``: None
+    is an eighth of the files. ``share``: of each bound that all users share, which one of them may have.
     """
 
     connections: UserLimit = UNLIMITED
     channels: UserLimit = UNLIMITED
     calls: UserLimit = CALLS
     part_bytes: UserLimit = PART_BYTES
+    content_bytes: UserLimit = CONTENT_BYTES
     staged: StagedLimits = field(default_factory=StagedLimits)
     flight_connections: int | None = None
     share: float = SHARE
@@ -131,6 +133,7 @@ class Quotas:
         self.channels = Quota(limits.channels, _channel, shares)
         self.calls = Quota(limits.calls, _call, shares)
         self.part_bytes = Quota(limits.part_bytes, _part, shares)
+        self.content_bytes = Quota(limits.content_bytes, _content, shares)
 
 
 def sockets() -> int:
@@ -173,6 +176,12 @@ def _part(user: str, limit: int, own: bool) -> TxmqError:
     return Busy(
         f"parts of {limit} bytes are being staged, which is the limit", "try again, or raise --part-bytes"
     )
+
+
+def _content(user: str, limit: int, own: bool) -> TxmqError:
+    whose = f" of user '{user}'" if own else ""
+    text = f"messages{whose} that have not come whole take more than {limit} bytes, which is the limit"
+    return ResourceExhausted(f"{text}; finish some before others begin")
 
 
 def flight_connection(user: str, limit: int, own: bool) -> TxmqError:

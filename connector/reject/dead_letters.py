@@ -24,7 +24,14 @@ from broker_core.core.errors import DataLoss, OptionError, ProtocolError
 from broker_core.engine import DeadLetterRoute, Engine
 from broker_core.message.field_table import Timestamp
 from broker_core.message.message import MESSAGE_SCHEMA
-from broker_core.message.properties import append_headers, check, encode_headers, expiration, rewrite_of
+from broker_core.message.properties import (
+    append_headers,
+    check,
+    encode_headers,
+    expiration,
+    require_readable,
+    rewrite_of,
+)
 from broker_core.message.x_death import DAMAGED, READ, Death, headers_after
 
 REASON = "reason"  # the column
@@ -272,8 +279,10 @@ def dead_lettered(properties: bytes, death: Death, reason: str | None, *, keeps_
 
     try:
         check(properties)
-        return rewrite_of(properties, changed, READ, ("expiration", "user_id"))
-    except ProtocolError:  # only in old data directories
+        rewritten = rewrite_of(properties, changed, READ, ("expiration", "user_id"))
+        require_readable(rewritten)
+        return rewritten
+    except ProtocolError:  # in old data directories, or with very many values
         headers = {DAMAGED: properties, **changed({})}
         return append_headers(
             b"", encode_headers({name: value for name, value in headers.items() if value is not None})

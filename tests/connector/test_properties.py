@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from broker_core.core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.launcher import Broker
-from broker_core.message.field_table import Long, Timestamp, decode_table, encode_table
-from broker_core.message.properties import NAMES, Properties, delivery_mode, expiration
+from broker_core.message.field_table import MAX_VALUES, Long, Timestamp, decode_table, encode_table
+from broker_core.message.properties import NAMES, Properties, check, delivery_mode, expiration
 
 SHORT = st.text(max_size=60).filter(lambda text: len(text.encode()) <= 255)
 SCALAR = st.one_of(
@@ -166,6 +167,29 @@ def test_deep_nesting_is_refused_instead_of_exhausting_the_stack() -> None:
         nested = [nested]
     with pytest.raises(LocalProtocolError, match="nested deeper"):
         encode_table({"a": nested})
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda count: {"a": [None] * (count - 1)},
+        lambda count: {str(number): 1 for number in range(count)},
+        lambda count: {"a": {"b": [[], {}] * ((count - 2) // 2), **({"c": 1} if count % 2 else {})}},
+    ],
+)
+def test_a_table_of_very_many_values_is_refused_however_they_nest(
+    table: Callable[[int], dict[str, object]], over: int
+) -> None:
+    """A value takes hundreds of times as long as its byte, for everybody."""
+    data = Properties(headers=table(MAX_VALUES + over)).encode()
+    if not over:
+        check(data)
+        assert Properties.decode(data).encode() == data
+        return
+    for refuse in (check, Properties.decode):
+        with pytest.raises(RemoteProtocolError, match="more than 5000 values: send fewer, or put them into"):
+            refuse(data)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,12 @@ def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.
     assert main(["message", "show", "in", "0", *at]) == 0
     text = capsys.readouterr().out
     assert text.startswith("message 0 of queue in: ready") and f"by transaction {number}" in text
+    for queue, text in (
+        ("in", "has no message at offset 7: its next message gets offset 1"),
+        ("none", "no queue 'none'"),
+    ):
+        assert main(["message", "show", queue, "7", *at]) != 0
+        assert text in capsys.readouterr().err
     assert main(["history", "list", "--last", "1", *at, "--json"]) == 0
     assert [row["sequence"] for row in json.loads(capsys.readouterr().out)] == [number]
     assert main(["history", "show", "999999", *at]) != 0

@@ -35,12 +35,13 @@ from broker_core.server import quotas
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.flight.calls import Calls
 from broker_core.server.quotas import Quota, QuotaLimits, UserLimit
-from tests.amqp_peer import Closed, Peer, encoded, raw
+from tests.amqp_peer import Closed, Peer, content, encoded, raw
 from tests.amqp_server import AmqpServed, serving
 from tests.progress import wait_until
 from tests.server.flight.flight_calls import FILE, HEADER, Raw, messages, part_body
 from txmq import BrokerClient
 
+MiB = 1024 * 1024
 USERS = ("ann", "bob", "carl")
 
 
@@ -319,6 +320,46 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
             for thread in held:
                 thread.join()
             assert amqp.count(1, "q") == 1
+
+
+def test_messages_that_do_not_come_whole_are_limited_by_their_bytes(tmp_path: Path) -> None:
+    """Each connection may have some, and one peer may have many connections."""
+    limits = QuotaLimits(content_bytes=UserLimit(total=8 * MiB, user=5 * MiB))
+    users = dict.fromkeys(USERS, "pw")
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(Broker.open(tmp_path, users=users, quotas=limits, amqp=["127.0.0.1:0"]))
+        counted = broker.quotas.content_bytes
+
+        def client(user: str) -> Peer:
+            where = broker.amqp_urls[0].removeprefix("amqp://")
+            return stack.enter_context(Peer(f"amqp://{user}:pw@{where}").opened(1))
+
+        def begun(user: str, size: int) -> Peer:
+            """It has sent all but the end of a message."""
+            peer = client(user)
+            peer.write(content(1, c.Basic.Publish(routing_key="none"), b"x" * size)[:-9])
+            return peer
+
+        def published(user: str, size: int) -> None:
+            peer = client(user)
+            peer.call(1, c.Confirm.Select(), c.Confirm.SelectOk)
+            peer.write(content(1, c.Basic.Publish(routing_key="none"), b"x" * size))
+            peer.expect(c.Basic.Ack, 1)
+
+        first = begun("ann", 3 * MiB)
+        wait_until(lambda: counted._total > 2 * MiB)
+        text = begun("ann", 3 * MiB).expect(c.Connection.Close).reply_text
+        assert text.startswith("RESOURCE_ERROR - messages of user 'ann' that have not come whole take more")
+        begun("bob", 4 * MiB)
+        wait_until(lambda: counted._total > 6 * MiB)
+        text = begun("carl", 3 * MiB).expect(c.Connection.Close).reply_text
+        assert text.startswith("RESOURCE_ERROR - messages that have not come whole take more")
+        for user in USERS:  # what is small has no part in it
+            published(user, 100_000)
+        first.abort()
+        wait_until(lambda: counted._total < 5 * MiB)
+        published("ann", 3 * MiB)
+        wait_until(lambda: counted._total < 5 * MiB)
 
 
 def test_parts_in_flight_are_limited_by_their_bytes_and_what_was_begun_is_staged(tmp_path: Path) -> None:

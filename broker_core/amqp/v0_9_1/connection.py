@@ -109,6 +109,11 @@ class AmqpConnection:
         return self._life.state
 
     @property
+    def pending_bytes(self) -> int:
+        """Of contents that have not come whole."""
+        return self._decoder.pending_bytes
+
+    @property
     def closing(self) -> bool:
         """One side has closed the connection, or it is lost."""
         return self._life.closing
@@ -237,9 +242,8 @@ class AmqpConnection:
                     assert_never(event)
         except ConnectionException as error:
             number = event.channel if isinstance(event, Command) else 0
-            return self._fail(
-                error, number, (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0)
-            )
+            ids = (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0)
+            return Failed(number, error.with_traceback(None), ids)  # its frames have the event: a cycle
         return None
 
     def _of_channel(self, command: Command) -> ConnectionEvent | None:
@@ -250,7 +254,7 @@ class AmqpConnection:
         passes, most = self.channels.take(command), self.tuned.channel_max
         if isinstance(method, m.ChannelOpen) and passes and most and self.channels.opened > most:
             text = f"number of channels opened ({most}) has reached the negotiated channel_max ({most})"
-            return self._fail(NotAllowed(text), 0)
+            return Failed(0, NotAllowed(text), (0, 0))
         return command if passes else None
 
     def _too_large(self, event: ContentTooLarge) -> ConnectionEvent | None:
@@ -263,13 +267,10 @@ class AmqpConnection:
 
     def _violated(self, event: Violation) -> ConnectionEvent | None:
         """Later bytes cannot be decoded: only close-ok is looked for."""
-        failed = None if self.state is ConnectionState.closing else self._fail(event.error, 0, event.method)
+        failed = None if self.state is ConnectionState.closing else Failed(0, event.error, event.method)
         self._listener = _Listener()
         self._listen(self._decoder.end())
         return failed
-
-    def _fail(self, error: ConnectionException, number: int, ids: tuple[int, int] = (0, 0)) -> Failed:
-        return Failed(number, error.with_traceback(None), ids)  # its frames have the event: a cycle
 
     def _listen(self, data: bytes) -> None:
         if (

@@ -20,14 +20,22 @@ from broker_core.core.change import InboxRow
 from broker_core.core.errors import RemoteProtocolError
 from broker_core.message.field_table import Timestamp
 from broker_core.message.message import Message
-from broker_core.message.properties import append_headers, check, encode_headers, expiration, rewrite_of
+from broker_core.message.properties import (
+    append_headers,
+    check,
+    encode_headers,
+    expiration,
+    require_readable,
+    rewrite_of,
+)
 from broker_core.message.x_death import DAMAGED, READ, Death, Deaths, headers_after
 from broker_core.routing.exchange import Exchange, reach
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 
 _HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
-_DECODED = 64  # bytes of a body are copied while one of headers is decoded and encoded
+# Bytes of a body that are copied while one of headers is decoded and encoded, or checked; few are not counted
+_DECODED, _CHECKED, _FEW = 64, 32, 256
 _LOOKED = 4  # bindings by headers are looked at while an entry is made
 _COUNTED = 1024  # encoded headers that are kept
 _NO_KEYS: list[str] = []
@@ -98,6 +106,7 @@ class DeadLetters:
                 properties = rewrite_of(
                     row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",)
                 )
+                require_readable(properties)
                 keys, deaths = found
             except Exception:  # whatever they contain
                 properties = self._wrapped(row)
@@ -110,6 +119,7 @@ class DeadLetters:
         if known is None:
             try:
                 known = append_headers(row.properties, self._first_entries(row))
+                require_readable(known)
             except Exception:
                 known = self._wrapped(row)
             if len(self._encoded) >= _COUNTED:
@@ -158,8 +168,11 @@ class DeadLetters:
 
     @staticmethod
     def cost_bytes(row: InboxRow) -> int:
-        """Returns how many bytes of a body take as long as the headers that must be decoded."""
-        return 0 if _is_first_death(row.properties) else _DECODED * len(row.properties)
+        """Returns how many bytes of a body take as long as the headers."""
+        size = len(row.properties)
+        if not _is_first_death(row.properties):
+            return _DECODED * size
+        return 0 if size < _FEW else _CHECKED * size
 
     def publish(self, row: InboxRow) -> Publish | None:
         """Returns the copy and its queues; None: no queue gets it."""

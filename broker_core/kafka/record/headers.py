@@ -6,7 +6,7 @@ those that are not text. The exchange is a header too, absent for the default on
 
 A pair of another client that no header of a message can be (its name is longer than 255 bytes, is one of
 ours, steers the broker, or comes again) is in the list OTHERS, which is text, so that it survives a map of
-strings.
+strings. If they have more values than a table may have, all are.
 
 Not here: the routing key, which is the record's key, and the body.
 Invariant: ``to_message(of_message(exchange, properties)) == (exchange, properties)``, byte by byte, up to the
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from broker_core.core.errors import OptionError, ProtocolError, TxmqError
+from broker_core.core.errors import OptionError, ProtocolError, RemoteProtocolError, TxmqError
 from broker_core.message.field_table import (
     MAX_NESTING,
     NUMBERS,
@@ -34,7 +34,7 @@ from broker_core.message.field_table import (
     encode_value,
     sized,
 )
-from broker_core.message.properties import NAMES, Properties, raw_headers, with_raw_headers
+from broker_core.message.properties import NAMES, Properties, raw_headers, require_readable, with_raw_headers
 from broker_core.routing.carbon_copy import carbon_copies
 
 PREFIX = "txmq."
@@ -118,6 +118,7 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
     properties = Properties(**values).encode()
     if not found:
         return exchange, (with_raw_headers(properties, {OTHERS: _list_of(others)}) if others else properties)
+    users = [*others, *found.items()]
     types = _types(found)
     raw: dict[str, bytes] = {}
     for pair in found.items():
@@ -128,7 +129,12 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
             others.append(pair)
     if others:
         raw[OTHERS] = _list_of(others)
-    return exchange, with_raw_headers(properties, raw)
+    try:
+        message = with_raw_headers(properties, raw)
+        require_readable(message)
+    except RemoteProtocolError:  # too many
+        message = with_raw_headers(properties, {OTHERS: _list_of(users)})
+    return exchange, message
 
 
 def _is_ordinary(name: str, value: bytes) -> bool:

@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         self.points = Points(self, server.handlers, self.sessions.by_number, server.options.frame_max)
         self._confirms = self.points.confirms
         self._transport: asyncio.Transport | None = None
-        self.input = Input(self.protocol, server.turns, self._carry_out)
+        self.input = Input(self.protocol, server.turns, self._carry_out, self.sessions.count_content)
         self._unwritten = False  # ``flush`` will be called
 
     @property

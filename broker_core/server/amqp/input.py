@@ -18,6 +18,8 @@ from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.decoder import OPEN_BYTES
 from broker_core.server.turns import TURN_S, Turns
 
+SMALL_BYTES = 1024 * 1024
+
 
 class Resumable(Protocol):
     """A session whose commands waited."""
@@ -27,24 +29,33 @@ class Resumable(Protocol):
         ...
 
 
-def _nothing(_ends: float) -> None:
+def _nothing(_: float) -> None:
     pass
 
 
 class Input:
-    """``carry_out``: carries out the next events until a time, and at least one of them. ``paused``: why
-    nothing is read and no event carried out.
+    """``carry_out``: carries out the next events until a time, and at least one of them. ``count``: gets the
+    bytes of contents that have not come whole, if they are or were more than SMALL_BYTES.
+    ``paused``: why nothing is read and no event carried out.
     """
 
     __slots__ = (
-        "_carry_out", "_late", "_protocol", "_reads", "_sessions", "_transport", "_turns", "paused", "spent",
-        "waits",
+        "_carry_out", "_count", "_counted", "_late", "_protocol", "_reads", "_sessions", "_transport",
+        "_turns", "paused", "spent", "waits",
     )  # fmt: skip
 
-    def __init__(self, protocol: AmqpConnection, turns: Turns, carry_out: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        protocol: AmqpConnection,
+        turns: Turns,
+        carry_out: Callable[[float], None],
+        count: Callable[[int], None],
+    ) -> None:
         self._protocol = protocol
         self._turns = turns
         self._carry_out = carry_out
+        self._count = count
+        self._counted = 0
         self._transport: asyncio.Transport | None = None
         self._reads = True
         self._late = 0  # bytes that came when the connection was closed
@@ -59,7 +70,8 @@ class Input:
     def lost(self) -> None:
         """The socket is gone."""
         self._transport = None
-        self._carry_out = _nothing  # the connection's, which has this: a cycle would wait for the collector
+        # the connection's, which has this: a cycle would wait for the collector
+        self._carry_out = self._count = _nothing
         self.paused.clear()
 
     def came(self, data: bytes) -> None:
@@ -98,6 +110,10 @@ class Input:
         while protocol.due and goes_on:
             self._carry_out(ends)
             goes_on = clock() <= ends
+        pending = protocol.pending_bytes
+        if pending != self._counted and max(pending, self._counted) > SMALL_BYTES:
+            self._counted = pending
+            self._count(pending)
         if sessions or protocol.due:
             return True
         if not self.paused:

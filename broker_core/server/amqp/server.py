@@ -169,6 +169,7 @@ class AmqpServer(LoopThread):
         self.connections.pop(connection, None)
         self.unauthenticated.leave(connection)
         self.quotas.connections.leave(connection)
+        self.quotas.content_bytes.leave(connection)
         if not self.connections:
             self._idle_since = time.monotonic()
             self._empty.set()

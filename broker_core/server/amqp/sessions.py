@@ -16,8 +16,9 @@ from functools import partial
 from broker_core.amqp.v0_9_1.channels import reply_text
 from broker_core.broker.broker import BrokerState
 from broker_core.core.change import Change
-from broker_core.core.errors import ConnectionException
+from broker_core.core.errors import ConnectionException, ResourceExhausted
 from broker_core.node.channel import DELETED
+from broker_core.server.amqp.input import SMALL_BYTES
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session
 
@@ -52,6 +53,16 @@ class Sessions:
         """Raises NotAllowed: the limit of channels is reached."""
         self._server.quotas.channels.enter((self._connection, number), self._connection.user)
         self.by_number[number] = Session(self._connection, number, self._server)
+
+    def count_content(self, size_bytes: int) -> None:
+        """Contents of the connection have so many bytes, and are not whole."""
+        quota, connection = self._server.quotas.content_bytes, self._connection
+        quota.leave(connection)
+        if size_bytes > SMALL_BYTES:
+            try:
+                quota.enter(connection, connection.user, size_bytes)
+            except ResourceExhausted as error:
+                connection.fail(0, error)
 
     def fail(self, number: int, text: str) -> None:
         """The broker has closed the channel."""

@@ -93,6 +93,8 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
     """
     source, target = Path(path).absolute(), Path(to).absolute()
     if not (source / "catalog.db").is_file():
+        if not (source / "segments").is_dir():
+            raise DataDirectoryInvalid(f"{source} is not a data directory: it has no catalog.db")
         raise DataDirectoryInvalid(
             f"{source} cannot be salvaged: it has no catalog.db. Messages can still be read from its "
             "segments with any Arrow stream reader"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker_core.core.errors import OptionError, TxmqError
 from broker_core.kafka.record import headers
-from broker_core.message.field_table import NUMBERS, Long, Timestamp, encode_short_string, sized
+from broker_core.message.field_table import MAX_VALUES, NUMBERS, Long, Timestamp, encode_short_string, sized
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import NAMES, Properties, raw_headers, with_raw_headers
 from broker_core.message.x_death import Death
@@ -134,6 +134,10 @@ def in_order(found: Iterable[headers.Pair]) -> dict[str, list[bytes | None]]:
     return by_name
 
 
+def many(count: int) -> list[headers.Pair]:
+    return [(f"n{number}", b"x") for number in range(count)]
+
+
 @given(pairs)
 @example([(headers.EXCHANGE, b"")])
 @example([("BCC", b"x"), ("CC", b"x"), ("h", b"1"), ("h", b"2"), ("h", b"2")])
@@ -144,6 +148,11 @@ def in_order(found: Iterable[headers.Pair]) -> dict[str, list[bytes | None]]:
 @example([("CC", b'["' + b"k" * 300 + b'"]'), (headers.TYPES, b'{"CC":[null]}')])
 @example([("BCC", b'["q"]'), (headers.TYPES, b'{"BCC":[null]}')])
 @example([("x-death", b"x"), ("x-delivery-count", b"1"), (headers.OTHERS, b'[["h","1"]]')])
+@example(many(MAX_VALUES - 100))
+@example(
+    [*many(MAX_VALUES + 1), ("n0", b"again"), (headers.TYPES, b'{"n1":[null]}'), (headers.EXCHANGE, b"e")]
+)
+@example(many(3 * MAX_VALUES))
 def test_headers_of_any_client_are_relayed_and_rejected_as_they_are(found: list[headers.Pair]) -> None:
     exchange, encoded = headers.to_message(found)
     assert with_raw_headers(encoded, raw_headers(encoded)) == encoded

@@ -4,6 +4,7 @@ stays whole.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from pamqp.commands import Basic, Confirm, Queue, Tx
 
 from broker_core.broker.message.settlement import MANY_REJECTS
-from tests.amqp_peer import Peer, content, encoded
+from broker_core.message.field_table import MAX_VALUES
+from tests.amqp_peer import Peer, content, encoded, raw
 from tests.amqp_server import AmqpServed, serving
 
 MANY = 6 * MANY_REJECTS
@@ -116,3 +118,30 @@ def test_a_client_that_leaves_in_such_a_commit_leaves_all_of_it_or_nothing(broke
         while sum(found) < MANY:
             found = (other.count(1, "q"), other.count(1, "dead"))
         assert found in ((MANY, 0), (0, MANY))
+
+
+@pytest.mark.parametrize("value", [b"V", b"A\0\0\0\0"])
+def test_others_are_answered_between_dead_letters_whose_headers_have_very_many_values(
+    broker: AmqpServed, value: bytes
+) -> None:
+    """Headers take time by their values, not by their bytes, and a whole table is read for each dead letter."""
+    table = b"\x01aA" + (len(value) * (MAX_VALUES - 1)).to_bytes(4, "big") + value * (MAX_VALUES - 1)
+    header = struct.pack(">HHQHI", 60, 0, 1, 0x3000, len(table)) + table + b"\x02"
+    message = encoded(1, Basic.Publish(routing_key="q")) + raw(2, 1, header) + raw(3, 1, b"x")
+    many = 300
+    with Peer(broker.amqp_url) as peer, Peer(broker.amqp_url) as other:
+        peer.opened(1)
+        other.opened(1)
+        peer.call(1, Queue.Declare(queue="dead", durable=True), Queue.DeclareOk)
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        peer.call(1, Queue.Declare(queue="q", durable=True, arguments=arguments), Queue.DeclareOk)
+        peer.write(message * many)
+        peer.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
+        for _ in range(many):
+            peer.expect(Basic.Deliver, 1)
+            peer.content(1)
+        peer.send(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False))
+        seen = [0]
+        while seen[-1] < many:
+            seen.append(other.count(1, "dead"))
+        assert len({count for count in seen if 0 < count < many}) >= 2, seen
