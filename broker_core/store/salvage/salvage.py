@@ -93,12 +93,9 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
     """
     source, target = Path(path).absolute(), Path(to).absolute()
     if not (source / "catalog.db").is_file():
-        if not (source / "segments").is_dir():
-            raise DataDirectoryInvalid(f"{source} is not a data directory: it has no catalog.db")
-        raise DataDirectoryInvalid(
-            f"{source} cannot be salvaged: it has no catalog.db. Messages can still be read from its "
-            "segments with any Arrow stream reader"
-        )
+        read = "Messages can still be read from its segments with any Arrow stream reader"
+        advice = read if (source / "segments").is_dir() else "It is no data directory"
+        raise DataDirectoryInvalid(f"{source} cannot be salvaged: it has no catalog.db. {advice}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataDirectoryInvalid(
             f"{target} exists and is not empty; name a new directory for what is salvaged"
