@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.amqp_server import serving
 from tests.forked import spark_forks
+from tests.interop.test_clients_page import here, run_block
 from tests.jvm import with_settings
+from tests.page_blocks import code
 from tests.spark.jobs import QUICK
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,8 @@ def test_the_first_stream_prints_what_the_readme_says_and_goes_on_where_it_ended
     assert "deprecated" not in log and "Traceback" not in log
     with txmq.Broker.open(tmp_path / "first-stream" / "data"):  # ends the one that the script has started
         pass
+    with serving(tmp_path / "data") as broker:  # the next block, in the same directory
+        assert run_block(here(code("README.md", "import pika"), broker), tmp_path) == "1 in invoices\n"
 
 
 def _run(folder: Path) -> str:
