@@ -94,15 +94,13 @@ def test_every_guarantee_has_a_test_of_its_own() -> None:
     assert len(set(proved.values())) == len(guarantees) >= 50
 
 
-_GENERATED_OR_FOR_CONTRIBUTORS = {"commands.md", "transactions.md"}
+_GENERATED = {"commands.md"}
 
 
 def test_no_page_for_users_is_long() -> None:
     """A page answers the questions of one task; a longer one is two pages."""
     sizes = {path.name: path.stat().st_size for path in (ROOT / "docs").glob("*.md")}
-    assert {
-        name: size for name, size in sizes.items() if size > 12_000
-    }.keys() <= _GENERATED_OR_FOR_CONTRIBUTORS
+    assert {name: size for name, size in sizes.items() if size > 12_000}.keys() <= _GENERATED
 
 
 def test_no_page_names_a_test() -> None:
@@ -190,9 +188,12 @@ def _cells(line: str) -> int:
 # -- numbered rules ------------------------------------------------------------------------------------------
 
 
+RULES = ("transactions.md", "commit_rules.md")
+
+
 def _rules() -> dict[str, list[str]]:
     """The numbers of the rules of a micro-batch, the decisions and the rows of the crash table."""
-    text = (ROOT / "docs" / "transactions.md").read_text()
+    text = "".join((ROOT / "docs" / name).read_text() for name in RULES)
     crashes = text.split("## Crash table", 1)[1].split("\n## ", 1)[0]
     decisions = (ROOT / "docs" / "decisions.md").read_text().split("## Decisions", 1)[1].split("\n## ", 1)[0]
     return {
@@ -247,7 +248,7 @@ def test_every_rule_has_a_test() -> None:
         path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
     )
     rules = _rules()
-    names = ("transactions.md", "decisions.md")
+    names = (*RULES, "decisions.md")
     page = "".join((ROOT / "docs" / name).read_text() for name in names)
     assert [rule for rule in rules["rule"] if not re.search(rf"(?:test_|\"){rule.lower()}_", tests)] == []
     # of a decision or a row whose tests have another name, the side file says which they are

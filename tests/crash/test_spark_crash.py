@@ -3,7 +3,7 @@
 A driver costs seconds to start. So one driver runs the pipelines of many rows, one after the other, each until
 its thread reaches the failpoint of its row and stays there; then the driver is killed. Another one restarts
 all of them; the tests look at what is left. Row numbers are those of the crash table in
-docs/transactions.md.
+docs/commit_rules.md.
 
 ``make test`` kills at one or two steps of each row; the pipelines of ``SELDOM`` are killed in ``make soak``.
 """

@@ -23,7 +23,7 @@ def test_each_name_of_the_list_is_a_test_and_each_word_is_in_one() -> None:
 def test_the_page_says_which_session_runs_what() -> None:
     """``python -m tests.spark.classic`` writes it."""
     assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0] == table()
-    pages = PAGE.parent / "transactions.md"
+    pages = PAGE.parent / "commit_rules.md"
     assert [int(row) for row in re.findall(r"^\| (\d+) \|", pages.read_text(), re.MULTILINE)] == list(ROWS)
     for test in ON_CONNECT.values():
         file, _, function = test.partition("::")
