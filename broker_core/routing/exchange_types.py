@@ -19,7 +19,7 @@ from broker_core.core.errors import (
     RemoteProtocolError,
 )
 from broker_core.message.field_table import FieldReader, Long
-from broker_core.message.properties import raw_headers, rewrite
+from broker_core.message.properties import rewrite
 from broker_core.routing.exchange import (
     Binding,
     BindingKey,
@@ -44,14 +44,28 @@ def delay_ms(properties: bytes) -> int:
     if not properties or not properties[0] & _HEADERS or _NAME not in properties:
         return 0
     try:
-        raw = raw_headers(properties).get(HEADER)
-        value = None if raw is None else FieldReader(raw).value(0)
+        value = _first_header(properties)
         if isinstance(value, bool) or not isinstance(value, (int, float, Decimal, str)):
             return 0
         found = int(value)
-    except (RemoteProtocolError, ValueError, OverflowError):
+    except (RemoteProtocolError, ValueError, OverflowError, IndexError):
         return 0
     return found if 0 < found <= MOST_MS else 0
+
+
+def _first_header(properties: bytes) -> object:
+    """Returns the value of the first header ``x-delay``; what follows it is not read."""
+    reader = FieldReader(properties)
+    reader.position = 2
+    for flag in (0x80, 0x40):  # content type and encoding are before the headers
+        if properties[0] & flag:
+            reader.position += 1 + properties[reader.position]
+    end = reader.end_of_length()
+    while reader.position < end:
+        name, value = reader.short_string(), reader.value(0)
+        if name == HEADER:
+            return value
+    return None
 
 
 def after_delay(properties: bytes) -> bytes:

@@ -287,6 +287,28 @@ def test_it_waits_also_behind_another_exchange_and_as_a_dead_letter(node: Node) 
     assert node.browse(QUEUE) == [b"behind", b"dead"]
 
 
+def test_a_dead_letter_that_comes_back_after_a_delay_is_no_duplicate(node: Node) -> None:
+    declared(
+        node,
+        QUEUE,
+        **{"x-message-deduplication": True, "x-cache-size": 10, "x-dead-letter-exchange": LATER},
+        **{"x-dead-letter-routing-key": "k"},
+    )
+    delayed(node)
+    with node.channel() as channel:
+        channel.queue_bind(QUEUE, LATER, "k")
+        for _ in range(2):
+            channel.publish(b"", "", QUEUE, waits(10, message_id="m"))
+            channel.publish(b"", LATER, "k", waits(10, message_id="n"))
+        wait(node, 10)
+        tags = [channel.get(QUEUE).tag for _ in range(2)]  # type: ignore[union-attr]
+        assert channel.get(QUEUE) is None, "what was published twice is there once"
+        for tag in tags:
+            channel.reject(tag, requeue=False)
+    wait(node, 10)
+    assert len(node.browse(QUEUE)) == 2
+
+
 # -- atomic --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("end", ["tx_rollback", "close", "restart"])
 def test_what_is_not_committed_never_arrives(ready: Node, end: str) -> None:
@@ -336,6 +358,29 @@ def test_the_upkeep_wakes_at_the_time_of_the_first_message(ready: Node) -> None:
     assert now + 1_000_000 <= checks.next_deadline < now + 1_001_000
     wait(ready, 1_000)
     assert now + 3_000_000 <= checks.next_deadline < now + 3_001_000
+
+
+@pytest.mark.parametrize("part", ["decode", "read", "locate"])
+def test_a_message_that_cannot_be_read_stays_and_holds_up_no_other(
+    ready: Node, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled(ready, (b"damaged", 10), (b"damaged", 30))
+    plain(ready, (b"whole", 20), (b"whole", 40))
+    ready.restart()
+    ((_, queue),) = ready.broker.state.topology.delayed()
+    owner: Any = queue.log.__class__ if part == "locate" else ready.broker.state.blocks.__class__
+    intact = getattr(owner, part)
+    damaged = queue.log.locate(0)[0].block_id
+
+    def fails(self: Any, place: Any, *rest: Any) -> Any:
+        if (self is queue.log and place < 2) if part == "locate" else place == damaged:
+            raise errors.CorruptSegment("on purpose")
+        return intact(self, place, *rest)
+
+    monkeypatch.setattr(owner, part, fails)
+    wait(ready, 100)
+    assert waiting(ready) == 2
+    assert ready.drain(QUEUE) == [b"whole", b"whole"]
 
 
 # -- bounds --------------------------------------------------------------------------------------------------

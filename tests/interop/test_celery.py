@@ -104,6 +104,24 @@ def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: CeleryRig) -> Non
     assert rig.effects() == []
 
 
+@pytest.mark.txmq_only  # RabbitMQ needs a plugin
+def test_a_task_that_the_broker_holds_runs_when_its_delay_is_over(rig: CeleryRig) -> None:
+    tasks, later = rig.tasks, f"{rig.name}-later"
+    rig.worker.start()
+    assert rig.value(tasks.add.delay(1, 1)) == 2  # its queue is there
+    with kombu.Connection(rig.url) as connection:
+        channel = connection.default_channel
+        arguments = {"x-delayed-type": "direct"}
+        channel.exchange_declare(
+            later, "x-delayed-message", durable=True, auto_delete=False, arguments=arguments
+        )
+        channel.queue_bind(rig.name, later, rig.name)
+        tasks.write.apply_async(["held"], exchange=later, routing_key=rig.name, headers={"x-delay": 5_000})
+        assert rig.value(tasks.write.delay("now")) == "now"
+        assert rig.wait_for_effects({"now", "held"}) == ["now", "held"]
+        channel.exchange_delete(later)
+
+
 def test_higher_priorities_run_first(rig: CeleryRig) -> None:
     tasks = rig.tasks
     with rig.app.pool.acquire(block=True) as connection:

@@ -290,6 +290,42 @@ def test_topic_permissions_limit_the_routing_keys_of_topic_exchanges(site: Site)
         client.call(1, c.Queue.Bind(queue="q", exchange="amq.direct", routing_key="any"), c.Queue.BindOk)
 
 
+@pytest.mark.txmq_only  # RabbitMQ needs a plugin
+@pytest.mark.parametrize("type", ["direct", "topic"])
+def test_who_publishes_to_an_exchange_that_delays_needs_the_right_when_he_publishes(
+    site: Site, type: str
+) -> None:
+    """What then is due is routed without him, also into queues that he may not write."""
+    with opened(site, ROOT) as root:
+        arguments = {"x-delayed-type": type}
+        root.call(
+            1,
+            c.Exchange.Declare(0, "later", "x-delayed-message", arguments=arguments),
+            c.Exchange.DeclareOk,
+        )
+    try:
+        site.set_permissions(NOTHING, "^later$", NOTHING)
+        site.set_topic("later", "^mine$", NOTHING)
+        with site.opened() as client:
+            client.publish(1, "later", "mine", b"", headers={"x-delay": 3_600_000})
+            client.publish(1, "later", "other", b"", headers={"x-delay": 3_600_000})
+            client.publish(1, "amq.delayed.later", "", b"")
+            closed = client.expect(c.Channel.Close, 1).reply_text
+        assert ("topic 'other' in exchange 'later'" in closed) == (type == "topic"), closed
+        assert ("exchange 'amq.delayed.later'" in closed) == (type == "direct"), closed
+        site.set_permissions(".*", NOTHING, ".*")
+        with site.opened() as client:
+            client.publish(1, "later", "mine", b"", headers={"x-delay": 1})
+            assert "exchange 'later'" in client.expect(c.Channel.Close, 1).reply_text
+        for method in (c.Basic.Get(queue="amq.delayed.later"), c.Queue.Purge(queue="amq.delayed.later")):
+            with site.opened() as client:
+                client.send(1, method)
+                assert client.expect(c.Channel.Close, 1).reply_code == 404
+    finally:
+        with opened(site, ROOT) as root:
+            root.call(1, c.Exchange.Delete(exchange="later"), c.Exchange.DeleteOk)
+
+
 def test_pika_gets_the_refusal_as_its_own_exception(site: Site) -> None:
     site.set_permissions(NOTHING, NOTHING, "^q$")
     login = pika.PlainCredentials(USER, PASSWORD)

@@ -19,21 +19,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.message.messages import Messages
-from broker_core.broker.message.removals import Removals, messages_of
+from broker_core.broker.message.removals import Removals
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.parts import settle_parts
 from broker_core.broker.transaction.publish import Publish
-from broker_core.core.block import Blocks, NotLoaded
+from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import PreconditionFailed, ResourceShortage, StoreError
+from broker_core.core.ids import BlockId
 from broker_core.core.undo import Tally
 from broker_core.message.message import Message
 from broker_core.routing.exchange_types import DelayedExchange, after_delay, delay_ms
 
 PIECE = 256  # messages that are read at a time
+LOADED_BYTES = 64 * 1024 * 1024  # of bodies in the blocks that are loaded for one commit
 _LOOKED_AT = 2_048  # entries of the open block at a time
 _AT_ONCE = 0
+Places = dict[int, tuple[Run, int]]  # run and row of each offset
+_DEATH = b"\x07x-death"  # in a dead letter, which is no duplicate
 
 
 class Delays:
@@ -63,15 +67,19 @@ class Delays:
         self._look(queue, index)
         due = index.due(now, min(room, PIECE))
         offsets: list[int] = due[1].tolist()
-        waiting = [offset for offset in offsets if not queue.progress.is_settled(offset)]
-        waiting = waiting[: self._fitting(queue, waiting, room_bytes)]
+        places = _places(queue, sorted(offsets))
+        waiting = [offset for offset in offsets if offset in places]
+        fitting = waiting[: self._fitting(places, waiting, room_bytes)]
+        whole, waiting = len(fitting) == len(waiting), fitting
         left: list[int] = []
-        publishes: list[Publish] = []
+        new: list[Publish] = []
+        letters: list[Publish] = []
         size_bytes, last = 0, -1
-        for offset, row in self._rows(queue, waiting):
+        rows = self._read(places, waiting)
+        for offset in waiting:
             if removals.entries <= 0:
                 break
-            last = offset
+            row, last = rows[offset], offset
             if row is None:
                 continue
             left.append(offset)
@@ -79,36 +87,60 @@ class Delays:
             removals.entries -= max(1, len(publish.queues))
             size_bytes += len(row.body)
             if publish.queues:
-                publishes.append(publish)
+                (letters if _DEATH in row.properties else new).append(publish)
             else:
                 self.unroutable.add(1)
         count = offsets.index(last) + 1 if waiting else len(offsets)
         index.drop(due[:, :count])
         if left:
             settle_parts(queue, _parts(left))
-        if publishes:
-            self._messages.enqueue(change, publishes, now, removals=removals)
-        if index.end < queue.log.visible_end:
+        for publishes in (new, letters):
+            if publishes:
+                change.repeats = publishes is letters
+                self._messages.enqueue(change, publishes, now, removals=removals)
+        change.repeats = False
+        if not whole or index.end < queue.log.visible_end:
             return room, size_bytes, False  # others commit in between
         return count, size_bytes, not index.due(now, 1).shape[1]
 
-    def _fitting(self, queue: Queue, offsets: list[int], room_bytes: int) -> int:
-        """Returns how many of the first messages to read together, at least one."""
+    def _fitting(self, places: Places, offsets: list[int], room_bytes: int) -> int:
+        """Returns how many of the first messages to read together, at least one. Messages that are due one
+        after the other may be in very different blocks.
+        """
+        loaded: dict[BlockId, int] = {}
         for count, offset in enumerate(offsets):
-            block = queue.log.locate(offset)[0].block
+            block = places[offset][0].block
             room_bytes -= block.size_bytes // max(1, block.rows)
-            if room_bytes < 0:
+            if block.inbox is None:
+                loaded[block.block_id] = block.size_bytes
+            if room_bytes < 0 or sum(loaded.values()) > LOADED_BYTES:
                 return count + 1
         return len(offsets)
 
-    def _rows(self, queue: Queue, offsets: list[int]) -> list[tuple[int, InboxRow | None]]:
+    def _read(self, places: Places, offsets: list[int]) -> dict[int, InboxRow | None]:
         """Returns the messages; None for one that cannot be read. Raises NotLoaded, ResourceShortage."""
-        try:
-            return list(zip(offsets, messages_of(queue, offsets), strict=True))
-        except StoreError:
-            if len(offsets) == 1:
-                return [(offsets[0], None)]
-            return [row for offset in offsets for row in self._rows(queue, [offset])]
+        found: dict[int, InboxRow | None] = dict.fromkeys(offsets)
+        stored: dict[int, list[int]] = {}  # by the first offset of their run
+        for offset in sorted(offsets):
+            run, number = places[offset]
+            if run.block.inbox is not None:
+                found[offset] = run.block.inbox[number]
+            else:
+                stored.setdefault(run.first, []).append(offset)
+        missing: list[NotLoaded] = []
+        for some in stored.values():
+            run, numbers = places[some[0]][0], np.array([places[offset][1] for offset in some], np.int64)
+            try:
+                rows = self._blocks.decode(run.block_id, numbers, run.sequence, run.committed_at)
+            except NotLoaded as wanted:
+                missing.append(wanted)
+            except StoreError:
+                continue
+            else:
+                found.update(zip(some, rows, strict=True))
+        if missing:
+            raise together(missing)
+        return found
 
     # -- the index -------------------------------------------------------------------------------------------
     def _look(self, queue: Queue, index: DueIndex[Queue]) -> None:
@@ -119,7 +151,11 @@ class Delays:
             if start > index.end:
                 index.end = min(start, log.visible_end)
                 continue
-            run, number = log.locate(start)
+            try:
+                run, number = log.locate(start)
+            except StoreError:  # it stays
+                index.end = start + 1
+                continue
             if run.block.inbox is not None:
                 row = run.block.inbox[number]
                 index.add(row.committed_at + delay_ms(row.properties) * 1000, start)
@@ -165,6 +201,16 @@ def _publish(exchange: DelayedExchange[Queue], row: InboxRow) -> Publish:
     except PreconditionFailed:  # it was checked at entry, and may have been changed since, as a dead letter
         queues = exchange.route(row.routing_key, properties)
     return Publish(Message(row.body, row.routing_key, row.exchange, properties), queues, False)
+
+
+def _places(queue: Queue, offsets: list[int]) -> Places:
+    """Of what is not settled, and can be found."""
+    places: Places = {}
+    for offset in offsets:
+        if not queue.progress.is_settled(offset):
+            with suppress(StoreError):
+                places[offset] = queue.log.locate(offset)
+    return places
 
 
 def _index(queue: Queue) -> DueIndex[Queue]:
