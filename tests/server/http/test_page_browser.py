@@ -93,7 +93,7 @@ def test_the_pages_have_their_pictures_in_the_documentation() -> None:
     text = (PICTURES.parent / "http.md").read_text()
     for shown in SHOWN:
         assert f"pictures/page-{shown}.png" in text
-        assert (PICTURES / f"page-{shown}.png").stat().st_size > 10_000
+        assert (PICTURES / f"page-{shown}.png").stat().st_size > 20_000
     assert {path.stem.removeprefix("page-") for path in PICTURES.glob("page-*")} == SHOWN
 
 
