@@ -112,19 +112,19 @@ def _columns(plan: str) -> set[str]:
 
 
 _calls = threading.Lock()
-_under_way: set[tuple[str, str, str | int]] = set()  # broker, app, and the run or the thread of a call
+_under_way: set[tuple[str, str | int]] = set()  # broker, and the run or the thread of a call
 
 
 @contextlib.contextmanager
 def not_within_itself(broker: str, app_id: str, run: str) -> Iterator[None]:
     """A call. Raises OptionError if it is made by the function of another one, which would wait for it, or
-    whose batch it would decide.
+    whose batch it would decide: what that has read, any app of its owner consumes.
     """
-    callers = {(broker, app_id, caller) for caller in (run, threading.get_ident())}
+    callers = {(broker, caller) for caller in (run, threading.get_ident())}
     with _calls:
         if callers & _under_way:
             raise OptionError(
-                f"transactional of app {app_id!r} was called by its own function",
+                f"transactional of app {app_id!r} was called by its own function, or by that of another app",
                 "do everything with the tx that the function has",
             )
         _under_way.update(callers)

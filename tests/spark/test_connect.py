@@ -101,6 +101,7 @@ def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missi
 REFUSED = {
     "two_apps": ({"call": "two_apps"}, "give both the same"),
     "within_its_own": ({"call": "within_its_own"}, "was called by its own function"),
+    "within_another": ({"call": "within_another"}, "by that of another app"),
     "kept_batch": ({"fn": "kept_batch"}, "of another batch"),
     "caught_in_a_thread": ({"fn": "caught_in_a_thread"}, "body"),
     "rows_of_nobody": ({"call": "rows_of_nobody"}, "with no rows of its batch"),

@@ -647,6 +647,19 @@ def within_its_own(each: Each, pipeline: dict[str, Any]) -> Each:
     return within(pipeline, calls)
 
 
+def within_another(each: Each, pipeline: dict[str, Any]) -> Each:
+    """One of another app would decide the batch, and consume what the function has read."""
+    out = pipeline["out"]
+    other = transactional(
+        lambda rows, tx: tx.publish(rows, queue=out), url=pipeline["url"], app_id=f"{pipeline['app']}.inner"
+    )
+
+    def calls(whole: Each, batch: DataFrame, number: int) -> None:
+        other(batch.sparkSession.sql("SELECT 'x' AS body"), number)
+
+    return within(pipeline, calls)
+
+
 def error_of(each: Each, batch: DataFrame, number: int) -> Iterator[Exception]:
     try:
         each(batch, number)
@@ -675,7 +688,16 @@ def rows_of_nobody(each: Each, pipeline: dict[str, Any]) -> Each:
 
 CALLS: dict[str, Callable[[Each, dict[str, Any]], Each]] = {
     call.__name__: call
-    for call in (directly, by_a_function, two_apps, twice, in_a_thread, by_itself, within_its_own)
+    for call in (
+        directly,
+        by_a_function,
+        two_apps,
+        twice,
+        in_a_thread,
+        by_itself,
+        within_its_own,
+        within_another,
+    )
 }
 ON_CONNECT = {
     "beside_the_root": beside_the_root,
@@ -687,4 +709,5 @@ REFUSED_CALLS = {
     "in_a_thread": "called outside a query",
     "by_itself": "was called by its own function",
     "within_its_own": "was called by its own function",
+    "within_another": "by that of another app",
 }
