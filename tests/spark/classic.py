@@ -42,6 +42,7 @@ WAYS: Mapping[str, str] = {
     "settings": "Connect has no job groups and no local properties",
     "side_effects": "Connect has no accumulators and no broadcasts",
     "in_a_thread": "a classic session refuses it; on Connect it works (`connect`)",
+    "tx_in_another_query": "a classic session refuses it; on Connect the query within does not start, and the rest is done once",
 }
 TESTS: Mapping[str, str] = {
     "test_foreach_batch.py::test_an_append_that_would_fail_after_the_decision_is_refused_before_it": ASKED,

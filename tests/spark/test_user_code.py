@@ -41,14 +41,12 @@ WORKS |= {
 }
 if CONNECT:
     WORKS = {name: what for name, what in WORKS.items() if name not in WAYS}
+    WORKS["tx_in_another_query"] = {"fn": "tx_in_another_query"}
 # the queries with state are killed in tests/crash/test_spark_crash.py; here only in soak
 FUNCTIONS = [name for name, what in WORKS.items() if "shape" not in what]
 REFUSED = {name: ({"fn": name}, told) for name, (_, told) in user_code.REFUSED.items()}
-REFUSED |= {
-    call: ({"call": call}, told)
-    for call, told in user_code.REFUSED_CALLS.items()
-    if not (CONNECT and call in WAYS)
-}
+REFUSED |= {call: ({"call": call}, told) for call, told in user_code.REFUSED_CALLS.items()}
+REFUSED = {name: how for name, how in REFUSED.items() if not (CONNECT and name in WAYS)}
 
 # step -> failpoint, and the hit of the second batch; tasks are counted in their own process
 STEPS = {
@@ -179,7 +177,10 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         Driver(scratch, killed, at=at, session=NEW_WORKERS).require_killed()
         after = [
             *refused.values(),
-            *(replace(refused[name], fn="effects", call="directly") for name in sorted(AGAIN)),
+            *(
+                replace(refused[name], fn="effects", call="directly")
+                for name in sorted(AGAIN & refused.keys())
+            ),
         ]
         twice = made(scratch, served.url, "twice", {"call": "twice"})
         yield Outcome(works, refused, twice, run(scratch, [*works.values(), *after, twice]))
