@@ -117,6 +117,7 @@ class DeadLetterRoute:
 
     exchange: str
     routing_key: str | None
+    later: str = ""  # an exchange that delays, and leads to this queue alone by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +338,7 @@ class Source(Protocol):
         """
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
-        """Returns where ``queue`` sends its dead letters; None if it was declared without. Raises
-        QueueNotFound, OptionError if this engine's queues never have one.
-        """
+        """Returns where a queue sends its dead letters; None: nowhere. Raises QueueNotFound, OptionError."""
 
     def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
         """Allows the deletion of everything below ``end`` (S5), as ``claim`` does. Raises CheckpointMismatch

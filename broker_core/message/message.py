@@ -53,6 +53,7 @@ READ_WITH_TRANSACTION = READ_SCHEMA.append(pa.field("transaction", pa.int64()))
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 READ_WITH_RECORD = READ_SCHEMA.append(pa.field("key", pa.binary())).append(pa.field("headers", HEADERS))
 
+DELAY, MAX_DELAY_MS = "x-delay", (1 << 32) - 1  # the header of a message that waits in an exchange
 MAX_BODY_BYTES = 128 * 1024 * 1024
 
 

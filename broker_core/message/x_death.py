@@ -74,6 +74,12 @@ def _deaths_after(headers: Mapping[str, object], death: Death, copies: list[str]
     return [entry, *rest]
 
 
+def count_of(deaths: object, queue: str, reason: str) -> int:
+    """Returns how often a message died so, by the value of its header."""
+    found = [each for each in _list(deaths) if isinstance(each, dict)]
+    return sum(_count(each) for each in found if (each.get("queue"), each.get("reason")) == (queue, reason))
+
+
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 

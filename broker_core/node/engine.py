@@ -280,9 +280,11 @@ class EmbeddedEngine:
         return self.read_plan(self.plan_browse(slices, transaction=transaction))
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
-        arguments = self._look(self._state.topology.shared, queue).arguments
+        topology = self._state.topology
+        arguments = self._look(topology.shared, queue).arguments
         exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
-        return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
+        later = self._look(topology.later, queue)
+        return DeadLetterRoute(exchange, routing_key, later) if arguments.dead_letters else None
 
     def ack(self, app_id: str, end: Vector, ran: bool = False) -> None:
         def work(_state: BrokerState, change: Change, now_us: int) -> None:

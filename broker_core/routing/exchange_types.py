@@ -19,6 +19,7 @@ from broker_core.core.errors import (
     RemoteProtocolError,
 )
 from broker_core.message.field_table import FieldReader, Long
+from broker_core.message.message import DELAY, MAX_DELAY_MS
 from broker_core.message.properties import rewrite
 from broker_core.routing.exchange import (
     Binding,
@@ -31,8 +32,7 @@ from broker_core.routing.exchange import (
     TopicExchange,
 )
 
-DELAYED, HEADER, THEN = "x-delayed-message", "x-delay", "x-delayed-type"
-MOST_MS = (1 << 32) - 1  # a message with a longer delay is not delayed
+DELAYED, THEN = "x-delayed-message", "x-delayed-type"
 _HEADERS = 0x20  # in the first byte of the property flags
 _NAME = b"\x07x-delay"
 
@@ -50,7 +50,7 @@ def delay_ms(properties: bytes) -> int:
         found = int(value)
     except (RemoteProtocolError, ValueError, OverflowError, IndexError):
         return 0
-    return found if 0 < found <= MOST_MS else 0
+    return found if 0 < found <= MAX_DELAY_MS else 0
 
 
 def _first_header(properties: bytes) -> object:
@@ -63,7 +63,7 @@ def _first_header(properties: bytes) -> object:
     end = reader.end_of_length()
     while reader.position < end:
         name, value = reader.short_string(), reader.value(0)
-        if name == HEADER:
+        if name == DELAY:
             return value
     return None
 
@@ -71,7 +71,7 @@ def _first_header(properties: bytes) -> object:
 def after_delay(properties: bytes) -> bytes:
     """Returns the properties of a message that has waited."""
     try:
-        return rewrite(properties, {HEADER: Long(-delay_ms(properties))})
+        return rewrite(properties, {DELAY: Long(-delay_ms(properties))})
     except (RemoteProtocolError, LocalProtocolError):
         return properties
 

@@ -30,7 +30,7 @@ from connector.batch.steps import Steps
 from connector.batch.thread_context import ThreadContext
 from connector.errors import error_summary
 from connector.options import AddressOptions
-from connector.reject.dead_letters import Rejection, rejected_rows, with_reason
+from connector.reject.dead_letters import ATTEMPTS, Rejection, rejected_rows, with_reason
 from connector.reject.rejected_metrics import Seen, to_write
 from connector.sql import nullable
 from connector.stream import staging
@@ -111,17 +111,17 @@ class BatchTransaction:
 
     def reject(
         self, rows: DataFrame | Decoded, reason: str | None = None, *, exchange: str | None = None,
-        routing_key: str | None = None, queue: str | None = None,
+        routing_key: str | None = None, queue: str | None = None, delay: float | None = None,
+        attempts: int = ATTEMPTS,
     ) -> None:  # fmt: skip
         """Publish messages of the batch as dead letters: body and properties unchanged, plus ``x-death``.
 
-        ``rows`` have the columns queue, partition and offset of the source, and ``reason`` (string), unless
-        the argument gives it. They go to the dead-letter exchange of their queue, or to ``exchange``, with
-        their own routing key, or ``routing_key``; ``queue`` means exchange "" and this routing key. Raises
-        OptionError, DataLoss.
+        ``rows`` have queue, partition, offset, and ``reason`` unless given. They go to the dead-letter
+        exchange of their queue, or ``exchange``, by their key or ``routing_key``; ``queue``: to "" by it.
+        ``delay``: before, they come again after so many seconds. Raises OptionError, DataLoss.
         """
         with self._operation("reject", rows):
-            rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
+            rejection = Rejection.to(self.app_id, exchange, routing_key, queue, delay, attempts)
             broken = self._seen.broken(rows.metric if isinstance(rows, Decoded) else rows)
             if broken is None:
                 messages = rows.rejected if isinstance(rows, Decoded) else rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,9 +22,10 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from broker_core.core.errors import DataLoss, OptionError, ProtocolError
 from broker_core.engine import DeadLetterRoute, Engine
-from broker_core.message.field_table import Timestamp
-from broker_core.message.message import MESSAGE_SCHEMA
+from broker_core.message.field_table import Long, Timestamp
+from broker_core.message.message import DELAY, MAX_DELAY_MS, MESSAGE_SCHEMA
 from broker_core.message.properties import (
+    Properties,
     append_headers,
     check,
     encode_headers,
@@ -32,10 +33,11 @@ from broker_core.message.properties import (
     require_readable,
     rewrite_of,
 )
-from broker_core.message.x_death import DAMAGED, READ, Death, headers_after
+from broker_core.message.x_death import DAMAGED, READ, Death, count_of, headers_after
 
 REASON = "reason"  # the column
 HEADER = "x-reject-reason"
+ATTEMPTS = 5
 LONGEST_REASON = 1_000  # characters: the properties of a message must fit into one frame
 PLACE = {"queue": "string", "partition": "int", "offset": "bigint"}
 CHECKED_COLUMNS = pa.schema(
@@ -99,6 +101,16 @@ def _check_reason(reason: str | None) -> None:
         raise OptionError(f"reject got the reason {reason!r}, which is not text", "give a str")
 
 
+def _delay_ms(delay: float | None) -> int:
+    if delay is None:
+        return 0
+    if type(delay) not in (int, float) or not 0.001 <= delay <= MAX_DELAY_MS / 1000:
+        raise OptionError(
+            f"reject has delay={delay!r}", f"give seconds, at least 0.001 and at most {MAX_DELAY_MS // 1000}"
+        )
+    return int(delay * 1000)
+
+
 class _Row(NamedTuple):
     reason: str | None
     checksum: int | None
@@ -109,27 +121,38 @@ _Place = tuple[str, int, int]  # queue, partition, offset
 
 @dataclass(frozen=True)
 class Rejection:
-    """What the tasks of one ``tx.reject`` do. ``exchange`` and ``routing_key`` None: those of the queue."""
+    """What the tasks of one ``tx.reject`` do. ``exchange`` and ``routing_key`` None: those of the queue.
+    ``delay_ms``: after which a message comes again, at most ``attempts`` times; 0: it is a dead letter at
+    once.
+    """
 
     app_id: str
     exchange: str | None
     routing_key: str | None
+    delay_ms: int = 0
+    attempts: int = 0
 
     @classmethod
-    def to(cls, app_id: str, exchange: str | None, routing_key: str | None, queue: str | None) -> Rejection:
-        """``queue`` means exchange "" and this routing key. Raises OptionError."""
+    def to(
+        cls, app_id: str, exchange: str | None, routing_key: str | None, queue: str | None,
+        delay: float | None = None, attempts: int = ATTEMPTS,
+    ) -> Rejection:  # fmt: skip
+        """``queue`` means exchange "" and this routing key. ``delay``: in seconds. Raises OptionError."""
+        again = _delay_ms(delay), attempts
+        if type(attempts) is not int or attempts < 1:
+            raise OptionError(f"reject has attempts={attempts!r}", "give how often a message comes again")
         named = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
         for name, value in named.items():
             if value is not None and not isinstance(value, str):
                 raise OptionError(f"reject has {name}={value!r}, which is not text", "give a str")
         if queue is None:
-            return cls(app_id, exchange, routing_key)
+            return cls(app_id, exchange, routing_key, *again)
         if exchange is not None or routing_key is not None:
             raise OptionError(
                 f"reject has queue={queue!r} and also exchange or routing_key",
                 f"queue means exchange='' and routing_key={queue!r}, so give one of them",
             )
-        return cls(app_id, "", queue)
+        return cls(app_id, "", queue, *again)
 
     @property
     def target(self) -> dict[str, str]:
@@ -205,7 +228,7 @@ class _Task:
 
     def _route(self, queue: str) -> DeadLetterRoute:
         given = self._rejection
-        if given.exchange is not None:
+        if given.exchange is not None and not given.delay_ms:
             return DeadLetterRoute(given.exchange, given.routing_key)
         found = self._engine.dead_letter_route(queue)
         if found is None:
@@ -213,7 +236,14 @@ class _Task:
                 f"queue {queue!r} has no dead-letter exchange for its rejected messages",
                 "declare it with x-dead-letter-exchange, or give reject an exchange or a queue",
             )
-        return found if given.routing_key is None else DeadLetterRoute(found.exchange, given.routing_key)
+        if given.delay_ms and not found.later:
+            raise OptionError(
+                f"queue {queue!r} has no exchange by which its rejected messages come again after a delay",
+                f"declare one of type x-delayed-message, and bind the queue to it by the key {queue!r}",
+            )
+        if given.exchange is not None:
+            return replace(found, exchange=given.exchange, routing_key=given.routing_key)
+        return found if given.routing_key is None else replace(found, routing_key=given.routing_key)
 
     def _slices(self, places: list[_Place]) -> list[tuple[str, int, int]]:
         """Few slices that hold the places, which are sorted."""
@@ -242,6 +272,11 @@ class _Task:
             )
             route = self._routes[place[0]]
             death = Death(place[0], "rejected", self._time, exchange, key, _expiration(properties))
+            again = (
+                bool(self._rejection.delay_ms) and rejections(properties, place[0]) < self._rejection.attempts
+            )
+            if again:
+                route = DeadLetterRoute(route.later, place[0])
             keeps_key = route.routing_key is None
             for row in rows:
                 if row.checksum is not None and row.checksum != zlib.crc32(body or b""):
@@ -254,7 +289,13 @@ class _Task:
                     route.exchange,
                     route.routing_key if route.routing_key is not None else key,
                     body,
-                    dead_lettered(properties, death, row.reason, keeps_key=keeps_key),
+                    dead_lettered(
+                        properties,
+                        death,
+                        row.reason,
+                        keeps_key=keeps_key,
+                        delay_ms=self._rejection.delay_ms if again else 0,
+                    ),
                 )
 
 
@@ -268,14 +309,26 @@ def _named(queue: str, partition: int) -> str:
     return f"queue {queue!r}" + (f", partition {partition}" if partition else "")
 
 
+def rejections(properties: bytes, queue: str) -> int:
+    """Returns how often a message was rejected from ``queue``."""
+    try:
+        deaths = Properties.decode(properties).headers.get("x-death")
+    except ProtocolError:
+        return 0
+    return count_of(deaths, queue, "rejected")
+
+
 @lru_cache(maxsize=1024)  # messages of a stream share a few sets of properties
-def dead_lettered(properties: bytes, death: Death, reason: str | None, *, keeps_key: bool) -> bytes:
+def dead_lettered(
+    properties: bytes, death: Death, reason: str | None, *, keeps_key: bool, delay_ms: int = 0
+) -> bytes:
     """Properties after ``death``: with ``x-death`` and the reason, without expiration, and without user_id,
-    because the app publishes them; otherwise unchanged.
+    because the app publishes them; otherwise unchanged. ``delay_ms``: with the header for it.
     """
+    delay = {DELAY: Long(delay_ms)} if delay_ms else {}
 
     def changed(headers: dict[str, object]) -> dict[str, Any]:
-        return {**headers_after(headers, death, keeps_key=keeps_key)[0], HEADER: reason}
+        return {**headers_after(headers, death, keeps_key=keeps_key)[0], HEADER: reason, **delay}
 
     try:
         check(properties)

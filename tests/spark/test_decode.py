@@ -18,6 +18,7 @@ from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction
 from connector.typed.decode import Decoded, decode
 from connector.typed.encode import encode
+from tests.progress import wait_until
 from tests.spark.test_foreach_batch import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -488,6 +489,31 @@ def test_a_dead_letter_that_is_rejected_again_counts_its_deaths(rig: Any) -> Non
     ((_, died),) = messages_of(rig, "dead")
     assert [(each["queue"], each["count"]) for each in died.headers["x-death"]] == [("in", 2), ("dead", 1)]
     assert died.headers["x-reject-reason"] == "batch 2"
+
+
+def test_a_rejected_message_comes_again_after_its_delay_and_at_last_is_a_dead_letter(rig: Any) -> None:
+    declare_with_dead_letters(rig)
+    with rig.broker.channel() as channel:
+        channel.exchange_declare("later", "x-delayed-message", arguments={"x-delayed-type": "direct"})
+        channel.queue_bind("in", "later", "in")
+    rig.publish("in", "good", "bad")
+    tried = rig.notes()
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        bad = batch.filter("body = binary('bad')")
+        tried.append(bad.count())
+        tx.reject(bad, f"batch {tx.sequence}", delay=0.3, attempts=2)
+        tx.publish(batch.filter("body != binary('bad')").select("body"), queue="out")
+
+    for _ in range(3):
+        wait_until(lambda: "bad" in rig.bodies("in"), "the message comes again")
+        assert rig.bodies("dead") == []
+        run(rig, fn)
+    assert tried[:] == [1, 1, 1]
+    assert (rig.bodies("in"), rig.bodies("out")) == ([], ["good"])
+    ((body, died),) = messages_of(rig, "dead")
+    assert (body, died.headers["x-reject-reason"], died.headers["x-delay"]) == (b"bad", "batch 3", -300)
+    assert [(each["queue"], each["count"]) for each in died.headers["x-death"]] == [("in", 3)]
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [

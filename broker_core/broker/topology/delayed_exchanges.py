@@ -42,6 +42,12 @@ class DelayedExchanges(Exchanges[Queue]):
         """Returns also those where messages wait."""
         return [*self.queues.values(), *(queue for _, queue in self.delayed())]
 
+    def later(self, queue: str) -> str:
+        """Returns the first exchange that delays and then leads to this queue alone by its name; or ""."""
+        names = sorted(name for name, _ in self.delayed() if not self.exchanges[name].internal)
+        found = (name for name in names if self.exchanges[name].route(queue) == (self.queues.get(queue),))
+        return next(found, "")
+
     def declare_exchange(
         self,
         change: Change,

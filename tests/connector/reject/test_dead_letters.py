@@ -22,6 +22,7 @@ from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.message.x_death import Death
 from broker_core.routing.exchange import DirectExchange
+from broker_core.routing.exchange_types import after_delay
 from connector.reject.dead_letters import HEADER, Rejection, dead_lettered
 from tests.engine.bench import APP, Bench
 
@@ -169,6 +170,62 @@ def test_where_a_dead_letter_goes(claimed: Bench, given: dict[str, Any], expecte
 def test_a_row_that_comes_twice_is_two_dead_letters(claimed: Bench) -> None:
     found = letters(claimed, [("orders", 0, 1, "a", None), ("orders", 0, 1, "b", None)])
     assert sorted(Properties.decode(row["properties"]).headers[HEADER] for row in found) == ["a", "b"]
+
+
+# -- again after a delay -------------------------------------------------------------------------------------
+def test_a_message_comes_again_after_a_delay_so_many_times_and_then_is_a_dead_letter(claimed: Bench) -> None:
+    with claimed.local.channel() as channel:
+        channel.exchange_declare("later", "x-delayed-message", arguments={"x-delayed-type": "direct"})
+        channel.queue_bind("orders", "later", "orders")
+        offset = 9
+        for attempt in range(1, 4):
+            (found,) = letters(claimed, [("orders", 0, offset, "why", None)], delay_ms=60_000, attempts=3)
+            headers: Any = Properties.decode(found["properties"]).headers
+            assert (headers["x-death"][0]["count"], headers["x-delay"]) == (attempt, 60_000)
+            assert headers[HEADER] == "why" and headers["n"] == 3
+            assert (found["exchange"], found["routing_key"]) == ("later", "orders")
+            properties = after_delay(found["properties"])
+            channel.publish(found["body"], "later", "orders", properties)  # as when it is due
+            claimed.claim({"orders": offset + 1})
+            offset += 1
+    (found,) = letters(claimed, [("orders", 0, offset, "why", None)], delay_ms=60_000, attempts=3)
+    headers = Properties.decode(found["properties"]).headers
+    assert (headers["x-death"][0]["count"], headers["x-delay"]) == (4, -60_000)
+    assert (found["exchange"], found["routing_key"], found["body"]) == ("dlx", "orders", b"9")
+    (elsewhere,) = letters(
+        claimed, [("orders", 0, offset, "why", None)], delay_ms=1, attempts=3, exchange="", routing_key="bin"
+    )
+    assert (elsewhere["exchange"], elsewhere["routing_key"]) == ("", "bin")
+
+
+@pytest.mark.parametrize(
+    ("type", "key", "internal"),
+    [("direct", "other", False), ("fanout", "", False), ("direct", "orders", True)],
+)
+def test_without_an_exchange_that_leads_back_a_delay_is_one_clear_error(
+    claimed: Bench, type: str, key: str, internal: bool
+) -> None:
+    """A fanout exchange that is bound to another queue too leads to both."""
+    with claimed.local.channel() as channel:
+        channel.exchange_declare(
+            "later", "x-delayed-message", internal=internal, arguments={"x-delayed-type": type}
+        )
+        channel.queue_bind("orders", "later", key)
+        channel.queue_bind("in", "later", key)
+    with pytest.raises(errors.OptionError, match=r"bind the queue to it by the key 'orders'"):
+        letters(claimed, [("orders", 0, 1, "why", None)], delay_ms=1, attempts=1)
+
+
+@pytest.mark.parametrize("delay", [0, -1, 0.0001, 1 << 32, float("nan"), "60", True])
+def test_a_delay_is_a_number_of_seconds(delay: Any) -> None:
+    with pytest.raises(errors.OptionError, match="give seconds"):
+        Rejection.to(APP, None, None, None, delay)
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 1.5, True, "5"])
+def test_attempts_are_a_number(attempts: Any) -> None:
+    with pytest.raises(errors.OptionError, match="how often a message comes again"):
+        Rejection.to(APP, None, None, None, 1.5, attempts)
 
 
 def test_a_queue_without_a_dead_letter_exchange_is_one_clear_error(claimed: Bench) -> None:
