@@ -107,7 +107,7 @@ class Notebook:
         shutil.rmtree(path) if recurse else Path(path).unlink()
 
     def _display(self, shown: Any) -> None:
-        if not hasattr(shown, "savefig"):
+        if not hasattr(type(shown), "savefig"):  # a DataFrame of Connect has an attribute of any name
             self._frame(shown)
             return
         self._figures += 1
