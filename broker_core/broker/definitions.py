@@ -338,7 +338,7 @@ def _read_exchanges(found: Definitions, rows: list[Row]) -> Names:
             gone.add(("exchange", row["vhost"], row["name"]))
             continue
         try:
-            check_delayed_type(row["type"], row["arguments"])
+            check_delayed_type(row["type"], row.get("arguments") or {})
         except PreconditionFailed as error:
             found.skip("exchange", row, error.message)
             gone.add(("exchange", row["vhost"], row["name"]))

@@ -403,3 +403,17 @@ def test_a_hash_of_rabbitmq_is_checked_as_rabbitmq_does(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError):
             passwords.of_rabbitmq(algorithm, text)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": {}}])
+def test_an_exchange_needs_no_arguments_in_a_file_but_one_that_delays_does(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [
+        {"name": kind, "vhost": "/", "type": kind, **arguments} for kind in ("topic", "x-delayed-message")
+    ]
+    with Broker.open(tmp_path / "data") as broker:
+        found = broker.accounts.import_definitions({"exchanges": rows})
+        exported: Any = broker.accounts.export_definitions().definitions["exchanges"]
+    assert {row["name"] for row in exported} == {"topic"}
+    assert [each for each in found.skipped if "x-delayed-type" in str(each)]
