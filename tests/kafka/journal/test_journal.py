@@ -201,7 +201,7 @@ def test_an_app_topic_that_was_deleted_is_one_error_that_says_what_is_lost(
             TOPIC, 2, configs={"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
         )
     bench.now += later_s
-    lost = f"topic {TOPIC} .*the claims and decisions of app 'app' are lost with it: start the pipeline in a new process"
+    lost = f"topic {TOPIC} .*the claims and decisions of app 'app' are lost with it: start the query in a new process"
     for _ in range(2):
         if again and not later_s:
             break  # until its metadata are asked for again, a process takes it for the topic of before
