@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import FILES, LedgerEntry, ToApply
-from connector.delta import commits, isolated, log, resolve, sql_context, transient
+from connector.delta import commits, isolated, jvm, log, resolve, sql_context, transient
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
 from connector.delta.before import append_files, append_rows, hidden, staged_files
@@ -59,6 +59,7 @@ class Delta:
 
     disturbed = staticmethod(log.disturbed)
     sequences = staticmethod(log.stored_versions)
+    only_latest = staticmethod(jvm.only_sql)
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]

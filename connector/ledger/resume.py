@@ -87,9 +87,9 @@ class Resume:
         mine = self.engine.identity(self.app_id)
         taken = self._taken(spark, table)
         last = self.engine.last_entry(self.app_id)
-        if last is not None:
+        if last is not None and self.tables.only_latest(spark):
             rows = rows_of(self.tables, spark, table, self.app_id).where(~F.col("engine").isin(mine, *taken))
-            if rows.where(F.col("sequence") > last.sequence).head(1):  # the log may not be read that far
+            if rows.where(F.col("sequence") > last.sequence).head(1):
                 taken = {mine: last.sequence, **taken}
         if (behind := taken.get(mine)) is not None:
             raise CheckpointMismatch(

@@ -125,6 +125,9 @@ class TableFormat(Protocol):
     def sequences(self, spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
         """The last sequence that an existing table has of each id that begins with ``prefix``."""
 
+    def only_latest(self, spark: SparkSession) -> bool:
+        """Whether ``sequences`` has the latest commits alone."""
+
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
     ) -> dict[str, Mapping[str, object]]:
