@@ -647,6 +647,11 @@ class _Gate:
         return getattr(_current[-1].wire, method)
 
 
+def _query_of(batch: Any) -> tuple[str, str]:
+    (query,) = batch.sparkSession.active
+    return query.id, query.runId
+
+
 def _is_connect(session: object) -> bool:
     """Of what the model has made; a background thread of another test may ask for a real session."""
     if type(session).__module__.startswith("pyspark."):
@@ -693,6 +698,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.stream.spark_version, "has_admission_control", lambda: admitted)
         for module in (connector.ledger.delta_ledger, connector.batch.foreach_batch, connector.batch.call):
             patch.setattr(module, "is_connect", _is_connect)
+        patch.setattr(connector.batch.call, "_query_of", _query_of)  # frames of the model have no plan
         patch.setattr(
             DeltaFormat,
             "resolve",
