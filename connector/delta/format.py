@@ -59,7 +59,9 @@ class Delta:
 
     disturbed = staticmethod(log.disturbed)
     sequences = staticmethod(log.stored_versions)
-    only_latest = staticmethod(jvm.only_sql)
+
+    def only_latest(self, spark: SparkSession) -> bool:
+        return jvm.only_sql(spark)
 
     def said(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
