@@ -293,12 +293,16 @@ def rewrite_of(
     read: Collection[str],
     without: Collection[str] = (),
 ) -> bytes:
-    """Like :func:`rewrite`, for new headers that depend on those in ``read``; only these are decoded."""
+    """Like :func:`rewrite`, for new headers that depend on those in ``read``; only these are decoded. Raises
+    RemoteProtocolError for properties that do not decode, before or after.
+    """
+    check(data)
     found = _raw_properties(data) if data else {}
     kept = _raw_headers(found.get("headers"))
-    return _rewritten(
-        found, kept, headers({name: _decoded(kept[name]) for name in read if name in kept}), without
-    )
+    decoded = {name: _decoded(kept[name]) for name in read if name in kept}
+    rewritten = _rewritten(found, kept, headers(decoded), without)
+    require_readable(rewritten)
+    return rewritten
 
 
 def _decoded(raw: bytes) -> object:
@@ -364,7 +368,10 @@ def append_headers(data: bytes, entries: bytes) -> bytes:
     if flags & 0x01:
         end = _expiration_at(flags, data, at)
         rest = data[at:end] + data[end + 1 + data[end] :]
-    return b"".join((bytes((flags & 0xFE | 0x20, data[1])), data[2:start], sized(table + entries), rest))
+    parts = bytes((flags & 0xFE | 0x20, data[1])), data[2:start], sized(table + entries), rest
+    appended = b"".join(parts)
+    require_readable(appended)
+    return appended
 
 
 def _expiration_at(flags: int, data: bytes, at: int) -> int:

@@ -126,13 +126,15 @@ EXCHANGE_TYPES: dict[str, type[Exchange[Any]]] = {
 }
 
 
-def check_type(type: str) -> None:
-    """Raises CommandInvalid for an unknown type."""
+def check_type(type: str, new: Mapping[str, object] | None = None) -> None:
+    """Raises CommandInvalid for an unknown type. ``new``: arguments, for ``check_delayed_type``."""
     if type not in EXCHANGE_TYPES:
         raise CommandInvalid(
             f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
             f"use one of {', '.join(EXCHANGE_TYPES)}",
         )
+    if new is not None:
+        check_delayed_type(type, new)
 
 
 def key_type(exchange: Exchange[Q]) -> str:

@@ -144,7 +144,7 @@ class Exchanges(Generic[Q]):
         """Declares an exchange. Raises CommandInvalid (unknown type), AccessRefused (reserved names),
         PreconditionFailed (other properties, wrong argument).
         """
-        check_type(type)
+        check_type(type, None if name in self.exchanges else arguments or {})
         if name == "":
             raise refusals.default_exchange()
         self.require_there()
@@ -155,7 +155,7 @@ class Exchanges(Generic[Q]):
             inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
             inequivalent_arguments(of, arguments, existing.arguments, COMPARED_EXCHANGE)
             check_exchange_arguments(of, arguments, strict=self.strict)
-            return existing
+            return self._ready(change, existing)
         check_text("the name of an exchange", name)
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
@@ -166,7 +166,10 @@ class Exchanges(Generic[Q]):
         self.add_exchange(exchange)
         if durable:
             change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments, self.vhost))
-        return exchange
+        return self._ready(change, exchange)
+
+    def _ready(self, _change: Change, exchange: Exchange[Q]) -> Exchange[Q]:
+        return exchange  # a broker gives it what it needs beside itself
 
     def add_exchange(self, exchange: Exchange[Q]) -> None:
         self._undo.item(self.exchanges, exchange.name)

@@ -27,10 +27,8 @@ from broker_core.message.message import DELAY, MAX_DELAY_MS, MESSAGE_SCHEMA
 from broker_core.message.properties import (
     Properties,
     append_headers,
-    check,
     encode_headers,
     expiration,
-    require_readable,
     rewrite_of,
 )
 from broker_core.message.x_death import DAMAGED, READ, Death, count_of, headers_after
@@ -331,10 +329,7 @@ def dead_lettered(
         return {**headers_after(headers, death, keeps_key=keeps_key)[0], HEADER: reason, **delay}
 
     try:
-        check(properties)
-        rewritten = rewrite_of(properties, changed, READ, ("expiration", "user_id"))
-        require_readable(rewritten)
-        return rewritten
+        return rewrite_of(properties, changed, READ, ("expiration", "user_id"))
     except ProtocolError:  # in old data directories, or with very many values
         headers = {DAMAGED: properties, **changed({})}
         return append_headers(

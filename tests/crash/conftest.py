@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+
+from tests.amqp_server import AmqpServed, serving
 
 
 @pytest.fixture(scope="module")
@@ -13,3 +18,9 @@ def kafka(request: pytest.FixtureRequest) -> str | None:
     except pytest.skip.Exception:
         return None
     return url
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[AmqpServed]:
+    with serving(tmp_path / "data") as broker:
+        yield broker

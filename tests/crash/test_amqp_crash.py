@@ -16,15 +16,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pamqp import commands
 
 from broker_core.store.salvage.verify import verify
 from tests.amqp_peer import Closed, Peer, content, contents, encoded, peer
-from tests.amqp_server import AmqpServed, NotReady, serving
+from tests.amqp_server import AmqpServed, NotReady
 from tests.crash import amqp_reader, amqp_relay
 from tests.progress import wait_until
 
@@ -35,12 +33,6 @@ MESSAGES = 20_000
 TAKEN = 1_000
 QUEUES = ["crash.0", "crash.1", "crash.2", "crash.3"]
 EACH = MESSAGES // len(QUEUES)
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[AmqpServed]:
-    with serving(tmp_path / "data") as broker:
-        yield broker
 
 
 def wanted(round_: int, queue: int) -> list[bytes]:

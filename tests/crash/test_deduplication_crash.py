@@ -6,8 +6,6 @@ Not here: power cuts (the machine ``OnDisk`` of ``model/whole_broker.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +13,8 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
-from tests.amqp_server import AmqpServed, NotReady, serving
+from tests.amqp_server import AmqpServed, NotReady
+from tests.crash.pika_channel import connected
 from tests.crash.test_amqp_crash import STEPS
 from tests.page_blocks import code
 
@@ -24,18 +23,6 @@ pytestmark = pytest.mark.crash
 QUEUE = "orders"
 MESSAGES = [b"%d" % number for number in range(9)]
 KILLS = 3
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[AmqpServed]:
-    with serving(tmp_path / "data") as broker:
-        yield broker
-
-
-@contextlib.contextmanager
-def connected(served: AmqpServed) -> Iterator[Any]:
-    with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
-        yield connection.channel()
 
 
 def send(served: AmqpServed, size: int) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 from pika.exceptions import AMQPError
 
-from tests.amqp_server import AmqpServed, NotReady, serving
+from tests.amqp_server import AmqpServed, NotReady
+from tests.crash.pika_channel import connected
 from tests.crash.test_amqp_crash import STEPS
 from tests.page_blocks import code
 from tests.progress import wait_until
@@ -26,18 +25,6 @@ pytestmark = pytest.mark.crash
 QUEUE, LATER = "orders", "orders-later"
 SIZE = 3  # messages of a transaction
 KILLS = 4
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[AmqpServed]:
-    with serving(tmp_path / "data") as broker:
-        yield broker
-
-
-@contextlib.contextmanager
-def connected(served: AmqpServed) -> Iterator[Any]:
-    with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
-        yield connection.channel()
 
 
 def declare(served: AmqpServed) -> None:

@@ -20,14 +20,7 @@ from broker_core.core.change import InboxRow
 from broker_core.core.errors import RemoteProtocolError
 from broker_core.message.field_table import Timestamp
 from broker_core.message.message import Message
-from broker_core.message.properties import (
-    append_headers,
-    check,
-    encode_headers,
-    expiration,
-    require_readable,
-    rewrite_of,
-)
+from broker_core.message.properties import append_headers, encode_headers, expiration, rewrite_of
 from broker_core.message.x_death import DAMAGED, READ, Death, Deaths, headers_after
 from broker_core.routing.exchange import Exchange, reach
 
@@ -102,11 +95,9 @@ class DeadLetters:
         else:
             found: list[Any] = []
             try:
-                check(row.properties)
                 properties = rewrite_of(
                     row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",)
                 )
-                require_readable(properties)
                 keys, deaths = found
             except Exception:  # whatever they contain
                 properties = self._wrapped(row)
@@ -119,7 +110,6 @@ class DeadLetters:
         if known is None:
             try:
                 known = append_headers(row.properties, self._first_entries(row))
-                require_readable(known)
             except Exception:
                 known = self._wrapped(row)
             if len(self._encoded) >= _COUNTED:

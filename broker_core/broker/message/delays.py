@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.message.messages import Messages
-from broker_core.broker.message.removals import Removals
+from broker_core.broker.message.removals import Removals, ranges
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.parts import settle_parts
@@ -93,7 +93,7 @@ class Delays:
         count = offsets.index(last) + 1 if waiting else len(offsets)
         index.drop(due[:, :count])
         if left:
-            settle_parts(queue, _parts(left))
+            settle_parts(queue, list(ranges(sorted(left))))
         for publishes in (new, letters):
             if publishes:
                 change.repeats = publishes is letters
@@ -107,13 +107,15 @@ class Delays:
         """Returns how many of the first messages to read together, at least one. Messages that are due one
         after the other may be in very different blocks.
         """
-        loaded: dict[BlockId, int] = {}
+        loaded: set[BlockId] = set()
+        loaded_bytes = 0
         for count, offset in enumerate(offsets):
             block = places[offset][0].block
             room_bytes -= block.size_bytes // max(1, block.rows)
-            if block.inbox is None:
-                loaded[block.block_id] = block.size_bytes
-            if room_bytes < 0 or sum(loaded.values()) > LOADED_BYTES:
+            if block.inbox is None and block.block_id not in loaded:
+                loaded.add(block.block_id)
+                loaded_bytes += block.size_bytes
+            if room_bytes < 0 or loaded_bytes > LOADED_BYTES:
                 return count + 1
         return len(offsets)
 
@@ -216,14 +218,3 @@ def _places(queue: Queue, offsets: list[int]) -> Places:
 def _index(queue: Queue) -> DueIndex[Queue]:
     assert queue.marks.waits is not None
     return queue.marks.waits
-
-
-def _parts(offsets: list[int]) -> list[list[int]]:
-    """Returns offsets in any order as sorted [start, end) parts."""
-    parts: list[list[int]] = []
-    for offset in sorted(offsets):
-        if parts and parts[-1][1] == offset:
-            parts[-1][1] += 1
-        else:
-            parts.append([offset, offset + 1])
-    return parts

@@ -17,7 +17,7 @@ from broker_core.core.ids import CommitSequence, QueueId
 from broker_core.core.records import HoleRecord, ProgressRecord, QueueRecord
 from broker_core.core.undo import Tally
 from broker_core.routing.exchange import Exchange
-from broker_core.routing.exchange_types import DelayedExchange, check_delayed_type
+from broker_core.routing.exchange_types import DelayedExchange
 from broker_core.routing.exchanges import Exchanges
 from broker_core.routing.memory import bytes_of
 
@@ -48,30 +48,10 @@ class DelayedExchanges(Exchanges[Queue]):
         found = (name for name in names if self.exchanges[name].route(queue) == (self.queues.get(queue),))
         return next(found, "")
 
-    def declare_exchange(
-        self,
-        change: Change,
-        name: str,
-        type: str = "direct",
-        *,
-        durable: bool = True,
-        auto_delete: bool = False,
-        internal: bool = False,
-        arguments: dict[str, object] | None = None,
-    ) -> Exchange[Queue]:
-        if name not in self.exchanges:
-            check_delayed_type(type, arguments or {})
-        exchange = super().declare_exchange(
-            change,
-            name,
-            type,
-            durable=durable,
-            auto_delete=auto_delete,
-            internal=internal,
-            arguments=arguments,
-        )
+    def _ready(self, change: Change, exchange: Exchange[Queue]) -> Exchange[Queue]:
+        """Returns it, with the queue where its messages wait."""
         if isinstance(exchange, DelayedExchange) and exchange.waiting is None:
-            queue_id, waiting, durable = self._new_id(change), WAITING + name, exchange.durable
+            queue_id, waiting, durable = self._new_id(change), WAITING + exchange.name, exchange.durable
             queue = Queue(
                 queue_id, waiting, self._blocks, durable=durable, vhost=self.vhost, tally=self.tally
             )
