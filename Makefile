@@ -44,10 +44,19 @@ first demo: export PYSPARK_PYTHON := $(CURDIR)/$(DEMO)/python
 first demo: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(DEMO)/python
 first demo: export PYTHONPATH := $(CURDIR)
 
-first: .venv-demo/ready
-	@$(DEMO)/python examples/first_stream.py $(ARGS)
+# A JVM of seconds: no optimizing compiler, no collection each time that classes fill the metaspace. Loading the classes is
+# half of its start: the first one writes an archive of them at its end, for which `cat` waits.
+JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m -Xlog:disable -Xlog:all=error:stderr
+CLASSES := .venv-demo/spark-classes.jsa
+first demo: export SPARK_SUBMIT_OPTS := $(JVM) -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)
+FIRST = $(DEMO)/python examples/first_stream.py
+ARCHIVED = SPARK_SUBMIT_OPTS="$(JVM) -XX:ArchiveClassesAtExit=$(CURDIR)/$(CLASSES).new" $(FIRST) $(1) | cat; \
+	mv -f $(CLASSES).new $(CLASSES) || true
 
-demo: .venv-demo/ready
+first: .venv-demo/ready
+	@if test $(CLASSES) -nt .venv-demo/ready; then $(FIRST) $(ARGS); else $(call ARCHIVED,$(ARGS)); fi
+
+demo: $(CLASSES)
 	$(DEMO)/python examples/flights.py $(ARGS)
 
 demo-kafka: .venv/ready
@@ -144,6 +153,10 @@ endef
 	@$(PYTHON) -m venv .venv-demo
 	@$(DEMO)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-demo.lock
 	@touch .venv-demo/ready
+
+$(CLASSES): .venv-demo/ready
+	@echo "== an archive of the classes of Spark (once)"
+	@folder=$$(mktemp -d) && $(call ARCHIVED,$$folder) && rm -rf "$$folder"
 
 # The classes that Spark and Kafka load, for the JVMs of the tests: they start in half the time. Tests run without them too.
 .venv/spark-classes.jsa: .venv/ready tests/jvm.py
