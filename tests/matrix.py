@@ -1,6 +1,6 @@
 """``python -m tests.matrix [--only 4.1.1] [--job sink] [--write]``: the same tests on every Spark, Delta, Python and
 Java that go together, in environments of their own under ``.venv/matrix``. ``--write`` puts the table into
-docs/versions.md.
+docs/test_matrix.md.
 
 Every pair of a Spark and a Python is run, and every Spark on the oldest and the newest Java that it starts on. What
 the machine does not have is named. The first Python of a Spark runs every test of the crash table; the others run
@@ -32,7 +32,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "test_matrix.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 EXTRAS = "avro,connect,fast,json-schema,kafka,protobuf"
@@ -342,7 +342,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m tests.matrix")
     asked.add_argument("--only", action="append", help="a version of pyspark, or of Python (may be repeated)")
     asked.add_argument("--job", action="append", choices=list(JOBS), help="these tests (may be repeated)")
-    asked.add_argument("--write", action="store_true", help="put the table into docs/versions.md")
+    asked.add_argument("--write", action="store_true", help="put the table into docs/test_matrix.md")
     given = asked.parse_args()
     versions, homes = pythons(), javas()
     if not homes:

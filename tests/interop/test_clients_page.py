@@ -1,7 +1,6 @@
-"""``docs/clients.md`` is true: its Python blocks print what is shown below them, its programs are the files
-that are tested.
+"""``docs/clients.md`` is true: its Python blocks print what is shown below them.
 
-Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``).
+Not here: the Java and Go programs (``test_java.py``, ``test_go.py``).
 Invariant: blocks run in the order of the page, against one broker, each in a process of its own, as a reader
 would run them.
 """
@@ -22,9 +21,7 @@ from tests.amqp_server import AmqpServed, serving
 from tests.progress import GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "".join(
-    (ROOT / "docs" / name).read_text() for name in ("clients.md", "clients_java_go.md", "commit_tokens.md")
-)
+PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("clients.md", "commit_tokens.md"))
 # a block, and right below it what it prints
 SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"
 
@@ -115,9 +112,3 @@ def test_the_celery_blocks_run_with_a_worker(page_broker: AmqpServed, tmp_path: 
     finally:
         worker.terminate()
         worker.wait(GUARD_S)
-
-
-@pytest.mark.parametrize(("language", "path"), [("java", "java/Example.java"), ("go", "go/example.go")])
-def test_a_program_on_the_page_is_the_one_that_is_tested(language: str, path: str) -> None:
-    shown = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    assert shown == [(ROOT / "tests" / "interop" / path).read_text()]

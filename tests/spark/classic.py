@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "versions.md"
+PAGE = FOLDER.parents[1] / "docs" / "test_matrix.md"
 BEGIN, END = "<!-- sessions -->\n", "<!-- end of sessions -->"
 
 # words in a test, and why it is one of a classic session
@@ -101,7 +101,7 @@ def by_reason() -> dict[str, dict[str, list[str]]]:
 
 
 def table() -> str:
-    """Which of both sessions run what, as docs/versions.md has it."""
+    """Which of both sessions run what, as docs/test_matrix.md has it."""
     rows = ["| tests of `tests/spark` | classic | Connect | why not |", "|---|---|---|---|"]
     for why, files in sorted(by_reason().items(), key=lambda item: (item[0] != "", item[0])):
         count = sum(map(len, files.values()))
