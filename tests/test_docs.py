@@ -146,6 +146,16 @@ def test_the_readme_is_short_and_its_figures_are_those_of_a_run_of_the_bench() -
     assert readme.PLOT.name in (ROOT / "docs" / "performance.md").read_text()
 
 
+def test_every_no_of_a_rival_has_its_source() -> None:
+    """A link to the rival's own page; what is measured here is in the table of figures below."""
+    readme_table = readme.PAGE.read_text().split("## Compared\n", 1)[1].split("\n## ", 1)[0]
+    table = (ROOT / "docs" / "compared.md").read_text().split("\n## ", 1)[0]
+    cells = [cell for row in readme_table.strip().splitlines()[2:] for cell in row.split("|")[4:-1]]
+    cells += [row.split("|")[3] for row in table.splitlines() if row.startswith("| ")][1:]
+    assert len(cells) == 26
+    assert [cell for cell in cells if re.search(r"\b(?:no|not|none)\b", cell) and "](https://" not in cell] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
