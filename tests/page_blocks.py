@@ -1,4 +1,4 @@
-"""The Python blocks of all pages, and how each of them is run.
+"""The Python and shell blocks of all pages, and how each of them is run.
 
 Not here: running them (``tests/test_page_blocks.py``, ``tests/spark/test_page_blocks.py``).
 """
@@ -54,12 +54,49 @@ BLOCKS = [
 ]  # fmt: skip
 
 
+_SERVE = {"serve --data data": "serve --data data --amqp 127.0.0.1:PORT1 --listen 127.0.0.1:PORT2"}
+_PAGE = {**_SERVE, ":15672": ":PORT3"}
+_SECRET = "echo secret > secret; "
+
+
+class Shell(NamedTuple):
+    page: str
+    words: str  # in this block alone of the page
+    how: str = HERE  # the file that runs it, or why nothing does
+    before: str = ""  # what the reader has at that place
+    changed: dict[str, str] = {}  # what differs where a test runs it
+
+
+SHELL = [
+    Shell("README.md", "pip install", changed={"python3 -m venv ../env && . ../env/bin/activate && pip install '.[http]' pika": ":", **_PAGE}),
+    Shell("docs/backup.md", "broker backup", before="txmq queue declare orders --data data",
+          changed={"/var/lib/txmq": "data", "/backup/": "copy-", "\ntxmq broker backup --url txmqs://host:5673 --user root": "\nrm -r copy-txmq-monday\ntxmq broker backup --url $TXMQ_URL"}),
+    Shell("docs/clients.md", "# AMQP on 127.0.0.1:5672", changed=_SERVE),
+    Shell("docs/clients.md", "celery -A", CLIENTS),
+    Shell("docs/delays.md", "exchange declare later", before="txmq queue declare orders"),
+    Shell("docs/from_rabbitmq.md", "export_definitions", before="echo '{\"queues\": []}' > definitions.json",
+          changed={"rabbitmqctl": ": rabbitmqctl", "txmq serve --data data &": ""}),
+    Shell("docs/from_rabbitmq.md", "rabbitmq_shovel", "tests/interop/test_shovel.py"),
+    Shell("docs/http.md", "pip install", changed={"pip install": ": pip install", **_PAGE}),
+    Shell("docs/policies.md", "policy set caps"),
+    Shell("docs/production.md", "useradd", "it needs root and systemd: tests/test_production.py reads the unit"),
+    Shell("docs/runbook.md", "txmq status", changed={"txmq top": ": txmq top"}),
+    Shell("docs/runbook.md", "user passwd", before=_SECRET + "txmq user add orders --password-file secret --data data",
+          changed={"/run/secrets/orders-new": "secret --data data"}),
+    Shell("docs/runbook.md", "--refused --queue", "tests/spark/test_skip_rows.py"),
+    Shell("docs/runbook.md", "/backup/skipped", "tests/spark/test_skip_rows.py"),
+    Shell("docs/security.md", "user add ann", before=_SECRET, changed={"--tag administrator": "--tag administrator --password-file secret", "/run/secrets/billing": "secret"}),
+    Shell("docs/tls.md", "--tls-cert", changed={"0.0.0.0:5673": "127.0.0.1:PORT2", "0.0.0.0:5671": "127.0.0.1:PORT3 --amqp 127.0.0.1:PORT1"}),
+    Shell("docs/virtual_hosts.md", "vhost add", before=_SECRET + "txmq user add ann --password-file secret --data data"),
+]  # fmt: skip
+
+
 def pages() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
-def blocks_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+def blocks_of(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def code(page: str, words: str) -> str:

@@ -153,7 +153,9 @@ def test_every_no_of_a_rival_has_its_source() -> None:
     cells = [cell for row in readme_table.strip().splitlines()[2:] for cell in row.split("|")[4:-1]]
     cells += [row.split("|")[3] for row in table.splitlines() if row.startswith("| ")][1:]
     assert len(cells) == 26
-    assert [cell for cell in cells if re.search(r"\b(?:no|not|none)\b", cell) and "](https://" not in cell] == []
+    assert [
+        cell for cell in cells if re.search(r"\b(?:no|not|none)\b", cell) and "](https://" not in cell
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

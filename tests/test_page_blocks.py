@@ -1,7 +1,8 @@
-"""Each Python block of a page is run by a test; here, those that need nothing but a broker."""
+"""Each Python and shell block of a page is run by a test; here, those that need nothing but a broker."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
-from tests.page_blocks import BLOCKS, ROOT, blocks_of, code, pages
+from tests.page_blocks import BLOCKS, HERE, ROOT, SHELL, Shell, blocks_of, code, pages
+from tests.progress import GUARD_S
 
 
 def test_each_block_of_each_page_stands_in_the_table_with_a_file_that_runs_it() -> None:
@@ -36,6 +38,56 @@ def test_each_block_of_each_page_stands_in_the_table_with_a_file_that_runs_it() 
         assert (ROOT / block.how).is_file(), block
         if block.how.endswith("test_page_blocks.py"):
             assert block.words in (ROOT / block.how).read_text().replace('\\"', '"'), block
+
+
+def test_each_shell_block_stands_in_the_table_with_what_runs_it_or_why_nothing_does() -> None:
+    for page in pages():
+        name = str(page.relative_to(ROOT))
+        found = blocks_of(name, "sh")
+        words = [block.words for block in SHELL if block.page == name]
+        assert [[each for each in words if each in text] for text in found] == [[each] for each in words], (
+            name
+        )
+    assert [each for each in SHELL if each.how.startswith("tests/") and not (ROOT / each.how).is_file()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "block", [each for each in SHELL if each.how == HERE], ids=lambda each: f"{each.page} {each.words}"
+)
+def test_a_shell_block_runs(block: Shell, tmp_path: Path) -> None:
+    """Line by line, as far as ``txmq serve``, which listens then. A broker of ``data`` is there for those that name none."""
+    (text,) = [each for each in blocks_of(block.page, "sh") if block.words in each]
+    for page, here in block.changed.items():
+        assert page in text
+        text = text.replace(page, here)
+    for number, port in enumerate(free_ports(3), 1):
+        text = text.replace(f"PORT{number}", str(port))
+    command = tmp_path / "bin" / "txmq"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m txmq "$@"\n')
+    command.chmod(0o700)
+    pair = Authority(tmp_path).sign()
+    for made, name in ((pair.cert, "broker.pem"), (pair.key, "broker.key")):
+        (tmp_path / name).write_bytes(Path(made).read_bytes())
+    listens = contextlib.nullcontext() if "serve " in text else Broker.open(tmp_path / "data")
+    with listens as broker:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{command.parent}:{os.environ['PATH']}",
+        }
+        environment |= {"TXMQ_URL": broker.url} if broker else {}
+        running = subprocess.Popen(
+            ["sh", "-eu", "-c", f"{block.before}\n{text.replace('txmq serve', 'exec txmq serve')}"],
+            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert running.stdout is not None
+        if broker is None:
+            assert running.stdout.readline().startswith("ready ")
+            running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=GUARD_S)
+        assert running.returncode == 0, errors
 
 
 @pytest.mark.slow

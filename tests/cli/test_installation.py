@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,7 +24,7 @@ from packaging.version import Version
 
 import txmq
 from broker_core import __version__
-from tests.matrix import PYTHONS, SPARKS
+from tests.matrix import PYTHONS, SPARKS, Spark
 
 ROOT = Path(__file__).parents[2]
 CORE = ("click", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
@@ -231,6 +232,36 @@ def test_pip_resolves_the_extra_at_once_and_loads_no_source_archive(
     found = {each["metadata"]["name"]: each for each in json.loads(done.stdout)["install"]}
     assert "pyspark" not in found and {"txmq", "delta_spark"} <= {name.replace("-", "_") for name in found}
     assert all(each["download_info"]["url"].endswith(".whl") for each in found.values())
+
+
+@pytest.mark.soak
+def test_the_extra_is_installed_in_an_empty_environment_where_a_first_stream_runs(
+    wheel: Path, environment: Path, tmp_path: Path
+) -> None:
+    """From the wheel alone: 850 MB, of an index or of the cache of pip. The program is that of the README."""
+    if _would_install(
+        environment, tmp_path, "--timeout", "20", "--retries", "1", "--no-deps", "py4j"
+    ).returncode:
+        pytest.skip("no package index can be reached")
+    pip = [sys.executable, "-m", "pip", "--python", str(environment), "--disable-pip-version-check"]
+    installed = subprocess.run(
+        [*pip, "install", "--quiet", f"{wheel}[spark]"], capture_output=True, text=True
+    )
+    assert installed.returncode == 0, installed.stderr
+    listed = subprocess.run([*pip, "list", "--format", "json"], capture_output=True, text=True, check=True)
+    versions = {each["name"].replace("_", "-"): each["version"] for each in json.loads(listed.stdout)}
+    assert Spark(versions["pyspark"], versions["delta-spark"]) in SPARKS
+    names = ("PYTHONPATH", "SPARK_HOME", "SPARK_SUBMIT_OPTS", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    done = subprocess.run(
+        [environment, ROOT / "examples" / "first_stream.py", tmp_path / "stream"],
+        cwd=tmp_path, env={name: value for name, value in os.environ.items() if name not in names}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with txmq.Broker.open(tmp_path / "stream" / "data"):  # ends the one that the program has started
+        pass
+    shutil.rmtree(tmp_path / "env")
+    shown = re.search(r"```\n(table: .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None and done.stdout.endswith(shown[1])
 
 
 # -- without Spark -------------------------------------------------------------------------------------------
