@@ -39,7 +39,6 @@ BLOCKS = [
     Block("docs/clients.md", "Broker.open", HERE),
     Block("docs/handlers.md", "class Namespaces", HERE),
     Block("docs/handlers.md", "serve(", HERE),
-    Block("docs/handlers.md", "class Tracer", "tests/server/amqp/test_handlers.py"),
     Block("docs/kafka.md", "kafka://", SPARK),
     Block("docs/merge.md", "def customers(", SPARK),
     Block("docs/tls.md", "txmq.Credentials", HERE),

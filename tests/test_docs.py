@@ -109,6 +109,14 @@ def test_no_page_for_users_is_long() -> None:
     assert {name: size for name, size in sizes.items() if size > 12_000}.keys() <= _GENERATED
 
 
+def test_the_pages_for_users_grow_no_more() -> None:
+    """A fact stands once. Not counted: what is generated, and the pages of the group ``Contributing``."""
+    groups = (ROOT / "mkdocs.yml").read_text().split("  - Contributing:\n", 1)
+    for_contributors = set(re.findall(r"- (\w+\.md)", groups[1])) | _GENERATED | {"api.md"}
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "docs").glob("*.md")}
+    assert sum(size for name, size in sizes.items() if name not in for_contributors) <= 252_000
+
+
 def test_no_page_names_a_test() -> None:
     """``python -m tests.claims`` moves the names into ``tests/claims.tsv``."""
     named = {path.name: re.findall(r"`(?:tests/[\w/]+::)?test_\w+`", path.read_text()) for path in (ROOT / "docs").glob("*.md")}  # fmt: skip

@@ -27,6 +27,7 @@ from broker_core.server.amqp.session import Session
 from tests.amqp_peer import Peer, content, peer
 
 DOCS = Path(__file__).parents[3] / "docs" / "handlers.md"
+EXAMPLE = DOCS.parents[1] / "examples" / "handlers.py"
 
 
 @contextlib.contextmanager
@@ -240,8 +241,8 @@ def test_a_point_that_nobody_overrides_is_not_on_the_path() -> None:
 
 
 def documented(name: str) -> Any:
-    """The class of this name on the page."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    """The class of this name on the page, or of the program beside it."""
+    blocks = [*re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL), EXAMPLE.read_text()]
     names: dict[str, Any] = {}
     exec(next(block for block in blocks if f"class {name}(" in block), names)
     return names[name]
