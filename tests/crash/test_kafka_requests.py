@@ -245,21 +245,27 @@ def three_without_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield started
 
 
-def test_a_node_that_dies_with_what_it_has_done_unanswered_leaves_every_row_once(one_node: Cluster) -> None:
-    """At a claim, a stage, a fence, and within a decision: its rows and its end.
+# a claim, and within a decision: its rows and its end
+FIRST = (
+    Case("Produce journal", 1, Moment.DONE, True),
+    Case("Produce decisions+target", 1, Moment.DONE, True),
+    Case("EndTransaction", 2, Moment.DONE, False),
+)
+# a fence and a stage, and the end of a decision in other ways
+MORE = (
+    Case("InitProducer", 1, Moment.DONE, False),
+    Case("Produce stage", 1, Moment.DONE, False),
+    Case("EndTransaction", 1, Moment.BEFORE, False),
+    Case("EndTransaction", 2, Moment.DONE, True),
+)
 
-    A killed node may come back with the end of a transaction that it never tells its logs (docs/kafka_operations.md).
-    """
+
+@pytest.mark.parametrize("cases", [FIRST, pytest.param(MORE, marks=pytest.mark.soak)], ids=["first", "more"])
+def test_a_node_that_dies_with_what_it_has_done_unanswered_leaves_every_row_once(
+    one_node: Cluster, cases: tuple[Case, ...]
+) -> None:
+    """A killed node may come back with the end of a transaction that it never tells its logs (docs/kafka_operations.md)."""
     pipeline = Pipeline(Kills(one_node))
-    cases = (
-        Case("InitProducer", 1, Moment.DONE, False),
-        Case("Produce journal", 1, Moment.DONE, True),
-        Case("Produce stage", 1, Moment.DONE, False),
-        Case("Produce decisions+target", 1, Moment.DONE, True),
-        Case("EndTransaction", 1, Moment.BEFORE, False),
-        Case("EndTransaction", 2, Moment.DONE, True),
-        Case("EndTransaction", 2, Moment.DONE, False),
-    )
     for case in cases:
         run(pipeline, case)
         assert pipeline.kills.killed is not None, f"{case} never came: {Counter(pipeline.kills.seen)}"

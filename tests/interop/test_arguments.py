@@ -95,6 +95,7 @@ def _answers(uri: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # asks a node of RabbitMQ, which a change here does not alter
 def test_the_table_says_what_rabbitmq_answers(tmp_path: Path) -> None:
     with rabbit(tmp_path) as running:
         found = list(_answers(running.uri))

@@ -90,6 +90,7 @@ def test_a_task_whose_process_is_killed_runs_again_in_another(rig: CeleryRig, tm
     del result
 
 
+@pytest.mark.soak
 def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: CeleryRig) -> None:
     tasks = rig.tasks
     rig.worker.start()
@@ -104,6 +105,7 @@ def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: CeleryRig) -> Non
     assert rig.effects() == []
 
 
+@pytest.mark.soak  # five seconds; tests/crash/test_delays_crash.py has delays
 @pytest.mark.txmq_only  # RabbitMQ needs a plugin
 def test_a_task_that_the_broker_holds_runs_when_its_delay_is_over(rig: CeleryRig) -> None:
     tasks, later = rig.tasks, f"{rig.name}-later"

@@ -349,7 +349,13 @@ def change(rig: Any, name: str, lake: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "changes"), [("adding.started", list(CHANGES)), ("adding.copied", ["column", "constraint"])]
+    ("point", "changes"),
+    [
+        ("adding.started", ["column", "replaced", "constraint"]),
+        pytest.param("adding.started", list(CHANGES), marks=pytest.mark.soak),
+        ("adding.copied", ["constraint"]),
+        pytest.param("adding.copied", ["column", "constraint"], marks=pytest.mark.soak),
+    ],
 )
 def test_a_table_that_changes_before_the_commit_gets_the_rows_written_again(
     rig: Any, tmp_path: Path, point: str, changes: list[str]

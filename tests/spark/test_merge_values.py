@@ -170,7 +170,7 @@ CHOSEN: dict[str, dict[str, str]] = {
     "vectors": VECTORS,
 }
 CLAUSES = {"matched": (UPDATE,), "all": (UPDATE, INSERT)}
-OFTEN = {("plain", "matched"), ("all-three", "all")}  # the others only in ``make soak``
+OFTEN = {("all-three", "all")}  # the others only in ``make soak``
 
 
 @pytest.mark.parametrize(

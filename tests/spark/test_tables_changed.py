@@ -186,10 +186,11 @@ def what_others_do_leaves_each_row_once(
             "foreach.decided",
             ["rows", "merge", "overwrite"],
         ),
-        (
+        pytest.param(  # test_append_files.py has other writers and OPTIMIZE at the steps of an append
             ["features are switched on", "it is rewritten", "others write"],
             "adding.copied",
             ["files", "merge"],
+            marks=pytest.mark.soak,
         ),
         (["a column is added"], "changing.checked", ["merge", "overwrite"]),
     ],

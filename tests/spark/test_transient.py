@@ -26,6 +26,8 @@ from tests.spark.test_tables_changed import Driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("planned_once")]
 
+COMMITS = 3  # of another writer, in a row
+
 
 class BusyWriter:
     """Another writer that commits each time that a merge has begun to read its rows, ``count`` times."""
@@ -76,7 +78,7 @@ def test_a_merge_beside_a_busy_writer_waits_for_it_or_says_that_another_start_is
     table, spark = str(tmp_path / "busy"), rig.spark
     spark.sql(f"CREATE TABLE delta.`{table}` (body STRING, n INT) USING delta")
     spark.sql(f"INSERT INTO delta.`{table}` VALUES ('a', 0), ('k', 0)")
-    busy = BusyWriter(spark, table, tmp_path, 7)
+    busy = BusyWriter(spark, table, tmp_path, COMMITS)
     rows_of = staging.rows_of
     monkeypatch.setattr(staging, "rows_of", lambda *given: busy.rows(rows_of(*given)))
     monkeypatch.setattr(commits, "_PAUSES_S", (0.05,))
@@ -89,7 +91,7 @@ def test_a_merge_beside_a_busy_writer_waits_for_it_or_says_that_another_start_is
     with busy.running():
         assert patient.batch(0, given) is None
     found = {row["body"]: row["n"] for row in rig.rows_in(table)}
-    assert found == {"a": 1, "b": 5, "k": 700} and busy.commits == 7
+    assert found == {"a": 1, "b": 5, "k": 100 * COMMITS} and busy.commits == COMMITS
 
     hasty = Driver(rig, "busy", merge, conflict_timeout_s=0)
     with busy.running():
@@ -104,7 +106,7 @@ def test_a_merge_beside_a_busy_writer_waits_for_it_or_says_that_another_start_is
     assert found == {"a": 2, "b": 10, "k": 100 * busy.commits} and hasty.waiting == []
 
 
-@pytest.mark.parametrize("kind", ["files", "rows", "merge"])
+@pytest.mark.parametrize("kind", ["files", pytest.param("rows", marks=pytest.mark.soak), "merge"])
 def test_a_full_disk_of_a_table_is_told_and_the_batch_is_applied_once_when_there_is_room(
     rig: Any, tmp_path: Path, kind: str
 ) -> None:

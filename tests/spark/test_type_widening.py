@@ -72,10 +72,10 @@ OPERATIONS: dict[str, Callable[[bool, Pair], Operation]] = {
 STRICTER = {(kind, pair) for kind in ("append", "overwrite") for pair in ("wider", "another family", "text")}
 # where plain Delta refuses, and txmq casts integers to the width of the table
 CASTS = {(kind, pair) for kind in ("append", "overwrite") for pair in ("narrow", "narrower")}
-# each pair once and each operation; ``make soak`` has the product
+# each operation, each way to differ once, with and without schema evolution; ``make soak`` has the product
 FIRST = {
-    "append": ("wider", "another family", "narrow"),
-    "merge all": ("integers", "too large"),
+    "append": ("wider", "narrow"),
+    "merge all": ("too large",),
     "merge named": ("narrow and too large",),
     "overwrite": ("narrower", "text"),
 }

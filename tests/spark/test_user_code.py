@@ -1,8 +1,9 @@
 """What people do in foreachBatch, and where its driver dies: each message is in the table and in the queue once, and
 none is left; or there is one error, and nothing is consumed.
 
-What they do is in ``user_code.py`` (functions) and ``shapes.py`` (queries with state). One driver runs the table,
-another one dies at the steps. ``SELDOM`` and the whole product of table and steps are ``soak``. Executors of their own:
+What they do is in ``user_code.py`` (functions) and ``shapes.py`` (queries with state). One driver runs the table. ``SELDOM``,
+a driver that dies at the steps of ``KILLED``, and the whole product of table and steps are ``soak``: before a change lands,
+``tests/crash/test_spark_crash.py`` kills at each step of the same function. Executors of their own:
 ``test_executors.py``.
 """
 
@@ -71,6 +72,7 @@ if CONNECT:  # rows are staged as rows there, and written by a plain append
     }
 # (what, step): a join has rows in one batch alone
 UNREACHED = {("join-of-two-queues", step) for step in ("copied", "appended", "called")}
+# only in ``make soak``
 KILLED = {
     "thread_pool": "written",
     "persisted": "executed",
@@ -84,7 +86,8 @@ KILLED = {
 SELDOM = {
     "threads", "coroutines", "process_pool", "several_actions", "unpersisted_between", "checkpointed", "rdd",
     "to_pandas", "collected", "other_session", "shuffled", "nested_read", "rate_stream", "swallowed", "generators",
-    "side_effects", "directly", "a_generator", "tx_in_a_udf",
+    "side_effects", "directly", "a_generator", "tx_in_a_udf", "views", "union", "a_future", "tx_in_a_process", "cancelled",
+    "interrupted", "within_another",
 }  # fmt: skip
 # after these another function does everything once; the others have left everything as it was
 AGAIN = {"kept_batch", "kept_tx", "task_that_always_fails", "tx_in_another_query"}
@@ -157,7 +160,8 @@ def seldom(names: Iterable[str]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Outcome]:
-    left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
+    soak = bool(request.config.getoption("--soak-rounds"))
+    left_out = set() if soak else SELDOM
     scratch = tmp_path_factory.mktemp("user-code")
     served = Served(scratch / "broker")
     try:
@@ -172,9 +176,10 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         for pipelines in (works, refused):
             for name in ONE_BATCH & pipelines.keys():
                 pipelines[name].options = ALL_AT_ONCE
-        killed = [works[name] for name in KILLED]
-        at = [STEPS[step] for step in KILLED.values()]
-        Driver(scratch, killed, at=at, session=NEW_WORKERS).require_killed()
+        if soak:
+            killed = [works[name] for name in KILLED]
+            at = [STEPS[step] for step in KILLED.values()]
+            Driver(scratch, killed, at=at, session=NEW_WORKERS).require_killed()
         after = [
             *refused.values(),
             *(
@@ -228,7 +233,7 @@ def test_soak_whatever_people_do_and_wherever_the_driver_dies_each_row_is_there_
 
 @pytest.mark.parametrize("name", seldom(FUNCTIONS))
 def test_what_people_do_in_a_batch_leaves_each_row_once(outcome: Outcome, name: str) -> None:
-    """Those of ``KILLED`` after their driver was killed."""
+    """In ``make soak``, those of ``KILLED`` after their driver was killed."""
     outcome.require_once(outcome.works[name])
 
 

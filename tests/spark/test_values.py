@@ -364,19 +364,28 @@ def test_a_text_that_is_not_utf8_is_refused_with_its_column_where_rows_are_stage
     assert bench.applied
 
 
+# as files, and as rows
+BY_VALUE = [append(), merge_all(), append(dataChange="true"), overwrite("true")]
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("value", "operations"),
     [
-        "'\\0x'",
-        *(pytest.param(each, marks=pytest.mark.soak) for each in ("repeat('x', 300)", "repeat('=', 90)")),
+        pytest.param("'\\0x'", BY_VALUE[:2], id="first"),
+        *(
+            pytest.param(value, BY_VALUE, id=value, marks=pytest.mark.soak)
+            for value in ("'\\0x'", "repeat('x', 300)", "repeat('=', 90)")
+        ),
     ],
 )
-def test_a_value_that_no_directory_can_have_is_refused_before_the_decision(bench: Bench, value: str) -> None:
+def test_a_value_that_no_directory_can_have_is_refused_before_the_decision(
+    bench: Bench, value: str, operations: list[Operation]
+) -> None:
     """A table that is partitioned by it has a directory for each, without column mapping."""
     text = Kind("STRING")
     held = [Column("v", text, text, ("'fits'",), ("'a'", "'b'"))]
     tables = bench.tables(held, "PARTITIONED BY (v)", mapped=False)
-    for operation in (merge_all(), append(dataChange="true"), overwrite("true"), append()):
+    for operation in operations:
         assert compared(bench, operation, select(held), tables, value) == "taken"
         told = refused(bench, operation, f"SELECT 1 AS id, {value} AS v", tables[0])
         assert tables[0] in told and "column 'v'" in told
@@ -387,9 +396,15 @@ def test_a_value_that_no_directory_can_have_is_refused_before_the_decision(bench
     assert failure(lambda: append().plain(rows, tables[1]))
 
 
-def test_a_column_without_a_type_takes_that_of_the_table(bench: Bench) -> None:
+UNTYPED = [append(), merge_all(), delete("t.id = s.id"), overwrite("true")]
+
+
+@pytest.mark.parametrize(
+    "operations", [UNTYPED[:2], pytest.param(UNTYPED[2:], marks=pytest.mark.soak)], ids=["first", "more"]
+)
+def test_a_column_without_a_type_takes_that_of_the_table(bench: Bench, operations: list[Operation]) -> None:
     held = [Column("v", Kind("INT"), Kind("VOID"), ("NULL", "NULL"), ("1", "2"))]
-    for operation in (append(), merge_all(), delete("t.id = s.id"), overwrite("true")):
+    for operation in operations:
         tables = bench.tables(held)
         assert compared(bench, operation, select(held), tables, "void") == "taken", operation.told
     told = refused(bench, append(mergeSchema="true"), "SELECT 1 AS id, NULL AS w", tables[0])
@@ -429,20 +444,23 @@ BLANKS: dict[str, list[tuple[Operation, str]]] = {
     ],
     "merge": [(merge_all("t.c = s.c"), given) for given in ("'a'", "'abc  '", "'ab'", "'a  ', 'a'")],
 }
-OFTEN = {"append 1", "append 3", "merge 1"}  # the others only in ``make soak``
+KINDS = ("CHAR(3)", "VARCHAR(3)")
+# one that is kept, one that is refused and one that is compared; the others only in ``make soak``
+OFTEN = {("append 1", "CHAR(3)"), ("append 3", "VARCHAR(3)"), ("merge 1", "VARCHAR(3)")}
 
 
-@pytest.mark.parametrize("kind", ["CHAR(3)", "VARCHAR(3)"])
 @pytest.mark.parametrize(
-    ("operation", "given"),
+    ("operation", "given", "kind"),
     [
         pytest.param(
             *case,
-            id=f"{name} {number}",
-            marks=[] if f"{name} {number}" in OFTEN else pytest.mark.soak,
+            kind,
+            id=f"{name} {number}-{kind}",
+            marks=[] if (f"{name} {number}", kind) in OFTEN else pytest.mark.soak,
         )
         for name, cases in BLANKS.items()
         for number, case in enumerate(cases)
+        for kind in KINDS
     ],
 )
 def test_trailing_blanks_are_kept_compared_and_refused_as_by_plain_delta(

@@ -65,7 +65,7 @@ def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: Tab
     assert held == {APP: (0, 3), "another": (0, 0)}
 
 
-@pytest.mark.parametrize("kind", ["path", "name"])
+@pytest.mark.parametrize("kind", [pytest.param("path", marks=pytest.mark.soak), "name"])
 def test_an_append_creates_its_table_in_the_same_commit(bench: TableBench, kind: str) -> None:
     table = str(bench.place / "new") if kind == "path" else bench.found("appended_once").name
     for sequence in (1, 1, 2, 1):
@@ -195,6 +195,7 @@ def test_a_number_of_another_batch_stops_and_is_found_before_the_decision_too(be
 
 
 # -- before the decision -------------------------------------------------------------------------------------
+@pytest.mark.soak  # with Delta, tests/spark/test_append_checks.py and test_merge.py show it
 def test_what_cannot_fit_is_refused_by_its_schema_and_a_row_when_it_is_executed(bench: TableBench) -> None:
     table = bench.create("lake", "id STRING NOT NULL, n INT")
     only = bench.create("only", append_only=True)
@@ -264,6 +265,7 @@ class Append:
         return files.missing(), [row for batch in files.rows() for row in batch.to_pylist()]
 
 
+@pytest.mark.soak  # with Delta, tests/spark/test_append_files.py shows it
 def test_files_are_invisible_until_they_are_added_once(bench: TableBench) -> None:
     table = bench.create("lake")
     before = bench.versions(table)
@@ -285,6 +287,7 @@ def test_files_are_invisible_until_they_are_added_once(bench: TableBench) -> Non
     assert bench.rows(table) == [("a", 1), ("c", 3)]
 
 
+@pytest.mark.soak  # with Delta, tests/spark/test_append_files.py shows it
 def test_files_of_attempts_that_lost_are_deleted_and_no_decided_ones(bench: TableBench) -> None:
     table = bench.create("lake")
     lost, waits, next_one = (
@@ -301,6 +304,7 @@ def test_files_of_attempts_that_lost_are_deleted_and_no_decided_ones(bench: Tabl
         next_one.add()
 
 
+@pytest.mark.soak  # with Delta, tests/spark/test_append_files.py shows it
 def test_a_table_that_changed_behind_the_files_gets_their_rows_again_beside_others(bench: TableBench) -> None:
     table = bench.create("lake")
     stale = bench.found(table)
