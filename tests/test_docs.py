@@ -134,16 +134,66 @@ SOAK_ALONE = {
 }  # fmt: skip
 
 
+# of other claims: what needs another product, a browser or a client in Java, or whose rule has another test before
+SOAK_CLAIMS = {
+    "interop/test_definitions.py": ("test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files",),
+    "interop/test_java.py": ("test_java_over_amqps_does_what_its_permissions_allow",),
+    "interop/test_java_http.py": ("test_the_java_program_comes_to_all_its_checks_and_no_others",),
+    "interop/test_shovel.py": ("test_a_shovel_brings_a_queue_of_rabbitmq_to_txmq",),
+    "server/http/test_page_browser.py": (
+        "test_a_hostile_name_and_body_are_text",
+        "test_a_message_shows_its_life_and_a_transaction_what_it_did",
+        "test_a_transaction_in_doubt_is_decided_by_hand_after_a_confirmation",
+        "test_the_broker_is_killed_while_the_page_is_open",
+        "test_the_last_transactions_lead_to_older_ones_and_to_what_each_did",
+    ),
+    "spark/test_append_checks.py": ("test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files",),
+    "spark/test_append_files.py": ("test_tables_that_take_no_files_take_rows_and_a_line_of_the_log_says_why",),
+    "spark/test_connect_client.py": ("test_a_client_without_jvm_py4j_and_environment_does_every_operation_once",),
+    "spark/test_data_directories.py": (
+        "test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batches_are_named_once",
+        "test_the_rows_of_a_data_directory_made_anew_reach_a_table_that_was_kept",
+    ),
+    "spark/test_merge_values.py": ("test_what_passes_the_check_of_values_is_merged_as_by_delta",),
+    "spark/test_only_sql.py": ("test_every_operation_of_a_batch_works_by_sql_alone_and_is_there_once",),
+    "spark/test_pipeline.py": ("test_a_second_flow_into_a_sink_is_refused_and_with_a_sink_of_its_own_everything_is_once",),
+    "spark/test_resume.py": ("test_c7_a_ledger_that_was_vacuumed_and_compacted_is_as_good",),
+    "spark/test_state_kafka.py": ("test_the_state_of_apps_on_kafka",),
+    "spark/test_table_names.py": ("test_every_spelling_of_a_table_in_one_batch_is_one_commit_with_all_rows",),
+    "spark/test_threads.py": ("test_the_tables_of_a_function_in_threads_are_applied_side_by_side_each_once",),
+    "store/test_salvage.py": ("test_flipped_bytes_in_the_catalog_never_make_a_message_another_one",),
+}  # fmt: skip
+
+
+def _landing(session: pytest.Session) -> dict[str, bool]:
+    """Test, and file of tests -> whether a case of it is not ``soak``, of all that is collected."""
+    lands: dict[str, bool] = {}
+    for item in session.items:
+        if isinstance(item, pytest.Function):
+            file = str(item.path.relative_to(ROOT))
+            for name in (file, f"{file}::{item.originalname}"):
+                lands[name] = lands.get(name, False) or item.get_closest_marker("soak") is None
+    return lands
+
+
 def test_every_guarantee_is_tested_before_a_change_lands(request: pytest.FixtureRequest) -> None:
     """At least one case of its test is not ``soak``."""
-    cases: dict[str, list[bool]] = {}
-    for item in request.session.items:
-        if isinstance(item, pytest.Function):
-            test = f"{item.path.relative_to(ROOT)}::{item.originalname}"
-            cases.setdefault(test, []).append(item.get_closest_marker("soak") is None)
+    lands = _landing(request.session)
     named = set(_guarantees().values())
-    alone = {test for test, lands in cases.items() if test in named and not any(lands)}
-    assert alone == SOAK_ALONE & cases.keys()
+    alone = {test for test in named if not lands.get(test, True)}
+    assert alone == SOAK_ALONE & lands.keys()
+
+
+def test_every_claim_has_a_test_before_a_change_lands(request: pytest.FixtureRequest) -> None:
+    """At least one of its tests, unless it is named above."""
+    lands = _landing(request.session)
+    tests: dict[tuple[str, str], set[str]] = {}
+    for claim in CLAIMS:
+        tests.setdefault((claim.page, claim.words), set()).add(claim.test)
+    alone = {test for of in tests.values() if not any(lands.get(test, True) for test in of) for test in of}
+    known = {f"tests/{file}::{name}" for file, names in SOAK_CLAIMS.items() for name in names}
+    assert alone <= known | SOAK_ALONE
+    assert known <= {claim.test for claim in CLAIMS}
 
 
 def test_the_readme_is_short_and_its_figures_are_those_of_a_run_of_the_bench() -> None:

@@ -31,7 +31,7 @@ from tests.spark.notebook_run import DISPLAYED
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("[a-z]*.py"))
-SELDOM = {"on_kafka", "typed_messages", "upserts", "without_duplicates"}  # only in ``make soak``
+SELDOM = {"on_kafka", "typed_messages", "without_duplicates"}  # only in ``make soak``
 OF_THE_RUNTIME = {"pyspark", "matplotlib", "pandas"}  # Databricks has them
 OF_THE_WHEEL = {"txmq", "pyarrow"}
 

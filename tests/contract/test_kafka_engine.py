@@ -370,6 +370,7 @@ def test_a_driver_that_is_killed_around_its_claim_leaves_one_end(
     assert bench.claim(bench.engine(), queue, last) == end
 
 
+@pytest.mark.soak  # waits for a cleaner; a Kafka in memory compacts in tests/kafka
 def test_what_a_real_cleaner_leaves_is_read_as_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def commits_killed_at_random(served: AmqpServed, seed: int, rounds: int) -> None
     assert sum(outcomes.values()) == rounds
 
 
+@pytest.mark.soak  # killed at each step above
 def test_killed_at_random_moments_a_commit_of_20000_is_all_or_nothing(served: AmqpServed, seed: int) -> None:
     commits_killed_at_random(served, seed, 4)
 

@@ -138,6 +138,7 @@ def test_a_python_client_reads_each_published_row_once_and_none_that_was_not_dec
     ] * ROWS
 
 
+@pytest.mark.soak  # two Python clients read them below
 def test_the_java_client_reads_each_published_row_once(
     kafka_url: str, engine: Engine, java: Callable[..., str]
 ) -> None:

@@ -134,6 +134,7 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
     assert len(rig.rows_in("checked_fits")) == 1
 
 
+@pytest.mark.soak  # a cost, not a rule
 def test_tables_alike_are_rehearsed_once_and_not_again_by_the_next_process(
     rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

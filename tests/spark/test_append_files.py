@@ -101,6 +101,7 @@ def test_several_appends_to_one_table_are_one_commit_and_an_empty_one_is_none(ri
     assert len(delta_transactions(lake)) == 1 and rig.bodies("in") == [] and hidden_files(lake) == []
 
 
+@pytest.mark.soak  # test_foreach_batch.py shows it of tx.publish
 def test_the_batch_is_executed_once_unless_the_append_may_not_have_executed_it_whole(
     rig: Any, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +396,7 @@ def test_a_table_that_changes_between_its_check_and_its_files_takes_rows(rig: An
     assert seen == [False] and values(lake) == ["a", "b"]
 
 
+@pytest.mark.soak  # test_tables_changed.py renames a table in the same step
 def test_a_table_whose_name_moves_before_the_commit_gets_the_rows_at_its_new_place(
     rig: Any, tmp_path: Path
 ) -> None:

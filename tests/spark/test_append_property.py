@@ -133,6 +133,7 @@ def append_files(spark: SparkSession, rows: Any, found: Table, options: dict[str
         assert adding.add(spark, found, files, [staged], once(sequence, f"{found.name} {sequence}"), options)
 
 
+@pytest.mark.soak  # test_values.py tries random tables
 def test_what_passes_the_check_before_the_decision_is_appended(spark: SparkSession) -> None:
     outcomes = [try_once(random.Random(number), spark, number) for number in range(4)]
     assert "appended" in outcomes

@@ -84,6 +84,7 @@ def test_a_long_backlog_is_one_merge_that_a_stale_writer_cannot_double(rig: Any,
     assert (row["log"], row["start_offset"], row["messages"]) == (None, None, 0)
 
 
+@pytest.mark.soak  # test_tables_changed.py adds a column to a table
 def test_a_column_that_somebody_adds_stops_neither_an_append_nor_a_merge(rig: Any, tmp_path: Path) -> None:
     table = tmp_path / "ledger"
     ledger = DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app")

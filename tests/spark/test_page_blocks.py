@@ -59,6 +59,7 @@ def consumed(page: Rig, app_id: str) -> int:
     return sum(entry.messages for entry in page.broker.engine.entries(app_id))
 
 
+@pytest.mark.soak  # test_merge.py has each operation
 def test_the_merges_of_the_page(page: Rig) -> None:
     spark, lake = page.spark, page.directory / "lake"
     columns = "id INT, name STRING, visits INT, gone BOOLEAN, day DATE"
@@ -197,6 +198,7 @@ def test_an_app_goes_on_behind_its_ledger_on_another_engine(page: Rig) -> None:
         assert taken == [["a", "b"], ["c"]]
 
 
+@pytest.mark.soak  # the commands of tests/contract/engine
 def test_the_stream_on_kafka_and_its_app_once_more_from_a_batch(page: Rig, kafka_url: str) -> None:
     taken = page.notes()
 

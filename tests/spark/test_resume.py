@@ -208,6 +208,7 @@ def test_c7_a_ledger_that_was_vacuumed_and_compacted_is_as_good(on_kafka: Lost) 
     assert on_kafka.ready() == {engine: 3}
 
 
+@pytest.mark.soak  # test_ledger.py writes a backlog
 def test_c7_a_backlog_that_was_written_in_one_commit_is_proved_too(on_kafka: Lost) -> None:
     on_kafka.decide(1)
     on_kafka.decide(4, mirror=False)
@@ -321,6 +322,7 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
         checks.guard(spark, table, mine)
 
 
+@pytest.mark.soak  # names of the same rule
 def test_c7_ledgers_of_other_apps_and_of_a_new_app_are_no_ledger_of_this_one(on_kafka: Lost) -> None:
     assert on_kafka.ready("fail") == {}
     entry = on_kafka.decide(1)

@@ -29,6 +29,7 @@ def start(rig: Any, each: Transactional, checkpoint: str, **options: Any) -> Any
     return writer.trigger(availableNow=True).start()
 
 
+@pytest.mark.soak  # test_ledger.py shows it of one query
 def test_queries_after_one_another_are_complete_in_the_ledger_when_each_ends(
     rig: Any, tmp_path: Path
 ) -> None:

@@ -184,7 +184,7 @@ def what_others_do_leaves_each_row_once(
         (
             ["a column is added", "a type is widened", "a constraint is added"],
             "foreach.decided",
-            ["rows", "merge", "overwrite"],
+            ["rows", "merge"],
         ),
         pytest.param(  # test_append_files.py has other writers and OPTIMIZE at the steps of an append
             ["features are switched on", "it is rewritten", "others write"],

@@ -106,7 +106,9 @@ def test_a_merge_beside_a_busy_writer_waits_for_it_or_says_that_another_start_is
     assert found == {"a": 2, "b": 10, "k": 100 * busy.commits} and hasty.waiting == []
 
 
-@pytest.mark.parametrize("kind", ["files", pytest.param("rows", marks=pytest.mark.soak), "merge"])
+@pytest.mark.parametrize(
+    "kind", ["files", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("rows", "merge"))]
+)
 def test_a_full_disk_of_a_table_is_told_and_the_batch_is_applied_once_when_there_is_room(
     rig: Any, tmp_path: Path, kind: str
 ) -> None:

@@ -56,6 +56,7 @@ def test_the_wheel_has_the_entry_point_of_the_page(tmp_path: Path) -> None:
     ].items()
 
 
+@pytest.mark.soak  # its operations are in test_merge.py and test_decode.py
 @pytest.mark.spark
 @pytest.mark.usefixtures("interpreted", "handlers")
 def test_the_job_merges_the_newest_state_rejects_what_is_none_and_ends_when_told(
