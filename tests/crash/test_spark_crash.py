@@ -104,7 +104,8 @@ SELDOM = {
     "files-staged", "files-decided", "files-complete", "files-cleared", "unmirrored", "released-staged",
     "released-marked", "zombie", "files-two-drivers", "self-union", "self-join", "deduplicated",
     "processor-in-pandas", "kafka-state", "kafka-files-copied", "kafka-released-decided", "kafka-released-staged",
-    "kafka-batch-fails", "kafka-nothing",
+    "kafka-batch-fails", "kafka-nothing", "called", "files-committed", "files-zombie", "released-unlogged", "watermark",
+    "state-in-pandas", "kafka-unlogged",
 }  # fmt: skip
 
 
@@ -412,6 +413,7 @@ def test_row_12_a_merge_of_a_driver_that_wakes_up_after_its_successor_is_done_on
     require_once(outcome, "changes-zombie").require_changed(MESSAGES)
 
 
+@pytest.mark.soak  # the recipes below are called in the same row
 def test_row_7_functions_called_and_not_marked_are_called_again_with_the_same_rows(outcome: Outcome) -> None:
     pipeline = require_once(outcome, "called")
     assert pipeline.collected() == [(1, MESSAGES), (1, MESSAGES)]

@@ -70,7 +70,7 @@ _KILLS = "tests/crash/test_connect_crash.py::test_on_connect_everything_is_there
 ON_CONNECT: Mapping[int, str] = {
     **dict.fromkeys((3, 6, 7, 10, 14), _KILLS),
     8: "tests/crash/test_connect_crash.py::test_soak_random_kills_of_server_and_worker_leave_each_row_once",
-    16: "tests/spark/test_other_sources.py::test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing",
+    16: "tests/spark/test_connect.py::test_on_connect_another_query_of_the_app_and_a_lost_or_older_checkpoint_lose_and_repeat_nothing",
     20: "tests/crash/test_resume_crash.py::test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once",
     21: "tests/crash/test_connect_crash.py::test_row_21_on_connect_a_copy_of_the_directory_from_any_step_of_the_first_batch_loses_nothing",
 }

@@ -343,13 +343,18 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
     each.flush(GUARD_S)
 
 
-def attempt(spark: SparkSession, pipeline: dict[str, Any]) -> None:
-    """Says on stdout how the query ended."""
-    error = None
+def error_of(spark: SparkSession, pipeline: dict[str, Any]) -> str | None:
+    """With which its query ended."""
     try:
         run(spark, pipeline)
     except Exception as failed:
-        error = str(failed)
+        return str(failed)
+    return None
+
+
+def attempt(spark: SparkSession, pipeline: dict[str, Any]) -> None:
+    """Says on stdout how the query ended."""
+    error = error_of(spark, pipeline)
     print(json.dumps({"app": pipeline["app"], "error": error}), flush=True)
 
 

@@ -1,11 +1,16 @@
-"""The same function on Spark Connect: a local Connect server, and a client that has no JVM."""
+"""The same function on Spark Connect: a local Connect server, and a client that has no JVM.
+
+A server costs as much as everything that is done with it, so one runs the pipelines of all tests. Each rule is here once
+before a change lands; ``SELDOM``, and each test of this folder over a server, are ``soak``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +20,9 @@ from broker_core.launcher import Broker
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from tests.spark import shapes
-from tests.spark.pipelines import CHANGED, Pipeline, Served, empty_table, run_once
-from tests.spark.test_user_code import INNER, made, require_once, run
+from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
+from tests.spark.test_other_sources import NOT_TOLD
+from tests.spark.test_user_code import INNER, made, require_once
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -49,54 +55,6 @@ def encrypted(scratch: Path) -> Iterator[tuple[Pipeline, Broker]]:
         yield made, broker
 
 
-def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(
-    tmp_path: Path,
-) -> None:
-    served = Served(tmp_path / "broker")
-    try:
-        pipeline = Pipeline.create(
-            "app",
-            served.url,
-            tmp_path,
-            MESSAGES,
-            ledger=str(tmp_path / "ledger"),
-            options={"maxOffsetsPerTrigger": "2"},
-            call="beside_the_root",
-        )
-        rate = Pipeline.create("rate", served.url, tmp_path, source="rate", batches=1)
-        messages = shapes.MESSAGES["typed"]
-        typed = Pipeline.create(
-            "typed", served.url, tmp_path, messages, shape="typed", fn="rejects", call="beside_the_root"
-        )
-        dead = replace(typed, queue=f"{typed.queue}.{shapes.OTHER}", out=f"{typed.queue}.{shapes.OTHER}")
-        dead.declare()
-        changes = Pipeline.create(
-            "changes", served.url, tmp_path, MESSAGES, fn="changes", tables=[], call="beside_the_root"
-        )
-        empty_table(Path(changes.lake) / "changed", CHANGED)
-        with encrypted(tmp_path) as (tls, broker):
-            several = [pipeline, rate, typed, changes, tls]
-            errors = run_once(tmp_path, several, session={"connect": "true"})
-            assert all(errors[name] is None for name in ("app", "rate", "typed", "changes", "tls")), errors
-            with broker.channel() as channel:
-                got = [channel.get(tls.out) for _ in MESSAGES]
-            published = [each.message.body.decode().partition(":")[0] for each in got if each is not None]
-            assert sorted(published) == sorted(row["body"] for row in tls.table("first")) == MESSAGES
-        pipeline.require_once(MESSAGES)
-        typed.require_once(shapes.EXPECTED["typed"])
-        assert dead.published() == ["b,b", "d,d"]
-        changes.require_once(MESSAGES)
-        changes.require_changed(MESSAGES)
-        rate.require_once([str(number) for number in range(2 * rate.entries())])
-        told = [
-            (row["batch_id"], row["log"], row["start_offset"], row["end_offset"], row["published"])
-            for row in pipeline.ledger_rows()
-        ]
-        assert sorted(told) == [(0, pipeline.queue, 0, 2, 2), (1, pipeline.queue, 2, 4, 2)]
-    finally:
-        served.stop()
-
-
 # how a pipeline is called or what its function does, and a part of the error
 REFUSED = {
     "two_apps": ({"call": "two_apps"}, "give both the same"),
@@ -112,59 +70,166 @@ WORKS = {
     "joined_before": {"call": "joined_before"},
     "thread_pool": {"fn": "thread_pool"},
     "persisted": {"fn": "persisted"},
+    "cached": {},
 }
+# another one that is called or refused in the same way is left
+SELDOM = {"by_a_function", "joined_before", "persisted", "within_another", "rows_of_nobody"}
+# the same query with another function, behind what was refused in its batch, and behind what was refused of its call
+AGAIN = {"kept_batch", "two_apps"}
 
 
-def test_on_connect_what_is_refused_consumes_nothing_and_the_same_query_goes_on_with_another_function(
-    tmp_path: Path,
-) -> None:
-    served = Served(tmp_path / "broker")
+@dataclass
+class Outcome:
+    """Pipelines by name, their runs in order, and the error of each."""
+
+    pipelines: dict[str, Pipeline]
+    runs: list[Pipeline]
+    errors: list[str | None]
+    received: list[str]  # of the queue of ``tls``
+
+    def errors_of(self, name: str) -> list[str | None]:
+        app = self.pipelines[name].app
+        return [error for run, error in zip(self.runs, self.errors, strict=True) if run.app == app]
+
+
+def operations(scratch: Path, url: str, tls: Pipeline) -> dict[str, Pipeline]:
+    """Each operation: publish, append, reject, changes of a table, the ledger; sources with and without offsets of txmq."""
+    beside = {"call": "beside_the_root"}
+    options = {"maxOffsetsPerTrigger": "2"}
+    app = Pipeline.create(
+        "app", url, scratch, MESSAGES, ledger=str(scratch / "ledger"), options=options, **beside
+    )
+    rate = Pipeline.create("rate", url, scratch, source="rate", batches=1)
+    messages = shapes.MESSAGES["typed"]
+    typed = Pipeline.create("typed", url, scratch, messages, shape="typed", fn="rejects", **beside)
+    dead_letters(typed).declare()
+    changes = Pipeline.create("changes", url, scratch, MESSAGES, fn="changes", tables=[], **beside)
+    empty_table(Path(changes.lake) / "changed", CHANGED)
+    return {"app": app, "rate": rate, "typed": typed, "changes": changes, "tls": tls}
+
+
+def dead_letters(of: Pipeline) -> Pipeline:
+    queue = f"{of.queue}.{shapes.OTHER}"
+    return replace(of, queue=queue, out=queue)
+
+
+def other_checkpoints(first: Pipeline) -> list[Pipeline]:
+    """A second query of the app on another queue, twice; then an older checkpoint, and a lost one."""
+    queue, checkpoint = f"{first.queue}.{shapes.OTHER}", f"{first.checkpoint}-2"
+    second = replace(first, queue=queue, checkpoint=checkpoint, lake=f"{first.lake}-2")
+    older = f"{first.checkpoint}-old"
+    newer = [["copy", first.checkpoint, older], ["send", "e"], ["send", "f"]]
+    lost = replace(first, checkpoint=f"{first.checkpoint}-3")
+    return [
+        first,
+        second,
+        second,
+        replace(first, before=newer),
+        replace(first, checkpoint=older, before=[["send", "g"]]),
+        lost,
+        replace(lost, on_new_checkpoint="resume"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Outcome]:
+    soak = bool(request.config.getoption("--soak-rounds"))
+    left_out, again = (set(), set(REFUSED)) if soak else (SELDOM, AGAIN)
+    scratch = tmp_path_factory.mktemp("connect")
+    served = Served(scratch / "broker")
     try:
-        works = [made(tmp_path, served.url, name, what) for name, what in WORKS.items()]
-        works.append(replace(made(tmp_path, served.url, "cached", {}), persist=True))
-        refused = {name: made(tmp_path, served.url, name, what) for name, (what, _) in REFUSED.items()}
-        again = [replace(each, call="directly", fn="effects") for each in refused.values()]
-        twice = made(tmp_path, served.url, "twice", {"call": "twice"})
-        everything = [*works, *refused.values(), *again, twice]
-        errors = run(tmp_path, everything, session={"connect": "true"})
-        for name, pipeline in refused.items():
-            first, second = errors[pipeline.app]
-            assert first is not None and REFUSED[name][1] in first, first
-            assert second is None, second
-        for pipeline in [*works, *again]:
-            assert errors[pipeline.app][-1] is None, errors[pipeline.app]
-            require_once(pipeline)
-        (error,) = errors[twice.app]
-        assert error is not None and "was called twice for batch 0" in error
+        with encrypted(scratch) as (tls, broker):
+            found = operations(scratch, served.url, tls)
+            runs = list(found.values())
+            for name, what in (*WORKS.items(), *((name, what) for name, (what, _) in REFUSED.items())):
+                if name not in left_out:
+                    found[name] = replace(made(scratch, served.url, name, what), persist=name == "cached")
+                    runs.append(found[name])
+            runs += [replace(found[name], call="directly", fn="effects") for name in REFUSED if name in again]
+            found["twice"] = made(scratch, served.url, "twice", {"call": "twice"})
+            found["first"] = made(scratch, served.url, "first", {})
+            runs += [found["twice"], *other_checkpoints(found["first"])]
+            both = Pipeline.create(
+                "both", served.url, scratch, ["m1"], source="both", tables=[], checkpoint_of="session"
+            )
+            found["both"] = both
+            files = [["file", "1"], ["file", "2"]]
+            runs += [replace(both, before=files), replace(both, checkpoint_of="function")]
+            errors = Driver(scratch, runs, session={"connect": "true"}).require_done_each()
+            with broker.channel() as channel:
+                got = [channel.get(tls.out) for _ in MESSAGES]
+            received = [each.message.body.decode().partition(":")[0] for each in got if each is not None]
+            yield Outcome(found, runs, errors, sorted(received))
     finally:
         served.stop()
+
+
+def seldom(names: Iterable[str]) -> list[Any]:
+    """As parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.soak if name in SELDOM else []) for name in names]
+
+
+def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(
+    outcome: Outcome,
+) -> None:
+    found = outcome.pipelines
+    names = ("app", "rate", "typed", "changes", "tls")
+    assert {name: outcome.errors_of(name) for name in names} == {name: [None] for name in names}
+    assert outcome.received == sorted(row["body"] for row in found["tls"].table("first")) == MESSAGES
+    app, rate, typed, changes = (found[name] for name in names[:4])
+    app.require_once(MESSAGES)
+    typed.require_once(shapes.EXPECTED["typed"])
+    assert dead_letters(typed).published() == ["b,b", "d,d"]
+    changes.require_once(MESSAGES)
+    changes.require_changed(MESSAGES)
+    rate.require_once([str(number) for number in range(2 * rate.entries())])
+    told = [
+        (row["batch_id"], row["log"], row["start_offset"], row["end_offset"], row["published"])
+        for row in app.ledger_rows()
+    ]
+    assert sorted(told) == [(0, app.queue, 0, 2, 2), (1, app.queue, 2, 4, 2)]
+
+
+@pytest.mark.parametrize("name", seldom(WORKS))
+def test_on_connect_what_people_do_leaves_each_row_once(outcome: Outcome, name: str) -> None:
+    assert outcome.errors_of(name) == [None]
+    require_once(outcome.pipelines[name])
+
+
+@pytest.mark.parametrize("name", seldom(REFUSED))
+def test_on_connect_what_is_refused_consumes_nothing_and_the_same_query_goes_on_with_another_function(
+    outcome: Outcome, name: str
+) -> None:
+    first, *again = outcome.errors_of(name)
+    pipeline = outcome.pipelines[name]
+    assert first is not None and REFUSED[name][1] in first, first
+    if again:
+        assert again == [None]
+        require_once(pipeline)
+    else:
+        assert pipeline.depth() == len(MESSAGES) and pipeline.entries() == 0
+        assert pipeline.published() == pipeline.table("first") == pipeline.collected() == []
+
+
+def test_on_connect_a_second_call_for_a_batch_is_refused(outcome: Outcome) -> None:
+    (error,) = outcome.errors_of("twice")
+    assert error is not None and "was called twice for batch 0" in error
 
 
 def test_on_connect_another_query_of_the_app_and_a_lost_or_older_checkpoint_lose_and_repeat_nothing(
-    tmp_path: Path,
+    outcome: Outcome,
 ) -> None:
-    """Two queries of one app on two queues; then a lost checkpoint, and an older one that is put back (rows 13, 16)."""
-    served = Served(tmp_path / "broker")
-    try:
-        first = made(tmp_path, served.url, "first", {})
-        queue, checkpoint = f"{first.queue}.{shapes.OTHER}", f"{first.checkpoint}-2"
-        second = replace(first, queue=queue, checkpoint=checkpoint, lake=f"{first.lake}-2")
-        copy = ["copy", first.checkpoint, f"{first.checkpoint}-old"]
-        newer = [copy, ["send", "e"], ["send", "f"]]
-        lost = replace(first, checkpoint=f"{first.checkpoint}-3")
-        runs = [
-            first,
-            second,
-            second,
-            replace(first, before=newer),
-            replace(first, checkpoint=f"{first.checkpoint}-old", before=[["send", "g"]]),
-            lost,
-            replace(lost, on_new_checkpoint="resume"),
-        ]
-        errors = run(tmp_path, runs, session={"connect": "true"})[first.app]
-        assert [error is None for error in errors] == [True, False, False, True, True, False, True], errors
-        assert all("TXMQ_CHECKPOINT_MISMATCH" in str(errors[at]) for at in (1, 2, 5)), errors
-        first.require_once([*MESSAGES, "e", "f", "g"])
-        assert replace(second, lake=first.lake).depth() == len(INNER)
-    finally:
-        served.stop()
+    """Rows 13 and 16."""
+    errors, first = outcome.errors_of("first"), outcome.pipelines["first"]
+    assert [error is None for error in errors] == [True, False, False, True, True, False, True], errors
+    assert all("TXMQ_CHECKPOINT_MISMATCH" in str(errors[at]) for at in (1, 2, 5)), errors
+    first.require_once([*MESSAGES, "e", "f", "g"])
+    assert replace(first, queue=f"{first.queue}.{shapes.OTHER}").depth() == len(INNER)
+
+
+def test_on_connect_a_queue_beside_files_is_refused_before_its_first_batch_without_the_checkpoint(
+    outcome: Outcome,
+) -> None:
+    first, second = outcome.errors_of("both")
+    assert first is not None and NOT_TOLD in first and second is None, (first, second)
+    assert [body.partition(":")[0] for body in outcome.pipelines["both"].published()] == ["1", "2", "m1"]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from broker_core.engines import connect
 from connector.batch.foreach_batch import transactional
 from tests.spark.jobs import to_the_end
-from tests.spark.pipelines import Pipeline, Served, delta_rows
-from tests.spark.test_user_code import run
+from tests.spark.pipelines import Driver, Pipeline, Served, delta_rows
+from tests.spark.successor import run_each
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -30,14 +30,26 @@ UNTOLD = "of which offsets is not told here"
 NOT_TOLD = "give transactional checkpoint=, the checkpointLocation of the query"
 
 
+def errors_of(
+    spark: SparkSession, scratch: Path, pipelines: list[Pipeline], session: str
+) -> list[str | None]:
+    if session == "connect":
+        return Driver(scratch, pipelines, session={"connect": "true"}).require_done_each()
+    return run_each(spark, pipelines)
+
+
 def kept(pipeline: Pipeline, *before: list[str], **more: Any) -> Pipeline:
     """Another run of it, behind ``before``."""
     return replace(pipeline, before=list(before), **more)
 
 
-@pytest.mark.parametrize("session", [{}, {"connect": "true"}], ids=["classic", "connect"])
+# Connect: rows 13 and 16 of a queue are in test_connect.py
+SESSIONS = ["classic", pytest.param("connect", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("session", SESSIONS)
 def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing(
-    tmp_path: Path, session: dict[str, str]
+    spark: SparkSession, tmp_path: Path, session: str
 ) -> None:
     """``behind``: two batches were decided since the copy, and the newest checkpoint comes back; ``last``: one batch,
     and a new checkpoint goes on with another directory; ``again``: Spark lost a commit alone, and replays the batch;
@@ -51,7 +63,7 @@ def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_err
             for name in ("behind", "last", "again", "untold")
         )
         both = Pipeline.create("both", served.url, tmp_path, ["m1"], source="both", tables=[])
-        if session:
+        if session == "connect":
             behind = replace(behind, ledger="auto")
 
         def copied(of: Pipeline) -> list[str]:
@@ -84,37 +96,22 @@ def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_err
             (kept(both, *files("1")), ""),
             (kept(both, copied(both), *files("2"), ["send", "m2"]), ""),
             (kept(both, restored(both), *files("3")), OLDER),
-            (kept(untold, *files("1", "2"), checkpoint_of="session"), NOT_TOLD if session else ""),
+            (
+                kept(untold, *files("1", "2"), checkpoint_of="session"),
+                NOT_TOLD if session == "connect" else "",
+            ),
             (kept(untold, checkpoint_of="function"), ""),
         ]
-        errors = run(tmp_path, [each for each, _ in runs], session=session)
-        for pipeline, wanted in runs:
-            error = errors[pipeline.app].pop(0)
+        errors = errors_of(spark, tmp_path, [each for each, _ in runs], session)
+        for (pipeline, wanted), error in zip(runs, errors, strict=True):
             assert (error is None) == (wanted == "") and wanted in (error or ""), (pipeline, error)
         behind.require_once(["1", "2", "3", "4", "5", "6"])
         assert [body.partition(":")[0] for body in last.published()] == ["1", "2", "3"]
         again.require_once(["1", "2", "3"])
         untold.require_once(["1", "2"])
         assert [body.partition(":")[0] for body in both.published()] == ["1", "2", "m1", "m2"]
-        if session:
+        if session == "connect":
             assert len(delta_rows(Path(f"{behind.checkpoint}_ledger"))) == behind.entries()
-    finally:
-        served.stop()
-
-
-def test_on_connect_a_queue_beside_files_is_refused_before_its_first_batch_without_the_checkpoint(
-    tmp_path: Path,
-) -> None:
-    served = Served(tmp_path / "broker")
-    try:
-        both = Pipeline.create(
-            "both", served.url, tmp_path, ["m1"], source="both", tables=[], checkpoint_of="session"
-        )
-        files = [["file", "1"], ["file", "2"]]
-        runs = [kept(both, *files), kept(both, checkpoint_of="function")]
-        first, second = run(tmp_path, runs, session={"connect": "true"})["both"]
-        assert first is not None and NOT_TOLD in first and second is None, (first, second)
-        assert [body.partition(":")[0] for body in both.published()] == ["1", "2", "m1"]
     finally:
         served.stop()
 
@@ -281,19 +278,23 @@ def test_row_16_the_sink_that_reads_files_beside_a_queue_and_not_its_checkpoint_
         rig.spark.conf.unset(where)
 
 
-@pytest.mark.parametrize(
-    "session", [{}, pytest.param({"connect": "true"}, marks=pytest.mark.soak)], ids=["classic", "connect"]
-)
+@pytest.mark.parametrize("session", SESSIONS)
 def test_c7_an_app_of_files_goes_on_behind_its_ledger_with_a_new_checkpoint_and_a_later_start(
-    tmp_path: Path, session: dict[str, str]
+    spark: SparkSession, tmp_path: Path, session: str
 ) -> None:
     """Spark has not committed the last batch, which the engine knows from the ledger alone."""
     served = Served(tmp_path / "broker")
     try:
         app = Pipeline.create(
-            "app", served.url, tmp_path, source="files", tables=[], ledger=str(tmp_path / "ledger")
+            "app",
+            served.url,
+            tmp_path,
+            source="files",
+            tables=[],
+            ledger=str(tmp_path / "ledger"),
+            ledger_sync=True,
         )
-        (error,) = run(tmp_path, [kept(app, ["file", "1"], ["file", "2"])], session=session)["app"]
+        (error,) = errors_of(spark, tmp_path, [kept(app, ["file", "1"], ["file", "2"])], session)
         assert error is None, error
         with closing(connect(served.url)) as engine:
             behind = engine.identity("app")
@@ -307,7 +308,7 @@ def test_c7_an_app_of_files_goes_on_behind_its_ledger_with_a_new_checkpoint_and_
             kept(app, ["remove", f"{app.checkpoint}/commits/1"], ["file", "3"], **more),
             kept(app, ["file", "3"], **more, **new),
         ]
-        first, second = run(tmp_path, runs, session=session)["app"]
+        first, second = errors_of(spark, tmp_path, runs, session)
         assert first is not None and UNTOLD in first and second is None, (first, second)
         assert [body.partition(":")[0] for body in app.published()] == ["3"]
         assert app.entries() == 3
