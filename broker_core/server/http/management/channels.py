@@ -15,9 +15,9 @@ from broker_core.node.held_channels import ChannelHolder
 from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import looks
 from broker_core.server.http.management import shown
-from broker_core.server.http.management.listing import listed, only
+from broker_core.server.http.management.listing import counted_list, list_of, one_of
 from broker_core.server.http.refusal import denied, not_found
-from broker_core.server.http.route import Route, read_all, read_list
+from broker_core.server.http.route import Route
 
 Row = dict[str, Any]
 OBJECT = "User not authorised to access object"
@@ -27,13 +27,15 @@ def _sees(call: HttpCall, user: str) -> bool:
     return looks(call.caller) or user == call.user
 
 
-def _connections(call: HttpCall, vhost: str = "", user: str = "") -> object:
+def _connections(call: HttpCall) -> list[Row]:
+    """Those of the virtual host and of the user of the path, if it names them."""
+    vhost, user = call.params.get("vhost"), call.params.get("user")
     rows = [
         shown.connection_row(each)
         for each in call.served.connections()
-        if _sees(call, each.user) and vhost in ("", each.vhost) and user in ("", each.user)
+        if _sees(call, each.user) and vhost in (None, each.vhost) and user in (None, each.user)
     ]
-    return listed(call, sorted(rows, key=lambda row: str(row["name"])))
+    return sorted(rows, key=lambda row: str(row["name"]))
 
 
 def _connection(call: HttpCall) -> ConnectionInfo:
@@ -42,6 +44,10 @@ def _connection(call: HttpCall) -> ConnectionInfo:
         if each.name == call.params["name"] and _sees(call, each.user):
             return each
     raise not_found() if looks(call.caller) else denied(OBJECT)
+
+
+def _connection_row(call: HttpCall) -> Row:
+    return shown.connection_row(_connection(call))
 
 
 def _close(call: HttpCall) -> HttpAnswer:
@@ -55,25 +61,21 @@ def _close(call: HttpCall) -> HttpAnswer:
 
 
 def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
-    """In the order of their opening."""
+    """Those of the virtual host of the path, if it names one, in the order of their opening."""
+    vhost = call.params.get("vhost")
     for channel, holder in sorted(call.served.broker.held.all(), key=lambda each: each[1].since_us):
-        if not channel.closed and holder.listener != "process" and _sees(call, holder.user):
+        shared = not channel.closed and holder.listener != "process" and _sees(call, holder.user)
+        if shared and vhost in (None, holder.vhost):
             yield channel, holder
 
 
-def _channel_list(call: HttpCall, vhost: str = "") -> object:
-    rows = [
-        shown.channel_row(channel, holder)
-        for channel, holder in _channels(call)
-        if vhost in ("", holder.vhost)
-    ]
-    return listed(call, rows)
+def _channel_rows(call: HttpCall) -> list[Row]:
+    return [shown.channel_row(channel, holder) for channel, holder in _channels(call)]
 
 
-def _channels_of(call: HttpCall) -> object:
+def _channels_of(call: HttpCall) -> list[Row]:
     name = _connection(call).name
-    rows = [shown.channel_row(channel, holder) for channel, holder in _channels(call)]
-    return listed(call, [row for row in rows if row["connection_details"]["name"] == name])
+    return [row for row in _channel_rows(call) if row["connection_details"]["name"] == name]
 
 
 def _channel(call: HttpCall) -> Row:
@@ -82,63 +84,33 @@ def _channel(call: HttpCall) -> Row:
             row = shown.channel_row(channel, holder)
             consumers = list(channel.consumers.values())
             row["consumer_details"] = shown.consumer_rows("", channel, holder, consumers)
-            return only(call, row)
+            return row
     raise not_found() if looks(call.caller) else denied(OBJECT)
 
 
-def _consumers(call: HttpCall, vhost: str = "") -> object:
-    rows: list[Row] = []
-    for channel, holder in _channels(call):
-        if vhost in ("", holder.vhost):
-            rows += shown.consumer_rows("", channel, holder, list(channel.consumers.values()))
-    return listed(call, rows)
+def _consumers(call: HttpCall, queue: str = "") -> list[Row]:
+    return [
+        row
+        for channel, holder in _channels(call)
+        for row in shown.consumer_rows(queue, channel, holder, list(channel.consumers.values()))
+    ]
 
 
 def consumers_of(call: HttpCall, queue: Queue) -> list[Row]:
-    """Of those whom the caller may see."""
-    rows: list[Row] = []
-    if queue.consumers:
-        for channel, holder in _channels(call):
-            if holder.vhost == queue.vhost:
-                rows += shown.consumer_rows(queue.name, channel, holder, list(channel.consumers.values()))
-    return rows
+    """Of the queue of the path: those whom the caller may see."""
+    return _consumers(call, queue.name) if queue.consumers else []
 
 
 ROUTES = (
-    read_list("/api/connections", "management", _connections, "Connections of AMQP"),
-    read_list(
-        "/api/connections/{name}",
-        "management",
-        lambda call: only(call, shown.connection_row(_connection(call))),
-        "One connection",
-    ),
+    counted_list("/api/connections", "management", _connections, "Connections of AMQP"),
+    one_of("/api/connections/{name}", "management", _connection_row, "One connection"),
     Route("DELETE", "/api/connections/{name}", "management", _close, "Close a connection"),
-    read_list("/api/connections/{name}/channels", "management", _channels_of, "Channels of a connection"),
-    read_list(
-        "/api/connections/username/{user}",
-        "management",
-        lambda call: _connections(call, user=call.params["user"]),
-        "Connections of a user",
-    ),
-    read_list(
-        "/api/vhosts/{vhost}/connections",
-        "vhost",
-        lambda call: _connections(call, call.vhost),
-        "Connections to a virtual host",
-    ),
-    read_list("/api/channels", "management", _channel_list, "Channels of AMQP and of Flight"),
-    read_all("/api/channels/{name}", "management", _channel, "One channel, with its consumers"),
-    read_list(
-        "/api/vhosts/{vhost}/channels",
-        "vhost",
-        lambda call: _channel_list(call, call.vhost),
-        "Channels in a virtual host",
-    ),
-    read_all("/api/consumers", "management", _consumers, "Consumers"),
-    read_all(
-        "/api/consumers/{vhost}",
-        "vhost",
-        lambda call: _consumers(call, call.vhost),
-        "Consumers in a virtual host",
-    ),
+    counted_list("/api/connections/{name}/channels", "management", _channels_of, "Channels of a connection"),
+    counted_list("/api/connections/username/{user}", "management", _connections, "Connections of a user"),
+    counted_list("/api/vhosts/{vhost}/connections", "vhost", _connections, "Connections to a virtual host"),
+    counted_list("/api/channels", "management", _channel_rows, "Channels of AMQP and of Flight"),
+    one_of("/api/channels/{name}", "management", _channel, "One channel, with its consumers"),
+    counted_list("/api/vhosts/{vhost}/channels", "vhost", _channel_rows, "Channels in a virtual host"),
+    list_of("/api/consumers", "management", _consumers, "Consumers"),
+    list_of("/api/consumers/{vhost}", "vhost", _consumers, "Consumers in a virtual host"),
 )

@@ -13,34 +13,32 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core.change import Change
 from broker_core.routing.exchange import Binding, Exchange
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown
-from broker_core.server.http.management.listing import listed, only
+from broker_core.server.http.management.listing import counted_list, hosts, list_of, one_of
 from broker_core.server.http.management.queues import there
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read, read_all, read_list
+from broker_core.server.http.route import Route, read_all
 
 Row = dict[str, Any]
 DEFAULT = "amq.default"  # the default exchange in a path
 _KINDS: dict[str, Literal["queue", "exchange"]] = {"q": "queue", "e": "exchange"}
 
 
-def exchange_rows(topology: Topology) -> list[Row]:
-    names = sorted(topology.exchanges)
-    policies = topology.policies.of_all(names, "exchanges")
-    return [
-        shown.exchange_row(topology.exchanges[name], topology.vhost, policy)
-        for name, policy in zip(names, policies, strict=True)
-    ]
+def _exchanges(call: HttpCall) -> list[Row]:
+    rows: list[Row] = []
+    for topology in hosts(call):
+        names = sorted(topology.exchanges)
+        policies = topology.policies.of_all(names, "exchanges")
+        rows += [
+            shown.exchange_row(topology.exchanges[name], topology.vhost, policy)
+            for name, policy in zip(names, policies, strict=True)
+        ]
+    return rows
 
 
 def _exchange_row(call: HttpCall) -> Row:
     found = exchange(call, call.params["name"])
     return shown.exchange_row(found, call.vhost, call.topology.policies.of(found.name, "exchanges"))
-
-
-def _all(call: HttpCall) -> object:
-    return listed(call, [row for each in visible(call.served, call.caller) for row in exchange_rows(each)])
 
 
 def exchange(call: HttpCall, name: str) -> Exchange[Queue]:
@@ -90,8 +88,7 @@ def _delete(call: HttpCall) -> HttpAnswer:
 
 # -- bindings ------------------------------------------------------------------------------------------------
 def _defaults(topology: Topology) -> list[Row]:
-    queues = sorted(name for name, queue in topology.queues.items() if not queue.replies)
-    return [shown.default_binding(name, topology.vhost) for name in queues]
+    return [shown.default_binding(queue) for _, queue in sorted(topology.queues.items()) if not queue.replies]
 
 
 def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]], list[Binding]]) -> list[Row]:
@@ -105,16 +102,21 @@ def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]],
     return rows
 
 
-def binding_rows(call: HttpCall, topology: Topology) -> list[Row]:
-    return _defaults(topology) + _taken(call, topology, lambda each: each.bindings)
+def _bindings(call: HttpCall) -> list[Row]:
+    return [
+        row
+        for topology in hosts(call)
+        for row in _defaults(topology) + _taken(call, topology, lambda each: each.bindings)
+    ]
 
 
 def _bindings_to(call: HttpCall, target: Queue | Exchange[Queue]) -> list[Row]:
     rows = _taken(call, call.topology, lambda each: each.bindings_to(target))
-    return [shown.default_binding(target.name, call.vhost), *rows] if isinstance(target, Queue) else rows
+    return [shown.default_binding(target), *rows] if isinstance(target, Queue) else rows
 
 
-def _bindings_from(call: HttpCall, source: Exchange[Queue]) -> list[Row]:
+def _bindings_from(call: HttpCall) -> list[Row]:
+    source = exchange(call, call.params["name"])
     if not source.name:
         return _defaults(call.topology)
     with call.served.broker.look:
@@ -122,19 +124,12 @@ def _bindings_from(call: HttpCall, source: Exchange[Queue]) -> list[Row]:
     return [shown.binding_row(source.name, each, call.vhost) for each in found]
 
 
-def _all_bindings(call: HttpCall) -> object:
-    return listed(
-        call, [row for each in visible(call.served, call.caller) for row in binding_rows(call, each)]
-    )
+def _to_queue(call: HttpCall) -> list[Row]:
+    return _bindings_to(call, there(call))
 
 
-def _of_queue(call: HttpCall) -> object:
-    return listed(call, _bindings_to(call, there(call)))
-
-
-def _of_exchange(call: HttpCall, side: str) -> object:
-    found = exchange(call, call.params["name"])
-    return listed(call, _bindings_from(call, found) if side == "source" else _bindings_to(call, found))
+def _to_exchange(call: HttpCall) -> list[Row]:
+    return _bindings_to(call, exchange(call, call.params["name"]))
 
 
 def _ends(call: HttpCall) -> tuple[str, Literal["queue", "exchange"], str]:
@@ -193,43 +188,18 @@ def _change_binding(
     return name, shown.properties_key(routing_key, arguments)
 
 
-_BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
+_ONE, _BETWEEN = "/api/exchanges/{vhost}/{name}", "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
 ROUTES = (
-    read_list("/api/exchanges", "management", _all, "Exchanges of all virtual hosts that the caller may see"),
-    read_list(
-        "/api/exchanges/{vhost}",
-        "vhost",
-        lambda call: listed(call, exchange_rows(call.topology)),
-        "Exchanges",
-    ),
-    read(
-        "/api/exchanges/{vhost}/{name}",
-        "vhost",
-        lambda call: only(call, _exchange_row(call)),
-        "One exchange",
-    ),
-    Route("PUT", "/api/exchanges/{vhost}/{name}", "vhost", _declare, "Declare an exchange"),
-    Route("DELETE", "/api/exchanges/{vhost}/{name}", "vhost", _delete, "Delete an exchange"),
-    read_all(
-        "/api/exchanges/{vhost}/{name}/bindings/source",
-        "vhost",
-        lambda call: _of_exchange(call, "source"),
-        "Bindings from an exchange",
-    ),
-    read_all(
-        "/api/exchanges/{vhost}/{name}/bindings/destination",
-        "vhost",
-        lambda call: _of_exchange(call, "destination"),
-        "Bindings to an exchange",
-    ),
-    read_all("/api/queues/{vhost}/{name}/bindings", "vhost", _of_queue, "Bindings to a queue"),
-    read_all("/api/bindings", "management", _all_bindings, "Bindings of all that the caller may see"),
-    read_all(
-        "/api/bindings/{vhost}",
-        "vhost",
-        lambda call: listed(call, binding_rows(call, call.topology)),
-        "Bindings",
-    ),
+    counted_list("/api/exchanges", "management", _exchanges, "Exchanges that the caller may see"),
+    counted_list("/api/exchanges/{vhost}", "vhost", _exchanges, "Exchanges"),
+    one_of(_ONE, "vhost", _exchange_row, "One exchange", works=False),
+    Route("PUT", _ONE, "vhost", _declare, "Declare an exchange"),
+    Route("DELETE", _ONE, "vhost", _delete, "Delete an exchange"),
+    list_of(f"{_ONE}/bindings/source", "vhost", _bindings_from, "Bindings from an exchange"),
+    list_of(f"{_ONE}/bindings/destination", "vhost", _to_exchange, "Bindings to an exchange"),
+    list_of("/api/queues/{vhost}/{name}/bindings", "vhost", _to_queue, "Bindings to a queue"),
+    list_of("/api/bindings", "management", _bindings, "Bindings of all that the caller may see"),
+    list_of("/api/bindings/{vhost}", "vhost", _bindings, "Bindings"),
     read_all(_BETWEEN, "vhost", _between, "Bindings between two; kind: q or e"),
     Route("POST", _BETWEEN, "vhost", _bind, "Bind a queue (q) or an exchange (e)"),
     read_all(f"{_BETWEEN}/{{key}}", "vhost", _one_binding, "One binding"),

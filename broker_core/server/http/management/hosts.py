@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from broker_core.admin import PermissionInfo, UserInfo, VhostInfo
+from broker_core.admin import UserInfo
 from broker_core.broker.topology.topology import Topology
 from broker_core.core import password as passwords
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.gate import Need, visible
+from broker_core.server.http.gate import Need
 from broker_core.server.http.management import shown
-from broker_core.server.http.management.listing import listed, only
+from broker_core.server.http.management.listing import hosts, list_of, one_of
 from broker_core.server.http.refusal import bad_request, not_found
 from broker_core.server.http.route import Route, read, read_all
 from broker_core.server.http.served import NODE
@@ -38,16 +39,8 @@ def _vhost_row(call: HttpCall, topology: Topology) -> Row:
     }
 
 
-def _vhosts(call: HttpCall) -> object:
-    return listed(call, [_vhost_row(call, each) for each in visible(call.served, call.caller)])
-
-
-def _info(call: HttpCall) -> VhostInfo:
-    """Raises Refusal."""
-    for each in call.served.vhosts.vhosts():
-        if each.name == call.params["vhost"]:
-            return each
-    raise not_found()
+def _vhosts(call: HttpCall) -> list[Row]:
+    return [_vhost_row(call, each) for each in hosts(call)]
 
 
 def _named(call: HttpCall) -> str:
@@ -68,14 +61,14 @@ def _put_vhost(call: HttpCall) -> HttpAnswer:
 
 
 def _delete_vhost(call: HttpCall) -> HttpAnswer:
-    name = _info(call).name
+    name = _named(call)
     call.served.vhosts.delete_vhost(name)
     call.record("admin.delete_vhost", name=name)
     return DONE
 
 
 def _limit_rows(call: HttpCall) -> list[Row]:
-    seen = {each.vhost for each in visible(call.served, call.caller)}
+    seen = {each.vhost for each in hosts(call)}
     rows = []
     for each in call.served.vhosts.vhosts():
         value = {name: getattr(each, field) for name, field in _LIMITS.items()}
@@ -116,7 +109,7 @@ def _user_row(user: UserInfo) -> Row:
     }
 
 
-def user_rows(call: HttpCall) -> list[Row]:
+def _users(call: HttpCall) -> list[Row]:
     return [_user_row(each) for each in call.served.accounts.users()]
 
 
@@ -164,40 +157,27 @@ def _delete_user(call: HttpCall) -> HttpAnswer:
 
 
 # -- permissions ---------------------------------------------------------------------------------------------
-def _permission(found: PermissionInfo) -> Row:
-    return {
-        "user": found.user,
-        "vhost": found.vhost,
-        "configure": found.configure,
-        "write": found.write,
-        "read": found.read,
-    }
-
-
-def _topic_permission(found: PermissionInfo) -> Row:
-    row = {**_permission(found), "exchange": found.exchange}
-    del row["configure"]
-    return row
+_PERMISSION = ("user", "vhost", "configure", "write", "read")
+_TOPIC_PERMISSION = ("user", "vhost", "exchange", "write", "read")
 
 
 def permission_rows(call: HttpCall, *, topic: bool = False) -> list[Row]:
     """Those of the user and of the virtual host of the path, if it names them."""
     user, vhost = call.params.get("user"), call.params.get("vhost")
-    show = _topic_permission if topic else _permission
+    columns = _TOPIC_PERMISSION if topic else _PERMISSION
     return [
-        show(each)
+        {column: getattr(each, column) for column in columns}
         for each in call.served.accounts.permissions()
         if bool(each.exchange) is topic and user in (None, each.user) and vhost in (None, each.vhost)
     ]
 
 
 def _without_permissions(call: HttpCall) -> list[Row]:
-    permitted = {each.user for each in call.served.accounts.permissions() if not each.exchange}
-    return [row for row in user_rows(call) if row["name"] not in permitted]
+    permitted = {row["user"] for row in permission_rows(call)}
+    return [row for row in _users(call) if row["name"] not in permitted]
 
 
-def _topic_permissions(call: HttpCall) -> list[Row]:
-    return permission_rows(call, topic=True)
+_topic_permissions = partial(permission_rows, topic=True)
 
 
 def _of_user(topic: bool) -> Callable[[HttpCall], object]:
@@ -254,13 +234,8 @@ def _delete_topic(call: HttpCall) -> HttpAnswer:
 ADMIN: Need = "administrator"
 _OF_HOST, _TOPIC = "/api/permissions/{vhost}/{user}", "/api/topic-permissions/{vhost}/{user}"
 ROUTES = (
-    read_all("/api/vhosts", "management", _vhosts, "Virtual hosts that the caller may see"),
-    read_all(
-        "/api/vhosts/{vhost}",
-        "vhost",
-        lambda call: only(call, _vhost_row(call, call.topology)),
-        "One virtual host",
-    ),
+    list_of("/api/vhosts", "management", _vhosts, "Virtual hosts that the caller may see"),
+    one_of("/api/vhosts/{vhost}", "vhost", lambda call: _vhosts(call)[0], "One virtual host"),
     Route("PUT", "/api/vhosts/{vhost}", ADMIN, _put_vhost, "Add a virtual host"),
     Route("DELETE", "/api/vhosts/{vhost}", ADMIN, _delete_vhost, "Delete a virtual host"),
     read_all("/api/vhosts/{vhost}/permissions", ADMIN, permission_rows, "Permissions in a virtual host"),
@@ -271,20 +246,13 @@ ROUTES = (
         "Topic permissions in a virtual host",
     ),
     read_all("/api/vhost-limits", "management", _limit_rows, "Limits of virtual hosts"),
-    read_all(
-        "/api/vhost-limits/{vhost}",
-        "vhost",
-        lambda call: [row for row in _limit_rows(call) if row["vhost"] == _named(call)],
-        "Limits of one",
-    ),
+    read_all("/api/vhost-limits/{vhost}", "vhost", _limit_rows, "Limits of one"),
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit"),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Take a limit"),
     read("/api/user-limits", ADMIN, lambda _call: [], "There are no limits of users: an empty list"),
     read("/api/user-limits/{user}", ADMIN, lambda _call: [], "There are none of one either"),
     read_all("/api/users/without-permissions", ADMIN, _without_permissions, "Users who may enter nowhere"),
-    read_all(
-        "/api/users", ADMIN, lambda call: listed(call, user_rows(call)), "Users, without their passwords"
-    ),
+    list_of("/api/users", ADMIN, _users, "Users, without their passwords"),
     read_all("/api/users/{user}", ADMIN, lambda call: _user_row(_user(call)), "One user"),
     Route("PUT", "/api/users/{user}", ADMIN, _put_user, "Add a user, or set password and tags"),
     Route("DELETE", "/api/users/{user}", ADMIN, _delete_user, "Delete a user"),

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker_core.broker.topology.topology import Topology
 from broker_core.core.pieces import in_order
 from broker_core.server.http.call import HttpCall
+from broker_core.server.http.gate import Need, visible
 from broker_core.server.http.refusal import HttpRefusal, bad_request
+from broker_core.server.http.route import Route
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -22,9 +26,32 @@ PAGE, MOST = 100, 500  # rows of a page
 COLUMNS, LEVELS = 100, 5  # of a query, whose cost grows with the rows too
 
 
-def listed(call: HttpCall, rows: Sequence[Row]) -> object:
-    """The rows as the query asks for them."""
-    return paged(call, rows, lambda some: list(some))
+def hosts(call: HttpCall) -> list[Topology]:
+    """The virtual host of the path, or all that the caller may see."""
+    return [call.topology] if "vhost" in call.params else visible(call.served, call.caller)
+
+
+def list_of(
+    path: str, need: Need, rows: Callable[[HttpCall], Sequence[Row]], text: str, counted: bool = False
+) -> Route:
+    """The rows as the query asks for them. ``counted``: as in ``Route``."""
+
+    def answer(call: HttpCall) -> object:
+        return paged(call, rows(call), list)
+
+    return Route("GET", path, need, answer, text, counted=counted, often=True)
+
+
+counted_list = partial(list_of, counted=True)
+
+
+def one_of(path: str, need: Need, row: Callable[[HttpCall], Row], text: str, *, works: bool = True) -> Route:
+    """One row, with the columns that the query asks for. ``works``: as in ``Route``."""
+
+    def answer(call: HttpCall) -> Row:
+        return _columns(call.query, [row(call)])[0]
+
+    return Route("GET", path, need, answer, text, works, often=True)
 
 
 def paged(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> object:
@@ -115,11 +142,6 @@ def _columns(query: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
     if len(asked) > COLUMNS or any(each.count(".") > LEVELS for each in asked):
         raise bad_request(f"at most {COLUMNS} columns, of {LEVELS + 1} levels")
     return [_only(row, asked) for row in rows]
-
-
-def only(call: HttpCall, row: Row) -> Row:
-    """One row, with the columns that the query asks for."""
-    return _columns(call.query, [row])[0]
 
 
 def _only(row: Row, columns: Sequence[str]) -> Row:

@@ -6,8 +6,8 @@ Invariant: to look changes nothing: no message is held, moved, acked or marked a
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -29,16 +29,7 @@ MOST_BYTES = 8 * 1024 * 1024  # of their bodies
 STEPS = 2_000  # to the messages that are looked at, in one piece
 
 
-class Peek(NamedTuple):
-    """``longest``: bytes that are shown of a body."""
-
-    most: int
-    encoding: str
-    longest: int
-
-
-def asked(call: HttpCall) -> Peek:
-    """What a request wants to see of a queue. Raises Refusal."""
+def _peek(call: HttpCall) -> list[Row]:
     call.require("count", "ackmode", "encoding")
     mode, encoding = call.get("ackmode", str, ""), call.get("encoding", str, "auto")
     if mode not in PEEKS:
@@ -48,16 +39,11 @@ def asked(call: HttpCall) -> Peek:
         )
     if encoding not in ("auto", "base64"):
         raise bad_request(f"encoding is {encoding[:80]!r}: give auto or base64")
-    count = min(max(call.get("count", int, 1), 0), MOST)
-    return Peek(count, encoding, call.get("truncate", int, MOST_BYTES))
-
-
-def _peek(call: HttpCall) -> list[Row]:
-    peek = asked(call)
+    count, longest = min(max(call.get("count", int, 1), 0), MOST), call.get("truncate", int, MOST_BYTES)
     queue = there(call)
     command_permissions.read_queue(call.rights, queue.name)
     engine = call.served.engines.of(call.vhost)
-    most, at = peek.most, cast("int | None", 0)
+    most, at = count, cast("int | None", 0)
     slices: list[tuple[str, int, int]] = []
     while at is not None:
         with call.served.broker.look:  # others go on between two pieces
@@ -66,21 +52,20 @@ def _peek(call: HttpCall) -> list[Row]:
             found, at = oldest(queue.ready, at, most, STEPS)
         slices += [(queue.name, start, end) for start, end in found]
         most -= sum(end - start for start, end in found)
-    return rows_of(engine.browse(slices), peek, left)
+    found_rows = _first(engine.browse(slices), count)
+    return [_shown(row, encoding, longest, left - number) for number, row in enumerate(found_rows, 1)]
 
 
-def rows_of(batches: Iterable[pa.RecordBatch], peek: Peek, left: int) -> list[Row]:
-    """``left``: messages of the queue, with these."""
-    rows: list[Row] = []
-    size = 0
+def _first(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[Row]:
+    """At most so many rows, and MOST_BYTES of bodies, unless the first one has more."""
+    count = size = 0
     for batch in batches:
         for row in batch.to_pylist():
-            if len(rows) == peek.most or (rows and size + len(row["body"]) > MOST_BYTES):
-                return rows
             size += len(row["body"])
-            left -= 1
-            rows.append(_shown(row, peek.encoding, peek.longest, left))
-    return rows
+            if count == most or (count and size > MOST_BYTES):
+                return
+            count += 1
+            yield row
 
 
 def _shown(row: Row, encoding: str, longest: int, left: int) -> Row:

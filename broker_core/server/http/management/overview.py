@@ -7,7 +7,7 @@ import platform
 import resource
 import shutil
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -16,7 +16,6 @@ from broker_core.routing.exchange_types import EXCHANGE_TYPES
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.management import shown
-from broker_core.server.http.rates import Counts, Rate
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import read, read_list
 from broker_core.server.http.served import NODE, Served
@@ -44,16 +43,6 @@ def _listeners(served: Served) -> list[dict[str, object]]:
     ]
 
 
-class Objects(NamedTuple):
-    """How many there are."""
-
-    queues: int
-    exchanges: int
-    channels: int = 0
-    connections: int = 0
-    consumers: int = 0
-
-
 def _overview(call: HttpCall) -> dict[str, object]:
     served, caller = call.served, call.caller
     topologies = visible(served, caller)
@@ -72,15 +61,6 @@ def _overview(call: HttpCall) -> dict[str, object]:
         for channel, holder in served.broker.held.all()
         if not channel.closed and (all_ or holder.user == call.user)
     ]
-    consumers = sum(len(channel.consumers) for channel in channels)
-    objects = Objects(queues, exchanges, len(channels), len(connections), consumers)
-    return overview_row(call, counts, rate, messages, held, objects)
-
-
-def overview_row(
-    call: HttpCall, counts: Counts, rate: Rate, messages: int, held: int, objects: Objects
-) -> dict[str, object]:
-    served = call.served
     told: dict[str, object] = {
         "management_version": API_VERSION,
         "rates_mode": "basic",
@@ -94,11 +74,17 @@ def overview_row(
         "enable_queue_totals": False,
         "message_stats": shown.stats(counts, rate, held),
         "queue_totals": shown.totals(messages, held, rate),
-        "object_totals": objects._asdict(),
+        "object_totals": {
+            "queues": queues,
+            "exchanges": exchanges,
+            "channels": len(channels),
+            "connections": len(connections),
+            "consumers": sum(len(channel.consumers) for channel in channels),
+        },
         "statistics_db_event_queue": 0,
         "node": NODE,
     }
-    if looks(call.caller):
+    if all_:
         told |= {"listeners": _listeners(served), "contexts": []}
     return told
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from broker_core.broker.export import policy_row
 from broker_core.broker.topology.policies import KINDS
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.management.listing import listed
+from broker_core.server.http.management.listing import list_of
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route, read_all
 
@@ -57,7 +57,7 @@ def _routes(operator: bool, path: str, text: str) -> tuple[Route, ...]:
         return DONE
 
     return (
-        read_all(f"/api/{path}", "monitoring", lambda call: listed(call, rows(call)), f"All {text}"),
+        list_of(f"/api/{path}", "monitoring", rows, f"All {text}"),
         read_all(f"/api/{path}/{{vhost}}", "monitoring", rows, f"The {text} of a virtual host"),
         read_all(one, "monitoring", show, f"One of the {text}"),
         Route("PUT", one, "administrator", put, f"Set one of the {text}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,32 +12,19 @@ from broker_core.broker.queue import Queue
 from broker_core.core.change import Change
 from broker_core.message.arguments import check_reserved
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.gate import visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.management.channels import consumers_of
-from broker_core.server.http.management.listing import only, paged
+from broker_core.server.http.management.listing import hosts, one_of, paged
 from broker_core.server.http.refusal import bad_request, not_found
-from broker_core.server.http.route import Route, read, read_list
+from broker_core.server.http.route import Route, read_list
 
 Row = dict[str, Any]
 
 
-def _listed(call: HttpCall, queues: Sequence[Queue]) -> object:
+def _queues(call: HttpCall) -> object:
     show = partial(shown.queue_row, rates=call.served.rates)
+    queues = [queue for each in hosts(call) for _, queue in sorted(each.queues.items()) if not queue.replies]
     return paged(call, queues, partial(call.served.broker.shown, show=show))
-
-
-def _all(call: HttpCall) -> object:
-    found = [queue for topology in visible(call.served, call.caller) for queue in _of(topology.queues)]
-    return _listed(call, found)
-
-
-def _of_vhost(call: HttpCall) -> object:
-    return _listed(call, _of(call.topology.queues))
-
-
-def _of(queues: dict[str, Queue]) -> list[Queue]:
-    return [queue for _, queue in sorted(queues.items()) if not queue.replies]
 
 
 def there(call: HttpCall) -> Queue:
@@ -53,7 +39,7 @@ def _one(call: HttpCall) -> Row:
     queue = there(call)
     (row,) = call.served.broker.shown([queue], partial(shown.queue_row, rates=call.served.rates))
     row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
-    return only(call, row)
+    return row
 
 
 def _declare(call: HttpCall) -> HttpAnswer:
@@ -120,9 +106,9 @@ def _act(call: HttpCall) -> HttpAnswer:
 
 
 ROUTES = (
-    read_list("/api/queues", "management", _all, "Queues of all virtual hosts that the caller may see"),
-    read_list("/api/queues/{vhost}", "vhost", _of_vhost, "Queues"),
-    read("/api/queues/{vhost}/{name}", "vhost", _one, "One queue, with its consumers"),
+    read_list("/api/queues", "management", _queues, "Queues of all virtual hosts that the caller may see"),
+    read_list("/api/queues/{vhost}", "vhost", _queues, "Queues"),
+    one_of("/api/queues/{vhost}/{name}", "vhost", _one, "One queue, with its consumers", works=False),
     Route("PUT", "/api/queues/{vhost}/{name}", "vhost", _declare, "Declare a queue"),
     Route("DELETE", "/api/queues/{vhost}/{name}", "vhost", _delete, "Delete a queue"),
     Route("DELETE", "/api/queues/{vhost}/{name}/contents", "vhost", _purge, "Drop ready messages"),

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
-from broker_core.admin import BindingInfo, ConnectionInfo, ExchangeInfo
+from broker_core.admin import ConnectionInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
@@ -117,7 +117,18 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
 
 def exchange_row(exchange: Exchange[Queue], vhost: str, policy: Policy) -> Row:
     return {
-        **exchange_columns(exchange, vhost),
+        "name": exchange.name,
+        "vhost": vhost,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": dict(exchange.arguments),
+        "arguments_without_effect": {
+            name: why
+            for name, why in without_effect(EXCHANGE, exchange.arguments).items()
+            if (exchange.type, name) != (DELAYED, THEN)
+        },
         **_policies(policy),
         "user_who_performed_action": "",
         **({"messages_delayed": waiting_in(exchange)} if exchange.type == DELAYED else {}),
@@ -139,45 +150,22 @@ def _policies(policy: Policy) -> Row:
     }
 
 
-def exchange_columns(exchange: Exchange[Queue] | ExchangeInfo, vhost: str) -> Row:
-    """What an exchange has on every engine."""
-    return {
-        "name": exchange.name,
-        "vhost": vhost,
-        "type": exchange.type,
-        "durable": exchange.durable,
-        "auto_delete": exchange.auto_delete,
-        "internal": exchange.internal,
-        "arguments": dict(exchange.arguments),
-        "arguments_without_effect": {
-            name: why
-            for name, why in without_effect(EXCHANGE, exchange.arguments).items()
-            if (exchange.type, name) != (DELAYED, THEN)
-        },
-    }
-
-
 def binding_row(source: str, binding: Binding, vhost: str) -> Row:
     target, routing_key, arguments = binding
-    kind = "queue" if isinstance(target, Queue) else "exchange"
-    return binding_columns(BindingInfo(source, target.name, kind, routing_key, arguments), vhost)
-
-
-def default_binding(queue: str, vhost: str) -> Row:
-    """The default exchange reaches each queue by its name."""
-    return binding_columns(BindingInfo("", queue, "queue", queue), vhost)
-
-
-def binding_columns(binding: BindingInfo, vhost: str) -> Row:
     return {
-        "source": binding.exchange,
+        "source": source,
         "vhost": vhost,
-        "destination": binding.destination,
-        "destination_type": binding.kind,
-        "routing_key": binding.routing_key,
-        "arguments": dict(binding.arguments),
-        "properties_key": properties_key(binding.routing_key, binding.arguments),
+        "destination": target.name,
+        "destination_type": "queue" if isinstance(target, Queue) else "exchange",
+        "routing_key": routing_key,
+        "arguments": dict(arguments),
+        "properties_key": properties_key(routing_key, arguments),
     }
+
+
+def default_binding(queue: Queue) -> Row:
+    """The default exchange reaches each queue by its name."""
+    return binding_row("", Binding(queue, queue.name, {}), queue.vhost)
 
 
 def properties_key(routing_key: str, arguments: Mapping[str, object]) -> str:
