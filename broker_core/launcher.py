@@ -101,14 +101,13 @@ class Broker:
                 open_to_anonymous=not listeners.token_only,
             )
             undo.callback(self._logins.close)
-            self.accounts = Accounts(self._local, audit)
-            flight_accounts = Accounts(self._local, changed=self.accounts.changed)
+            record = audit.recorder("process")
+            self.accounts = Accounts(self._local, record)
             files = TlsFiles(listeners.tls) if listeners.tls is not None else None
-            self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
-            vhosts = self.vhosts.unaudited()
+            self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, record)
             self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
             # 3. Flight
-            parts = (self.engines, self._local, hello, self._logins, flight_accounts, vhosts, self.quotas)
+            parts = self.engines, self._local, hello, self._logins, self.accounts, self.vhosts, self.quotas
             entrance = _connection_limit(self._logins, options, self.quotas.shares)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
@@ -118,7 +117,7 @@ class Broker:
             if directory and files is not None:
                 local_endpoint = (LOOPBACK, self._server.listen(LOOPBACK, 0))
             # 4. to 6.
-            self._open_listeners(options, files, flight_accounts, vhosts, undo)
+            self._open_listeners(options, files, undo)
             failpoint.here("launcher.open.listening")
             # 7. clients find the broker
             if directory:
@@ -127,21 +126,16 @@ class Broker:
             self._open = undo.pop_all()
 
     def _open_listeners(
-        self,
-        options: ServeOptions,
-        files: TlsFiles | None,
-        accounts: Accounts,
-        vhosts: Vhosts,
-        undo: contextlib.ExitStack,
+        self, options: ServeOptions, files: TlsFiles | None, undo: contextlib.ExitStack
     ) -> None:
-        """Steps 4 to 6: the listeners beside Flight. ``accounts`` and ``vhosts``: those that write no log."""
+        """Steps 4 to 6: the listeners beside Flight."""
         # 4. AMQP
         parts = self._local, self._logins, self._directory, files, self.quotas
         self._amqp = _amqp_server(options, *parts)
         if self._amqp is not None:
             self._amqp.start()
             self.accounts.changed.append(self._amqp.users_changed)
-            self.vhosts.connections = vhosts.connections = self._amqp.connections_to
+            self.vhosts.connections = self._amqp.connections_to
             undo.callback(self._amqp.stop)
         # 5. certificates that change while the broker runs
         self._renewal = Renewal(files, self._server.renew) if files is not None else None
@@ -151,7 +145,8 @@ class Broker:
         listeners = options.listeners
         self._http = opening.started(
             *(listeners.http, listeners.open_metrics, files),
-            *(self._local, self.engines, accounts, vhosts, self._logins, self.quotas, self._directory),
+            *(self._local, self.engines, self.accounts, self.vhosts, self._logins, self.quotas),
+            self._directory,
             cluster=options.amqp_options.cluster_name,
             connections=self._amqp.shown if self._amqp is not None else tuple,
             urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),

@@ -4,7 +4,6 @@ Not here: the rules (``broker/access/users.py``), logins (``logins.py``). Passwo
 sets one hashes it.
 
 Invariant: when the call returns, a change is durable, in force at every listener, and in the audit log.
-The listener of Flight writes its own lines, with their caller.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from broker_core.core.errors import TxmqError
 from broker_core.core.failpoint import here
 from broker_core.core.pieces import in_order
 from broker_core.node.local import LocalBroker
-from broker_core.server.access.audit import Audit
+from broker_core.server.access.audit import Audited, Record
 
 P = ParamSpec("P")
 Changes = Callable[[BrokerState, Change], None]
@@ -74,20 +73,13 @@ def _word(
     return call
 
 
-class Accounts:
-    """``changed``: called after each change, also of virtual hosts, in the thread that made it. ``audit``:
-    None where the caller writes the log.
-    """
+class Accounts(Audited):
+    """``changed``: called after each change, also of virtual hosts, in the thread that made it."""
 
-    def __init__(
-        self,
-        broker: LocalBroker,
-        audit: Audit | None = None,
-        changed: list[Callable[[], None]] | None = None,
-    ) -> None:
+    def __init__(self, broker: LocalBroker, record: Record | None = None) -> None:
+        super().__init__(record)
         self._broker = broker
-        self._audit = audit
-        self.changed = [] if changed is None else changed
+        self.changed: list[Callable[[], None]] = []
 
     def users(self) -> list[UserInfo]:
         with self._broker.look as state:
@@ -130,12 +122,11 @@ class Accounts:
             if password_hash:
                 state.users.set_password(change, name, password_hash)
 
-        self._change(
-            lambda state, change: keep_one(state.users, lambda: put(state, change)),
-            "add_user",
-            name=name,
-            tags=list(tags),
-        )
+        self._broker.run(lambda state, change, _now: keep_one(state.users, lambda: put(state, change)))
+        self._audit("add_user" if made else "set_tags", name=name, tags=list(tags))
+        if password_hash and not made:
+            self._audit("set_password", name=name)
+        self._notify()
         return made
 
     def delete_user(self, name: str) -> None:
@@ -172,8 +163,7 @@ class Accounts:
         with self._broker.look as state:
             found = export.definable(state)
         exported = export.document(found, __version__)
-        if self._audit is not None:
-            self._audit.record("admin.export_definitions", "", "", listener="process")
+        self._audit("export_definitions")
         return exported
 
     def import_definitions(
@@ -202,10 +192,8 @@ class Accounts:
         for number, piece in enumerate(pieces):
             here("accounts.import.piece")
             done.append(self._applied(piece, number, len(pieces)))
-        if self._audit is not None:
-            self._audit.record("admin.import_definitions", "", "", listener="process")
-        for notify in self.changed:
-            notify()
+        self._audit("import_definitions", vhost=vhost)
+        self._notify()
         return import_pieces.together(found, done)
 
     def _target(self, vhost: str) -> definitions_module.ImportTarget:
@@ -252,7 +240,9 @@ class Accounts:
                 change_users(state, change)
 
         self._broker.run(work)
-        if self._audit is not None:
-            self._audit.record(f"admin.{word}", "", "", listener="process", **what)
+        self._audit(word, **what)
+        self._notify()
+
+    def _notify(self) -> None:
         for notify in self.changed:
             notify()

@@ -10,18 +10,25 @@ disk that refuses a line does not stop the broker; the log of the broker says so
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from broker_core.server.access.repeats import INTERVAL_S, Repeats, is_refusal
 
 logger = logging.getLogger("txmq.audit")
+
+Record = Callable[..., object]  # of an event and its facts, with who it was
+_A = TypeVar("_A", bound="Audited")
 
 FILE = "audit.log"
 MAX_BYTES = 10 * 1024 * 1024  # then it becomes audit.log.1, and so on
@@ -71,6 +78,10 @@ class Audit:
                 return False
             self._write_line(fields)
             return True
+
+    def recorder(self, listener: str, user: str = "", address: str = "") -> Record:
+        """``record`` of one author."""
+        return partial(self.record, user=user, address=address, listener=listener)
 
     def _count_later(self) -> None:
         """At the end of the interval, even if nothing else is said."""
@@ -137,3 +148,20 @@ class Audit:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+
+class Audited:
+    """What an operator changes, with a line for each change. ``record`` None: without one."""
+
+    def __init__(self, record: Record | None = None) -> None:
+        self._record = record
+
+    def by(self: _A, record: Record) -> _A:
+        """The same for another author."""
+        other = copy.copy(self)
+        other._record = record
+        return other
+
+    def _audit(self, word: str, **what: object) -> None:
+        if self._record is not None:
+            self._record(f"admin.{word}", **what)

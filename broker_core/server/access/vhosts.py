@@ -21,30 +21,24 @@ from broker_core.core.records import PolicyRecord
 from broker_core.node.committer import changes
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
-from broker_core.server.access.audit import Audit
+from broker_core.server.access.audit import Audited, Record
 
 
-class Vhosts:
-    """``changed``: called after one is deleted. ``audit``: None where the caller writes the log.
-    ``connections``: how many AMQP connections one has.
-    """
+class Vhosts(Audited):
+    """``changed``: called after one is deleted. ``connections``: how many AMQP connections one has."""
 
     def __init__(
         self,
         broker: LocalBroker,
         engines: VhostEngines,
         changed: list[Callable[[], None]] | None = None,
-        audit: Audit | None = None,
+        record: Record | None = None,
     ) -> None:
+        super().__init__(record)
         self._broker = broker
         self._engines = engines
-        self._audit = audit
         self._changed = [] if changed is None else changed
         self.connections: Callable[[str], int] = lambda _vhost: 0
-
-    def unaudited(self) -> Vhosts:
-        """For a caller who writes the log."""
-        return Vhosts(self._broker, self._engines, self._changed)
 
     def vhosts(self) -> list[VhostInfo]:
         with self._broker.look as state:
@@ -75,7 +69,7 @@ class Vhosts:
             NO_LIMIT if limit is None else limit for limit in (max_queues, max_connections, max_messages)
         ]
         self._broker.run(changes(self._broker.state.virtual_hosts.add, name, *limits))
-        self._record("add_vhost", name=name, **dict(zip(LIMITS, limits, strict=True)))
+        self._audit("add_vhost", name=name, **dict(zip(LIMITS, limits, strict=True)))
 
     def limit_vhost(
         self,
@@ -88,7 +82,7 @@ class Vhosts:
         given = {"max_queues": max_queues, "max_connections": max_connections, "max_messages": max_messages}
         limits = {limit: value for limit, value in given.items() if value is not None}
         self._broker.run(changes(self._broker.state.virtual_hosts.limit, name, limits))
-        self._record("limit_vhost", name=name, **limits)
+        self._audit("limit_vhost", name=name, **limits)
 
     # -- policies --------------------------------------------------------------------------------------------
     def policies(self, vhost: str | None = None) -> list[PolicyRecord]:
@@ -119,14 +113,14 @@ class Vhosts:
         record = PolicyRecord(vhost, KINDS[operator], name, pattern, apply_to, priority, definition)
         self._change_policies(vhost, lambda topology, change: topology.policies.put(change, record))
         what = {"pattern": pattern, "apply_to": apply_to, "priority": priority, "definition": definition}
-        self._record("set_policy", name=name, vhost=vhost, operator=operator, **what)
+        self._audit("set_policy", name=name, vhost=vhost, operator=operator, **what)
 
     def delete_policy(self, name: str, *, vhost: str = VHOST, operator: bool = False) -> None:
         """Raises OptionError."""
         self._change_policies(
             vhost, lambda topology, change: topology.policies.delete(change, KINDS[operator], name)
         )
-        self._record("delete_policy", name=name, vhost=vhost, operator=operator)
+        self._audit("delete_policy", name=name, vhost=vhost, operator=operator)
 
     def _change_policies(self, vhost: str, step: Callable[[Topology, Change], list[Queue]]) -> None:
         def work(state: BrokerState, change: Change, now: int) -> None:
@@ -150,15 +144,11 @@ class Vhosts:
 
         self._broker.run(work)
         self._broker.upkeep.end_queues()
-        self._record("delete_vhost", name=name)
+        self._audit("delete_vhost", name=name)
         self._engines.deleted(name)
         for notify in self._changed:
             notify()
         self._broker.committer.published.tell_consumers()
-
-    def _record(self, word: str, **what: object) -> None:
-        if self._audit is not None:
-            self._audit.record(f"admin.{word}", "", "", listener="process", **what)
 
 
 def _messages(queue: Queue) -> int:

@@ -67,7 +67,7 @@ class FlightServer:
         self._engines = engines
         self._broker = broker
         self._hello = hello
-        self._logins = logins
+        self._logins, self._accounts, self._vhosts = logins, accounts, vhosts
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
         self._calls = Calls(quotas.calls, quotas.alarm)
@@ -203,6 +203,9 @@ class FlightServer:
             named = Transactions(self._broker, caller, HistoryReader(self._broker, self._engines))
             answer = getattr(named, word)(**arguments)
             arguments["of"] = named.decided_for
+        elif word in audited.ACCOUNTS:
+            owner = self._vhosts if hasattr(self._vhosts, word) else self._accounts
+            return getattr(owner.by(audited.recorder(self._logins.audit, caller)), word)(**arguments)
         else:
             if word in call_permissions.LISTS or word == "skip_damaged":
                 arguments["vhost"] = caller.state.vhost

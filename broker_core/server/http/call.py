@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.topology.topology import Topology
 from broker_core.core.checks import MAX_NAME_BYTES
+from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.caller import Caller
+from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.kept.page_sessions import PageSession
 from broker_core.server.http.refusal import bad_request
@@ -80,6 +82,14 @@ class HttpCall:
     @property
     def user(self) -> str:
         return self.caller.identity.user
+
+    @property
+    def accounts(self) -> Accounts:
+        return self.served.accounts.by(self.record)
+
+    @property
+    def vhosts(self) -> Vhosts:
+        return self.served.vhosts.by(self.record)
 
     def get(self, name: str, kind: type[T], default: T) -> T:
         """A field of the body. Raises Refusal."""

@@ -50,7 +50,7 @@ class AppLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """``accounts`` and ``vhosts`` leave the audit log to their caller. ``connections``: of AMQP.
+    """``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
     listens. ``named``: staged batches with who opened each, as far as a listener knows it.
     """

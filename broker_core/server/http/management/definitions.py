@@ -8,6 +8,7 @@ Invariant: an import that is wrong anywhere changes nothing. What has no counter
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 from broker_core import __version__
@@ -30,16 +31,15 @@ _OF_VHOST = ("parameters", "policies", "exchanges", "queues", "bindings")
 
 
 def _export(call: HttpCall) -> Row:
-    found = dict(call.served.accounts.export_definitions().definitions)
-    call.record("admin.export_definitions")
+    found = dict(call.accounts.export_definitions().definitions)
     return {**found, **_HEAD}
 
 
 def _export_one(call: HttpCall) -> Row:
     """Rows name no virtual host, so that they go into another one."""
     vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
-    found = cast("dict[str, list[Row]]", call.served.accounts.export_definitions().definitions)
-    call.record("admin.export_definitions", vhost=vhost)
+    accounts = call.served.accounts.by(partial(call.record, vhost=vhost))
+    found = cast("dict[str, list[Row]]", accounts.export_definitions().definitions)
     rows = {kind: [dict(row) for row in found[kind] if row.get("vhost") == vhost] for kind in _OF_VHOST}
     for row in (row for kind in rows.values() for row in kind):
         del row["vhost"]
@@ -47,9 +47,7 @@ def _export_one(call: HttpCall) -> Row:
 
 
 def _import(call: HttpCall) -> HttpAnswer:
-    imported = _imported(call, dict(call.body))
-    call.record("admin.import_definitions")
-    return _told(imported)
+    return _told(_imported(call, dict(call.body)))
 
 
 def _import_one(call: HttpCall) -> HttpAnswer:
@@ -65,14 +63,12 @@ def _import_one(call: HttpCall) -> HttpAnswer:
     left = [
         Skipped(name, name, vhost, "only /api/definitions takes it") for name in others if call.body[name]
     ]
-    imported = replace(imported, skipped=(*imported.skipped, *left))
-    call.record("admin.import_definitions", vhost=vhost)
-    return _told(imported)
+    return _told(replace(imported, skipped=(*imported.skipped, *left)))
 
 
 def _imported(call: HttpCall, document: Row, vhost: str = "/") -> Imported:
     try:
-        return call.served.accounts.import_definitions(document, vhost)
+        return call.accounts.import_definitions(document, vhost)
     except TxmqError as error:
         raise bad_request(error.message) from error
 

@@ -55,22 +55,19 @@ def _put_vhost(call: HttpCall) -> HttpAnswer:
     name = call.params["vhost"]
     if name in call.served.broker.state.virtual_hosts.by_name:
         return DONE
-    call.served.vhosts.add_vhost(name)
-    call.record("admin.add_vhost", name=name)
+    call.vhosts.add_vhost(name)
     return CREATED
 
 
 def _delete_vhost(call: HttpCall) -> HttpAnswer:
-    name = _named(call)
-    call.served.vhosts.delete_vhost(name)
-    call.record("admin.delete_vhost", name=name)
+    call.vhosts.delete_vhost(_named(call))
     return DONE
 
 
 def _limit_rows(call: HttpCall) -> list[Row]:
     seen = {each.vhost for each in hosts(call)}
     rows = []
-    for each in call.served.vhosts.vhosts():
+    for each in call.vhosts.vhosts():
         value = {name: getattr(each, field) for name, field in _LIMITS.items()}
         value = {name: limit for name, limit in value.items() if limit is not None}
         if each.name in seen and value:
@@ -84,8 +81,7 @@ def _limit(call: HttpCall) -> HttpAnswer:
         raise bad_request(f"there is no limit {call.params['name'][:80]!r}: use {', '.join(_LIMITS)}")
     call.require("value")
     value = call.get("value", int, -1)
-    call.served.vhosts.limit_vhost(_named(call), **{field: max(value, -1)})
-    call.record("admin.limit_vhost", name=_named(call), **{field: value})
+    call.vhosts.limit_vhost(_named(call), **{field: max(value, -1)})
     return DONE
 
 
@@ -93,8 +89,7 @@ def _unlimit(call: HttpCall) -> HttpAnswer:
     field = _LIMITS.get(call.params["name"])
     if field is None:
         raise not_found()
-    call.served.vhosts.limit_vhost(_named(call), **{field: -1})
-    call.record("admin.limit_vhost", name=_named(call), **{field: -1})
+    call.vhosts.limit_vhost(_named(call), **{field: -1})
     return DONE
 
 
@@ -110,12 +105,12 @@ def _user_row(user: UserInfo) -> Row:
 
 
 def _users(call: HttpCall) -> list[Row]:
-    return [_user_row(each) for each in call.served.accounts.users()]
+    return [_user_row(each) for each in call.accounts.users()]
 
 
 def _user(call: HttpCall) -> UserInfo:
     """Raises Refusal."""
-    for each in call.served.accounts.users():
+    for each in call.accounts.users():
         if each.name == call.params["user"]:
             return each
     raise not_found()
@@ -138,21 +133,15 @@ def _put_user(call: HttpCall) -> HttpAnswer:
     if "password_hash" in call.body:
         raise bad_request("password_hash is not taken: give the password itself")
     password = call.get("password", str, "")
-    known = any(each.name == name for each in call.served.accounts.users() if each.source != "default")
+    known = any(each.name == name for each in call.accounts.users() if each.source != "default")
     if not password and not known:
         raise bad_request("a new user needs a password")
     hashed = passwords.hashed(password) if password else ""
-    made = call.served.accounts.put_user(name, hashed, tags)
-    call.record("admin.add_user" if made else "admin.set_tags", name=name, tags=tags)
-    if hashed and not made:
-        call.record("admin.set_password", name=name)
-    return CREATED if made else DONE
+    return CREATED if call.accounts.put_user(name, hashed, tags) else DONE
 
 
 def _delete_user(call: HttpCall) -> HttpAnswer:
-    name = _user(call).name
-    call.served.accounts.delete_user(name)
-    call.record("admin.delete_user", name=name)
+    call.accounts.delete_user(_user(call).name)
     return DONE
 
 
@@ -167,7 +156,7 @@ def permission_rows(call: HttpCall, *, topic: bool = False) -> list[Row]:
     columns = _TOPIC_PERMISSION if topic else _PERMISSION
     return [
         {column: getattr(each, column) for column in columns}
-        for each in call.served.accounts.permissions()
+        for each in call.accounts.permissions()
         if bool(each.exchange) is topic and user in (None, each.user) and vhost in (None, each.vhost)
     ]
 
@@ -200,15 +189,12 @@ def _put_permission(call: HttpCall) -> HttpAnswer:
     user, vhost = call.params["user"], _named(call)
     patterns = {name: call.get(name, str, "") for name in ("configure", "write", "read")}
     new = not permission_rows(call)
-    call.served.accounts.set_permissions(user, **patterns, vhost=vhost)
-    call.record("admin.set_permissions", of=user, vhost=vhost, **patterns)
+    call.accounts.set_permissions(user, **patterns, vhost=vhost)
     return CREATED if new else DONE
 
 
 def _delete_permission(call: HttpCall) -> HttpAnswer:
-    user = _one_permission(call)["user"]
-    call.served.accounts.clear_permissions(user, vhost=_named(call))
-    call.record("admin.clear_permissions", of=user, vhost=_named(call))
+    call.accounts.clear_permissions(_one_permission(call)["user"], vhost=_named(call))
     return DONE
 
 
@@ -217,17 +203,14 @@ def _put_topic(call: HttpCall) -> HttpAnswer:
     user, exchange = call.params["user"], call.get("exchange", str, "")
     patterns = {name: call.get(name, str, "") for name in ("write", "read")}
     new = all(row["exchange"] != exchange for row in permission_rows(call, topic=True))
-    call.served.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
-    call.record("admin.set_topic_permissions", of=user, vhost=_named(call), exchange=exchange, **patterns)
+    call.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
     return CREATED if new else DONE
 
 
 def _delete_topic(call: HttpCall) -> HttpAnswer:
     if not permission_rows(call, topic=True):
         raise not_found()
-    user = call.params["user"]
-    call.served.accounts.clear_topic_permissions(user, vhost=_named(call))
-    call.record("admin.clear_topic_permissions", of=user, vhost=_named(call))
+    call.accounts.clear_topic_permissions(call.params["user"], vhost=_named(call))
     return DONE
 
 

@@ -20,7 +20,7 @@ def _rows(operator: bool) -> Callable[[HttpCall], list[Row]]:
         vhost, name = call.params.get("vhost"), call.params.get("name")
         if vhost not in (None, *call.served.broker.state.virtual_hosts.by_name):
             raise not_found()
-        found = call.served.vhosts.policies(vhost)
+        found = call.vhosts.policies(vhost)
         return [
             policy_row(each) for each in found if each.kind == KINDS[operator] and name in (None, each.name)
         ]
@@ -42,18 +42,14 @@ def _routes(operator: bool, path: str, text: str) -> tuple[Route, ...]:
         vhost, name, new = call.params["vhost"], call.params["name"], not rows(call)
         apply_to, priority = call.get("apply-to", str, "all"), call.get("priority", int, 0)
         pattern, definition = call.get("pattern", str, ""), call.get("definition", dict, {})
-        call.served.vhosts.set_policy(
+        call.vhosts.set_policy(
             name, pattern, definition, vhost=vhost, operator=operator, apply_to=apply_to, priority=priority
         )
-        where = {"vhost": vhost, "operator": operator, "apply_to": apply_to, "priority": priority}
-        call.record("admin.set_policy", name=name, pattern=pattern, definition=definition, **where)
         return CREATED if new else DONE
 
     def delete(call: HttpCall) -> HttpAnswer:
         show(call)
-        vhost, name = call.params["vhost"], call.params["name"]
-        call.served.vhosts.delete_policy(name, vhost=vhost, operator=operator)
-        call.record("admin.delete_policy", name=name, vhost=vhost, operator=operator)
+        call.vhosts.delete_policy(call.params["name"], vhost=call.params["vhost"], operator=operator)
         return DONE
 
     return (
