@@ -362,7 +362,7 @@ def test_a_folder_says_what_it_has() -> None:
 # Lines of product in each room. Whoever adds a feature says what leaves: a budget is raised by a decision about
 # the whole, never by the change that is over it.
 BUDGETS = {
-    "broker_core": 1600,
+    "broker_core": 1570,
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
     "broker_core/broker": 13250,
@@ -384,11 +384,11 @@ BUDGETS = {
     "connector/stream": 1600,
     "connector/tables": 1170,
     "connector/typed": 3390,
-    "txmq": 2400,
-    "txmq/admin": 700,
+    "txmq": 2350,
+    "txmq/admin": 690,
     "txmq/command": 220,
-    "txmq/doctor": 800,
-    "txmq/notebook": 500,
+    "txmq/doctor": 730,
+    "txmq/notebook": 410,
 }
 SLACK = 200  # a budget follows its room down
 

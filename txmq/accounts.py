@@ -6,7 +6,6 @@ standard input or from a file, never from an argument: others see the arguments 
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from broker_core.client.accounts import RemoteAccounts
 from broker_core.core.errors import OptionError
 from txmq.address import BROKER, app_names, client_at
 from txmq.command.declare import YES, Options, argument, command, option
-from txmq.output import confirm, done, show
+from txmq.output import confirm, done, list_command
 
 ADMINISTRATOR = "administrator"
 TAGS = "administrator, operator, monitoring, management, impersonator"
@@ -66,9 +65,7 @@ def _add(options: Options) -> int:
     return done(options, text, user=options.name, tags=options.tag)
 
 
-@command("user list", "list the users", *BROKER)
-def _users(options: Options) -> int:
-    return show(options, map(dataclasses.asdict, _accounts(options).users()))
+list_command("user list", "list the users", lambda options: _accounts(options).users(), *BROKER)
 
 
 @command("user delete", "delete a user and close its connections", *BROKER, NAME, YES)
@@ -96,9 +93,9 @@ def _tag(options: Options) -> int:
     return done(options, f"user {options.name}: {', '.join(options.tags) or 'no tags'}", user=options.name)
 
 
-@command("permission list", "list the permissions", *BROKER)
-def _permissions(options: Options) -> int:
-    return show(options, map(dataclasses.asdict, _accounts(options).permissions()))
+list_command(
+    "permission list", "list the permissions", lambda options: _accounts(options).permissions(), *BROKER
+)
 
 
 @command("permission set", "set the permissions of a user", *BROKER, OF, *PATTERNS)

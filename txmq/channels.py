@@ -21,10 +21,10 @@ from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import count, positive
-from txmq.output import Row, confirm, done, print_lines, report, show
+from txmq.output import Row, confirm, done, list_command, print_lines, report, show
 
 
-def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> int:
+def _listed(options: Options, found: Sequence[object], rows: Iterable[object]) -> int:
     if len(found) >= LISTED:
         print_lines(f"txmq: the oldest {LISTED} were looked at; there may be more", error=True)
     return show(options, rows)
@@ -33,7 +33,7 @@ def _listed(options: Options, found: Sequence[object], rows: Iterable[Row]) -> i
 @command("connection list", "list connections of AMQP and Spark", *BROKER, WATCH)
 def _connections(options: Options) -> int:
     found = connections(client_at(options))
-    return _listed(options, found, map(dataclasses.asdict, found))
+    return _listed(options, found, found)
 
 
 @command(
@@ -46,7 +46,7 @@ def _connections(options: Options) -> int:
 def _consumers(options: Options) -> int:
     found = RemoteAdmin(client_at(options)).consumers()
     shown = [each for each in found if options.queue in (None, each.queue)]
-    return _listed(options, found, map(dataclasses.asdict, shown))
+    return _listed(options, found, shown)
 
 
 @command(
@@ -61,7 +61,7 @@ def _consumers(options: Options) -> int:
 )
 def _channels(options: Options) -> int:
     found = client_at(options).channels()
-    return _listed(options, found, map(dataclasses.asdict, _chosen(options, found)))
+    return _listed(options, found, _chosen(options, found))
 
 
 def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
@@ -72,15 +72,14 @@ def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
     return found
 
 
-@command(
+list_command(
     "history list",
     "list the last committed transactions",
+    lambda options: map(transaction_row, admin_at(options).history(options.last)),
     *BROKER,
     WATCH,
     option("--last", "N", "how many; default 20", type=positive, default=20),
 )
-def _transactions(options: Options) -> int:
-    return show(options, map(transaction_row, admin_at(options).history(options.last)))
 
 
 @command(
@@ -120,9 +119,9 @@ def _transaction(options: Options) -> int:
             )
         number = found.transaction
     if found is not None and not number:
-        return report(options, dataclasses.asdict(found), batch_lines(found))
+        return report(options, found, batch_lines(found))
     done = admin.transaction(number)
-    return report(options, dataclasses.asdict(done), transaction_lines(done))
+    return report(options, done, transaction_lines(done))
 
 
 @command(
@@ -134,7 +133,7 @@ def _transaction(options: Options) -> int:
 )
 def _message(options: Options) -> int:
     found = admin_at(options).message(options.queue, options.offset)
-    return report(options, dataclasses.asdict(found), message_lines(found))
+    return report(options, found, message_lines(found))
 
 
 def _prepared_row(found: PreparedInfo) -> Row:

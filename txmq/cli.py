@@ -47,7 +47,7 @@ from txmq.command.declare import (
 )
 from txmq.command.values import count
 from txmq.doctor import command as doctor  # noqa: F401
-from txmq.output import Row, confirm, done, print_lines, report, script, show
+from txmq.output import Row, confirm, done, list_command, print_lines, report, script, show
 
 OF = option("--of", "USER", "who prepared it, as `txmq tx list` lists it")
 
@@ -109,19 +109,20 @@ def _completion(options: Options) -> int:
 # -- commands ------------------------------------------------------------------------------------------------
 
 
-@command(
+list_command(
     "app list",
     "list Spark apps with their queues, progress and lag",
+    lambda options: engine_at(options).apps(),
     *BROKER,
     WATCH,
 )
-def _apps(options: Options) -> int:
-    return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
-
-
-@command("app staged", "list staged batches that are not decided", *BROKER, WATCH)
-def _staged(options: Options) -> int:
-    return show(options, (dataclasses.asdict(each) for each in engine_at(options).staged_batches()))
+list_command(
+    "app staged",
+    "list staged batches that are not decided",
+    lambda options: engine_at(options).staged_batches(),
+    *BROKER,
+    WATCH,
+)
 
 
 @command(
@@ -364,7 +365,7 @@ def _shown(row: Row, *, as_json: bool) -> Row:
 def _setup(options: Options) -> int:
     sources, targets = ([*options.queue, *more] for more in (options.source, options.target))
     prepared = admin_at(options).prepare(options.principal, options.app, sources, targets)
-    return report(options, list(map(dataclasses.asdict, prepared)), script(prepared))
+    return report(options, prepared, script(prepared))
 
 
 @command("broker verify", "check a data directory without changing it", argument("DIRECTORY", value="DIR"))

@@ -5,26 +5,36 @@ Invariant: only this module writes to the terminal, and nothing that it writes i
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from shutil import get_terminal_size
 from typing import Any
 from unicodedata import combining, east_asian_width
 
+import click
+
 from broker_core.admin import NOBODY, Preparation
 from broker_core.core.errors import OptionError, printable
-from txmq.command.declare import Options
+from txmq.command.declare import Options, command
 
 Row = dict[str, Any]
 LEAST_WIDTH = 5  # of a column that is cut for a narrow terminal
 
 
-def show(options: Options, rows: Iterable[Row]) -> int:
-    """A table, or JSON with ``--json``. The exit code."""
-    listed = list(rows)
+def list_command(
+    words: str, text: str, rows: Callable[[Options], Iterable[Any]], *params: click.Parameter
+) -> None:
+    """Declares a command that shows records or rows."""
+    command(words, text, *params)(lambda options: show(options, rows(options)))
+
+
+def show(options: Options, rows: Iterable[Any]) -> int:
+    """A table of records or rows, or JSON with ``--json``. The exit code."""
+    listed = [each if isinstance(each, dict) else dataclasses.asdict(each) for each in rows]
     return report(options, listed, () if options.json else table(listed))
 
 
@@ -34,7 +44,7 @@ def done(options: Options, text: str, **result: object) -> int:
 
 
 def report(options: Options, facts: object, lines: Iterable[str]) -> int:
-    """``lines``, or ``facts`` as JSON with ``--json``. The exit code."""
+    """``lines``, or ``facts``, also of a record, as JSON with ``--json``. The exit code."""
     if options.json:
         print(json.dumps(facts, default=_json_default))
     else:
@@ -90,6 +100,8 @@ def script(prepared: Sequence[Preparation]) -> list[str]:
 def _json_default(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value)

@@ -7,14 +7,12 @@ and agreed.
 
 from __future__ import annotations
 
-import dataclasses
-
 from broker_core.admin import QueueInfo
 from broker_core.core.errors import AccessRefused, QueueNotFound
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import key_and_value
-from txmq.output import confirm, done, show
+from txmq.output import confirm, done, list_command
 
 NAME = argument("NAME")
 OLD_QUEUE = argument("NAME", shell_complete=queue_names)
@@ -40,19 +38,13 @@ BINDING = (
 
 
 # -- lists ---------------------------------------------------------------------------------------------------
-@command("queue list", "list the queues", *BROKER, WATCH)
-def _queues(options: Options) -> int:
-    return show(options, map(dataclasses.asdict, admin_at(options).queues()))
-
-
-@command("exchange list", "list the exchanges", *BROKER, WATCH)
-def _exchanges(options: Options) -> int:
-    return show(options, map(dataclasses.asdict, admin_at(options).exchanges()))
-
-
-@command("exchange bindings", "list the bindings", *BROKER, WATCH)
-def _bindings(options: Options) -> int:
-    return show(options, map(dataclasses.asdict, admin_at(options).bindings()))
+list_command("queue list", "list the queues", lambda options: admin_at(options).queues(), *BROKER, WATCH)
+list_command(
+    "exchange list", "list the exchanges", lambda options: admin_at(options).exchanges(), *BROKER, WATCH
+)
+list_command(
+    "exchange bindings", "list the bindings", lambda options: admin_at(options).bindings(), *BROKER, WATCH
+)
 
 
 # -- declare and bind ----------------------------------------------------------------------------------------

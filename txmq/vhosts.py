@@ -5,12 +5,10 @@ Not here: the rules (``broker_core/broker/topology/virtual_hosts.py``).
 
 from __future__ import annotations
 
-import dataclasses
-
 from broker_core.client.accounts import RemoteVhosts
 from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, option
-from txmq.output import confirm, done, show
+from txmq.output import confirm, done, list_command
 
 LIMITS = {
     "max_queues": "queues that may be declared",
@@ -38,9 +36,12 @@ def _add(options: Options) -> int:
     return done(options, text, vhost=options.name)
 
 
-@command("vhost list", "list the virtual hosts with their limits", *BROKER)
-def _list(options: Options) -> int:
-    return show(options, map(dataclasses.asdict, _vhosts(options).vhosts()))
+list_command(
+    "vhost list",
+    "list the virtual hosts with their limits",
+    lambda options: _vhosts(options).vhosts(),
+    *BROKER,
+)
 
 
 @command("vhost limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *GIVEN)

@@ -6,7 +6,6 @@ Invariant: nothing is changed, except that files are written and deleted again t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ def doctor(options: Options) -> int:
     found = list(_findings(options))
     problems = sum(each.state == "problem" for each in found)
     total = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems"
-    report(options, [dataclasses.asdict(each) for each in found], [*lines(found), total])
+    report(options, found, [*lines(found), total])
     return 1 if problems else 0
 
 
