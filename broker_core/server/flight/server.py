@@ -26,6 +26,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
+from broker_core.server.access.audit import Audited
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
@@ -67,7 +68,7 @@ class FlightServer:
         self._engines = engines
         self._broker = broker
         self._hello = hello
-        self._logins, self._accounts, self._vhosts = logins, accounts, vhosts
+        self._logins = logins
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
         self._calls = Calls(quotas.calls, quotas.alarm)
@@ -204,7 +205,7 @@ class FlightServer:
             answer = getattr(named, word)(**arguments)
             arguments["of"] = named.decided_for
         elif word in audited.ACCOUNTS:
-            owner = self._vhosts if hasattr(self._vhosts, word) else self._accounts
+            owner: Audited = function.__self__  # type: ignore[attr-defined]  # a method of it
             return getattr(owner.by(audited.recorder(self._logins.audit, caller)), word)(**arguments)
         else:
             if word in call_permissions.LISTS or word == "skip_damaged":
