@@ -26,16 +26,23 @@ LEAST_WIDTH = 5  # of a column that is cut for a narrow terminal
 
 
 def list_command(
-    words: str, text: str, rows: Callable[[Options], Iterable[Any]], *params: click.Parameter
+    words: str, text: str, rows: Callable[[Options], Iterable[object]], *params: click.Parameter
 ) -> None:
     """Declares a command that shows records or rows."""
     command(words, text, *params)(lambda options: show(options, rows(options)))
 
 
-def show(options: Options, rows: Iterable[Any]) -> int:
+def show(options: Options, rows: Iterable[object]) -> int:
     """A table of records or rows, or JSON with ``--json``. The exit code."""
-    listed = [each if isinstance(each, dict) else dataclasses.asdict(each) for each in rows]
+    listed = list(map(_row, rows))
     return report(options, listed, () if options.json else table(listed))
+
+
+def _row(shown: object) -> Row:
+    if isinstance(shown, dict):
+        return shown
+    assert dataclasses.is_dataclass(shown) and not isinstance(shown, type)
+    return dataclasses.asdict(shown)
 
 
 def done(options: Options, text: str, **result: object) -> int:
