@@ -133,6 +133,7 @@ def bench(real: RealNode) -> Iterator[Bench]:
         engine.close()
 
 
+@pytest.mark.soak  # tests/crash/test_spark_crash.py has drivers on a real Kafka
 def test_every_row_goes_through_once(bench: Bench) -> None:
     pipeline = Pipeline(bench, bench.queue(), bench.queue())
     source, target = pipeline.source, pipeline.target

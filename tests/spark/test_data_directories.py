@@ -193,6 +193,7 @@ def test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batche
     assert warnings() == []
 
 
+@pytest.mark.soak  # no version was released
 def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

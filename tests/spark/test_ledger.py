@@ -30,7 +30,7 @@ def decide(rig: Any, app_id: str, batches: int) -> None:
         engine.commit_batch(app_id, "query", batch_id, opened.token, [])
 
 
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("sync", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_every_batch_has_its_row_with_the_offsets_it_consumed(rig: Any, tmp_path: Path, sync: bool) -> None:
     rig.declare("in", "out")
     rig.publish("in", "a", "b")

@@ -220,11 +220,13 @@ def test_what_encode_writes_of_any_type_decode_reads_or_rejects(rig: Any) -> Non
     assert {"read", "rejected", "refused"} >= {try_json(rig, seed) for seed in (1, 2, 3)}
 
 
+@pytest.mark.soak  # tests/connector/typed has Avro
 def test_what_encode_writes_as_avro_of_any_type_decode_reads(rig: Any, server: RegistryServer) -> None:
     outcomes = {try_avro(rig, server, seed) for seed in (1, 2, 3, 5)}
     assert "read" in outcomes
 
 
+@pytest.mark.soak  # tests/connector/typed has Protobuf
 def test_what_encode_writes_as_csv_and_protobuf_of_any_type_decode_reads_or_rejects(
     rig: Any, server: RegistryServer
 ) -> None:

@@ -278,6 +278,7 @@ def test_row_16_the_sink_that_reads_files_beside_a_queue_and_not_its_checkpoint_
         rig.spark.conf.unset(where)
 
 
+@pytest.mark.soak  # test_resume.py has the rule
 @pytest.mark.parametrize("session", SESSIONS)
 def test_c7_an_app_of_files_goes_on_behind_its_ledger_with_a_new_checkpoint_and_a_later_start(
     spark: SparkSession, tmp_path: Path, session: str

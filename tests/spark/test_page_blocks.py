@@ -172,6 +172,7 @@ def test_bodies_of_a_registry(page: Rig) -> None:
         server.close()
 
 
+@pytest.mark.soak  # test_resume.py has the rule
 def test_an_app_goes_on_behind_its_ledger_on_another_engine(page: Rig) -> None:
     taken = page.notes()
 

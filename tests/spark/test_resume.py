@@ -322,7 +322,6 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
         checks.guard(spark, table, mine)
 
 
-@pytest.mark.soak  # names of the same rule
 def test_c7_ledgers_of_other_apps_and_of_a_new_app_are_no_ledger_of_this_one(on_kafka: Lost) -> None:
     assert on_kafka.ready("fail") == {}
     entry = on_kafka.decide(1)

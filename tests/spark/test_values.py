@@ -319,6 +319,7 @@ def test_what_is_written_of_any_type_is_what_plain_delta_writes_soak(
         try_once(bench, seed + number)
 
 
+@pytest.mark.soak  # test_append_files.py has the kinds of tables, the test above the types
 def test_every_kind_of_table_takes_what_plain_delta_takes(bench: Bench) -> None:
     require_both(try_table(bench, seed) for seed in (1, 2, 3, 4))
 

@@ -33,6 +33,7 @@ DELETE = Merge.made(ON, delete=True)
 
 
 # -- each commit once ----------------------------------------------------------------------------------------
+@pytest.mark.soak  # with Delta, tests/spark/test_merge.py shows it
 def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: TableBench) -> None:
     """All of them again by another process, with another writer in between; and the next batch."""
     table = bench.create("lake")
