@@ -4,6 +4,7 @@ docs/from_kafka_source.md says.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.stream.spark_version import has_admission_control
-from tests.progress import GUARD_S, run_to_end
+from tests.progress import GUARD_S, wait_for_end, wait_until
 from tests.spark.kafka_pipelines import hosts, make_topics, send
+from tests.spark.kafka_source_query import COMMITTED
 
 pytestmark = [
     pytest.mark.spark,
@@ -54,19 +56,31 @@ def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_sourc
     for key, headers in ((b"", of_another), (b"\xff\x00", of_another[:1]), (TOPIC.encode(), [])):
         producer.produce(TOPIC, b"of another", key=key, headers=headers)
     assert producer.flush(GUARD_S) == 0
-    done = run_to_end(command, tmp_path, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
     options = {"url": kafka_url, "queue": TOPIC, "includeKey": "true", "includeHeaders": "true"}
-    batch = spark.read.format("txmq").options(**options).load()
-    theirs = spark.read.format("delta").load(str(old / "table"))
     columns = ["CAST(body AS STRING) AS body", "key", "headers"]
-    assert batch.select("key", "headers").schema == theirs.select("key", "headers").schema
-    found = [sorted(frame.selectExpr(*columns).collect(), key=repr) for frame in (batch, theirs)]
-    assert found[0] == found[1] and len(found[0]) == 8 and None in {row.key for row in found[0]}
-    # a batch that is in the offset log and was not committed
-    send(kafka_url, TOPIC, ["logged 0", "logged 1"])
-    done = run_to_end([*command, "fails"], tmp_path, cwd=ROOT)
-    assert done.returncode != 0 and "as told" in done.stderr, done.stderr[-3000:]
+    output, errors = tmp_path / "stdout", tmp_path / "stderr"
+    with output.open("w") as out, errors.open("w") as err:
+        query = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=err, text=True)
+    try:
+        wait_until(
+            lambda: COMMITTED in output.read_text() or query.poll() is not None, "a batch is committed"
+        )
+        assert query.poll() is None, errors.read_text()[-3000:]
+        batch = spark.read.format("txmq").options(**options).load()
+        theirs = spark.read.format("delta").load(str(old / "table"))
+        assert batch.select("key", "headers").schema == theirs.select("key", "headers").schema
+        found = [sorted(frame.selectExpr(*columns).collect(), key=repr) for frame in (batch, theirs)]
+        assert found[0] == found[1] and len(found[0]) == 8 and None in {row.key for row in found[0]}
+        # a batch that is in the offset log and was not committed
+        send(kafka_url, TOPIC, ["logged 0", "logged 1"])
+        assert query.stdin is not None
+        with query.stdin:
+            query.stdin.write("\n")
+        assert wait_for_end(query, "the query fails") != 0
+    finally:
+        query.kill()
+        query.wait()
+    assert "as told" in errors.read_text(), errors.read_text()[-3000:]
     assert (old / "checkpoint" / "offsets" / "1").exists() and not (
         old / "checkpoint" / "commits" / "1"
     ).exists()

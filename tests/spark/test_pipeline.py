@@ -125,11 +125,7 @@ def test_each_message_is_once_in_table_and_sink_of_a_pipeline_that_is_killed_and
     example = Example(tmp_path)
     try:
         example.send(10)
-        said = example.run()
-        assert said.endswith("exit 0"), said[-3000:]
-        example.require_once()
-        example.send(10)
-        # the source was asked behind the new rows: they are in the table, and not acknowledged
+        # the source was asked behind the rows: they are in the table, and not acknowledged
         example.kill_at("connector.latest_offset.claimed@2")
         example.send(10)
         said = example.run()
