@@ -83,7 +83,7 @@ SHELL = [
     Shell("docs/runbook.md", "user passwd", before=_SECRET + "txmq user add orders --password-file secret --data data",
           changed={"/run/secrets/orders-new": "secret --data data"}),
     Shell("docs/runbook.md", "--refused --queue", "tests/spark/test_skip_rows.py"),
-    Shell("docs/runbook.md", "/backup/skipped", "tests/spark/test_skip_rows.py"),
+    Shell("docs/runbook.md", "/backup/skipped", "tests/spark/test_merge.py"),
     Shell("docs/security.md", "user add ann", before=_SECRET, changed={"--tag administrator": "--tag administrator --password-file secret", "/run/secrets/billing": "secret"}),
     Shell("docs/tls.md", "--tls-cert", changed={"0.0.0.0:5673": "127.0.0.1:PORT2", "0.0.0.0:5671": "127.0.0.1:PORT3 --amqp 127.0.0.1:PORT1"}),
     Shell("docs/virtual_hosts.md", "vhost add", before=_SECRET + "txmq user add ann --password-file secret --data data"),
