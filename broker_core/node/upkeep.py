@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.history.history import CommitHistory, Single
+from broker_core.broker.history.history import Pack
 from broker_core.broker.history.rows import compressed
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology.topology import Topology
@@ -33,7 +33,6 @@ from broker_core.core.errors import (
     StoreFailed,
 )
 from broker_core.core.ids import BlockId
-from broker_core.core.records import HistoryRecord
 from broker_core.node.committer import WAITING, Committer, changes
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
@@ -154,23 +153,20 @@ def compact_history(committer: Committer, now_us: int) -> None:
     while True:
         with committer.look as state:
             history = state.transactions.history
-            found, due = history.to_pack(), history.is_due(now_us)
-        if found is not None:
-            first, rows = found
-            into = compressed(rows)  # without the lock
+            packs, due = history.to_pack(), history.is_due(now_us)
+        if packs:
+            packs = [Pack(first, compressed(rows)) for first, rows in packs]  # without the lock
             failpoint.here("upkeep.history.packed")
-            committer.run(partial(_pack, history, first, into))
+            committer.run(partial(_pack, packs))
         if due:
             committer.run(lambda state, change, now: state.transactions.history.trim(change, now))
             failpoint.here("upkeep.history.trimmed")
-        if found is None and not due:
+        if not packs and not due:
             return
 
 
-def _pack(
-    history: CommitHistory, first: Single, into: HistoryRecord, _state: BrokerState, change: Change, _now: int
-) -> None:
-    history.pack(change, first, into)
+def _pack(packs: list[Pack], state: BrokerState, change: Change, _now: int) -> None:
+    state.transactions.history.pack(change, packs)
 
 
 logger = logging.getLogger("txmq.upkeep")

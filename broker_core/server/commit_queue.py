@@ -40,35 +40,38 @@ T = TypeVar("T")
 
 class Lines(Generic[T]):
     """What waits for a place, one of each owner at a time, so that nobody who asks for much is in the way of
-    others. ``owners``: those who wait, in the order of their turns. What one has asked for stays in order.
+    others. Who had nothing in line is first, but for a quarter of the places: a commit takes as many as there
+    is time for, and the last ones wait for the next. What one has asked for stays in order.
     """
 
-    __slots__ = ("_lines", "_turns")
+    __slots__ = ("_came", "_lines", "_turns")
 
     def __init__(self) -> None:
         self._lines: dict[object, deque[T]] = {}
-        self._turns: deque[object] = deque()  # the owners
+        self._came: deque[object] = deque()  # owners who have not had a turn since they came
+        self._turns: deque[object] = deque()  # the others
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self._lines)
 
     @property
     def owners(self) -> Iterable[object]:
-        return self._turns
+        return self._lines
 
     def put(self, owner: object, item: T) -> None:
         line = self._lines.get(owner)
         if line is None:
             line = self._lines[owner] = deque()
-            self._turns.append(owner)
+            self._came.append(owner)
         line.append(item)
 
     def take(self, most: int) -> list[T]:
         """The next ones, at most so many."""
         found: list[T] = []
-        lines, turns = self._lines, self._turns
-        while turns and len(found) < most:
-            owner = turns.popleft()
+        lines, came, turns = self._lines, self._came, self._turns
+        first = most - min(len(turns), max(most // 4, 1))
+        while lines and len(found) < most:
+            owner = (came if came and (len(found) < first or not turns) else turns).popleft()
             line = lines[owner]
             found.append(line.popleft())
             if line:
@@ -101,20 +104,59 @@ class Asking(Protocol):
     def resume(self, why: object) -> None: ...
 
 
-class _Gate:
-    """Opens in the loop's thread."""
+class _Gates:
+    """Opens the gates of works in the loop's thread, and then calls ``wake``: one call of the loop for all
+    that happens before it gets to it, because each is a system call, which lets go of the interpreter.
+    """
 
-    __slots__ = ("_loop", "_opened", "_waiting")
+    __slots__ = ("_called", "_loop", "_open", "_opened", "_wake")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, opened: Callable[[Waiting], None], waiting: Waiting
+        self,
+        loop: asyncio.AbstractEventLoop,
+        opened: Callable[[Waiting], None],
+        wake: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._opened = opened
+        self._wake = wake
+        self._open: deque[Waiting] = deque()
+        self._called = False
+
+    def of(self, waiting: Waiting) -> _Gate:
+        return _Gate(self, waiting)
+
+    def release(self, waiting: Waiting) -> None:
+        """From any thread, as ``call``."""
+        self._open.append(waiting)
+        self.call()
+
+    def call(self) -> None:
+        """From any thread. Raises RuntimeError after the loop has closed."""
+        if not self._called or self._loop.is_closed():
+            self._called = True
+            self._loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        self._called = False  # first: what opens from now on is either in the line, or calls again
+        try:
+            while self._open:
+                self._opened(self._open.popleft())
+        finally:
+            if self._open:
+                self._loop.call_soon(self._call)
+            self._wake()
+
+
+class _Gate:
+    __slots__ = ("_gates", "_waiting")
+
+    def __init__(self, gates: _Gates, waiting: Waiting) -> None:
+        self._gates = gates
         self._waiting = waiting
 
     def release(self) -> None:
-        self._loop.call_soon_threadsafe(self._opened, self._waiting)
+        self._gates.release(self._waiting)
 
 
 class CommitQueue:
@@ -129,7 +171,6 @@ class CommitQueue:
         self._dispatcher = Dispatcher(loop, broker, self)
         self._pool = started_pool(THREADS, "txmq-beside")
         self._scheduled = False
-        self._awakened = False
         self._works: Lines[tuple[Waiting, Then]] = Lines()  # by connection, as the next one
         self._gathering: Lines[Gathering] = Lines()
         self._behind: set[Asking] = set()  # connections that wait because they have too many of them
@@ -139,6 +180,7 @@ class CommitQueue:
         self._unanswered: dict[object, deque[tuple[Waiting, Then]]] = {}  # per origin, in the order of asking
         self._aside = 0  # works in other threads
         self._thread = threading.get_ident()
+        self._gates = _Gates(loop, self._opened, self.wake)
         broker.committer.published.awaken = self.awaken
         # called when a tick is over: what it answered may be written
         self.answered: Callable[[], None] | None = None
@@ -212,16 +254,14 @@ class CommitQueue:
 
     def wake(self) -> None:
         """Consumers may take more: dispatch at the end of this tick."""
-        self._awakened = False
         if not self._scheduled:
             self._schedule()
 
     def awaken(self) -> None:
         """The same, from any thread."""
-        if threading.get_ident() != self._thread and not self._awakened:
-            self._awakened = True
+        if threading.get_ident() != self._thread:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no consumer is left
-                self._loop.call_soon_threadsafe(self.wake)
+                self._gates.call()
 
     @property
     def idle(self) -> bool:
@@ -250,7 +290,7 @@ class CommitQueue:
     def _carry_out(self) -> None:
         group = self._next_works()  # 1. gather
         if group:
-            if self._broker.committer.submit([waiting for waiting, _ in group], self._gate):  # 2. commit
+            if self._broker.committer.submit([waiting for waiting, _ in group], self._gates.of):  # 2. commit
                 for waiting, then in group:
                     self._committed(waiting, then)
             else:
@@ -287,15 +327,12 @@ class CommitQueue:
         transaction.settles, self._settles = self._settles, []
         self.submit(lambda state, change, now: state.transactions.commit(change, transaction, now), _ignore)
 
-    def _gate(self, waiting: Waiting) -> _Gate:
-        return _Gate(self._loop, self._opened, waiting)
-
     def _opened(self, waiting: Waiting) -> None:
         """Another thread has committed it, or handed over the lead; or its blocks must be loaded."""
+        waiting.gate = None  # which has ``waiting``: a cycle would wait for the collector
         if waiting.leads:
             self._broker.committer.lead(waiting)
         self._committed(waiting, self._elsewhere.pop(waiting))
-        self.wake()
 
     def _committed(self, waiting: Waiting, then: Then) -> None:
         if waiting.done:
@@ -306,7 +343,7 @@ class CommitQueue:
                 partial(self._broker.committer.load, waiting), partial(self._loaded_for, waiting, then)
             )
         else:  # in a later group, or behind another one
-            waiting.gate = waiting.gate or self._gate(waiting)
+            waiting.gate = waiting.gate or self._gates.of(waiting)
             self._elsewhere[waiting] = then
 
     def _answer(self, waiting: Waiting, then: Then) -> None:

@@ -22,6 +22,7 @@ from broker_core.core.credentials import Credentials
 from broker_core.core.records import HistoryRecord
 from broker_core.engine import Limit, Origin, ReadTicket
 from broker_core.launcher import Broker
+from broker_core.node import committer
 from broker_core.store.inbox import unpack_all
 from broker_core.store.salvage.verify import verify
 from tests.progress import wait_until
@@ -151,10 +152,13 @@ def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.
     [[100] * 7, [30_000] * 7, [2_000_000, 100], [100, 2_000_000], [2_000_000, 100, 100, 2_000_000]],
     ids=["share a row", "in several rows", "a block and a row", "a row and a block", "blocks and rows"],
 )
-def test_commits_of_a_group_are_the_same_after_a_restart(tmp_path: Path, sizes: list[int]) -> None:
+def test_commits_of_a_group_are_the_same_after_a_restart(
+    tmp_path: Path, sizes: list[int], monkeypatch
+) -> None:
     """Each publishes one message, for one of three users; the history is in the rows of the messages, if each
     has one: a large message is in a block.
     """
+    monkeypatch.setattr(committer, "PLAN_S", 60.0)  # one group, however busy the machine is
     with Broker.open(tmp_path / "data") as broker:
         publish(broker, "q0", "q1", "q2")
         works, held, go_on = broker._local.committer, threading.Event(), threading.Event()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -32,6 +32,7 @@ from broker_core.core.undo import Undo
 
 TOGETHER = 256  # commits whose rows are packed into one
 TOGETHER_BYTES = 256 * 1024
+AT_ONCE = 4  # that are packed in one commit: each commit lets others wait, and so does the lock
 # a row takes the commits that follow, because each one is four objects for the garbage collector to see;
 GROWN_BYTES = 64 * PLAIN_BYTES  # not one with so much, or with much of what is kept,
 GAP_US = 10_000  # nor one whose last commit is so long ago: its commits leave together
@@ -70,6 +71,13 @@ class Single(NamedTuple):
     names: Names
     size_bytes: int  # with the names that it was the first to have
     block_id: BlockId = NO_BLOCK
+
+
+class Pack(NamedTuple):
+    """A record in the place of rows, of which ``first`` is the first."""
+
+    first: Single
+    into: HistoryRecord
 
 
 class CommitHistory:
@@ -295,21 +303,21 @@ class CommitHistory:
             change.put(ForgottenRecord(_GONE, self._gone_us))
 
     # -- packing ---------------------------------------------------------------------------------------------
-    def to_pack(self) -> tuple[Single, HistoryRecord] | None:
-        """Returns the oldest rows that are not packed as one, and the first of them, once they are enough.
+    def to_pack(self) -> list[Pack]:
+        """Returns the oldest rows that are not packed, a record of each ``TOGETHER``, once they are enough.
         These take no more commits.
         """
-        rows = _oldest(self._single)
-        if not rows:
-            return None
-        self._grows = False
-        return rows[0], _together(rows)
+        packs = [Pack(rows[0], _together(rows)) for rows in islice(_full(self._single), AT_ONCE)]
+        self._grows = self._grows and not packs
+        return packs
 
-    def pack(self, change: Change, first: Single, into: HistoryRecord) -> None:
-        """Puts one record in the place of the rows from ``first`` on, unless some left meanwhile."""
-        if self._single and self._single[0] is first:
+    def pack(self, change: Change, packs: Iterable[Pack]) -> None:
+        """Puts records in the place of their rows, unless some left meanwhile."""
+        self._keep_for_undo()
+        for first, into in packs:
+            if not self._single or self._single[0] is not first:
+                return
             rows = [each for each in islice(self._single, TOGETHER) if each.entries.last <= into.last]
-            self._keep_for_undo()
             self._replace(change, rows, into)
 
     def _keep_for_undo(self) -> None:
@@ -413,8 +421,8 @@ def _read(text: bytes) -> dict[str, Any]:
     return found
 
 
-def _oldest(single: Iterable[Single]) -> list[Single]:
-    """Returns the first rows that are enough to be packed; none if all are too few."""
+def _full(single: Iterable[Single]) -> Iterator[list[Single]]:
+    """Yields the first rows that are enough to be packed, and so on; nothing if all are too few."""
     rows: list[Single] = []
     count = size_bytes = 0
     for row in single:
@@ -422,8 +430,8 @@ def _oldest(single: Iterable[Single]) -> list[Single]:
         count += max(len(row.entries.plain) // PLAIN_BYTES, 1)
         size_bytes += row.entries.size_bytes
         if count >= TOGETHER or size_bytes >= TOGETHER_BYTES:
-            return rows
-    return []
+            yield rows
+            rows, count, size_bytes = [], 0, 0
 
 
 def _ended_at(row: Single | HistoryRecord) -> int:

@@ -305,6 +305,25 @@ def test_places_in_a_commit_are_given_by_turns() -> None:
     assert rest == [("many", number) for number in range(MOST - 3, 2000)] and not line
 
 
+def test_who_had_nothing_in_line_is_first_and_the_others_have_a_quarter_of_the_places() -> None:
+    """A commit takes as many works as there is time for: the first ones."""
+    line: Lines[str] = Lines()
+    for _ in range(100):
+        for owner in range(50):
+            line.put(owner, f"many {owner}")
+    assert line.take(50) == [f"many {owner}" for owner in range(50)]
+    line.put("few", "few")
+    assert line.take(2) == ["few", "many 0"]
+    served: list[str] = []
+    for number in range(20):  # and so on, as fast as they are carried out
+        for each in range(64):
+            line.put(("few", number, each), "few")
+        taken = line.take(16)
+        assert taken[:12] == ["few"] * 12
+        served += taken[12:]
+    assert served == [f"many {number % 50}" for number in range(1, 81)]
+
+
 @pytest.mark.parametrize("name", [name for name in FLOODS if name.startswith("500")])
 def test_many_channels_have_no_more_works_in_a_commit_than_their_turn(name: str, served: Served) -> None:
     """A client on one channel is in each group, however many channels others have."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -114,6 +116,60 @@ def test_the_loop_goes_on_while_a_thread_commits_and_then_leads_itself(store, br
         assert await asyncio.wait_for(answered, 30) == ("loop", None)
         assert broker.outcome("thread") == broker.outcome("loop") == "committed"
         thread.join()
+
+    asyncio.run(run())
+
+
+def test_what_another_thread_commits_opens_with_one_call_of_the_loop_and_leaves_no_cycle(
+    store, broker
+) -> None:
+    """A call from another thread is a system call, and each cycle waits for a collection, which stops everybody."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        store.gate.clear()
+        store.entered.clear()
+        thread = threading.Thread(target=broker.run, args=(remember("thread"),))
+        thread.start()
+        await loop.run_in_executor(None, store.entered.wait, 30)
+        answers: list[object] = []
+        answered = asyncio.Event()
+
+        def then(answer: object, _error: BaseException | None) -> None:
+            answers.append(answer)
+            if len(answers) == 64:
+                answered.set()
+
+        calls = 0
+        threadsafe = loop.call_soon_threadsafe
+
+        def counted(*args: Any, **named: Any) -> asyncio.Handle:
+            nonlocal calls
+            calls += 1
+            return threadsafe(*args, **named)
+
+        for number in range(64):
+            commits.submit(remember(f"{number}"), then, number)
+        await asyncio.sleep(0)  # the loop's works wait for the thread
+        gc.collect()
+        gc.disable()
+        try:
+            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+            store.gate.set()
+            await asyncio.wait_for(answered.wait(), 600)
+            await loop.run_in_executor(None, thread.join)
+            while not commits.idle:
+                await asyncio.sleep(0)
+            del loop.call_soon_threadsafe
+            assert answers == [f"{number}" for number in range(64)]
+            # the lead, what a thread that leads has finished; the thread's own end
+            assert calls < 32
+            waiting = [each for each in gc.get_objects() if isinstance(each, committer.Waiting)]
+            left = [each for each in waiting if isinstance(each.origin, int)]  # of this test
+            assert not left
+        finally:
+            gc.enable()
 
     asyncio.run(run())
 
