@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from kafka.admin import KafkaAdminClient
+from pyspark.sql import SparkSession
 
 from broker_core.engines import connect
 from broker_core.kafka import names
 from tests.spark.kafka_pipelines import KafkaPipeline, engine, hosts
 from tests.spark.pipelines import Driver, Pipeline, Served
+from tests.spark.successor import run_each
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
 
@@ -86,11 +88,17 @@ def _runs(pipelines: dict[str, Pipeline], before: dict[str, str]) -> list[Pipeli
 
 
 def _outcome(
-    scratch: Path, pipelines: dict[str, Pipeline], before: dict[str, str], session: Session = None
+    spark: SparkSession,
+    scratch: Path,
+    pipelines: dict[str, Pipeline],
+    before: dict[str, str],
+    session: Session = None,
 ) -> Outcome:
     runs, half = _runs(pipelines, before), len(pipelines)
-    errors = Driver(scratch, runs, session=session).require_done_each()
-    if session is not None:  # the app goes on in a batch, whose source has begun
+    if session is None:
+        errors = run_each(spark, runs)
+    else:  # the app goes on in a batch, whose source has begun
+        errors = Driver(scratch, runs, session=session).require_done_each()
         assert all("had asked before where to begin" in str(error) for error in errors[half:]), errors
         again = [replace(each, checkpoint=f"{each.checkpoint}er") for each in runs[half:]]
         errors[half:] = Driver(scratch, again, session=session).require_done_each()
@@ -105,7 +113,7 @@ def _die(scratch: Path, pipelines: dict[str, Pipeline], session: Session = None)
 
 
 @pytest.fixture(scope="module")
-def on_kafka(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Outcome:
+def on_kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Outcome:
     scratch = tmp_path_factory.mktemp("topics")
     pipelines = _made(scratch, kafka_url, KafkaPipeline, set())
     _die(scratch, pipelines)
@@ -115,11 +123,13 @@ def on_kafka(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Outcom
     admin.close()
     for pipeline in pipelines.values():
         pipeline.send(LATER)
-    return _outcome(scratch, pipelines, before)
+    return _outcome(spark, scratch, pipelines, before)
 
 
 @pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.soak)])
-def embedded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def embedded(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("directory")
     served = Served(scratch / "broker")
     try:
@@ -134,7 +144,7 @@ def embedded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for pipeline in pipelines.values():
             pipeline.declare()
             pipeline.send([*MESSAGES, *LATER])
-        yield _outcome(scratch, pipelines, before, session)
+        yield _outcome(spark, scratch, pipelines, before, session)
     finally:
         served.stop()
 

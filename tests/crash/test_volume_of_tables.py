@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from broker_core.core.files import sync
 from tests.crash.test_spark_crash import COLUMNS
 from tests.failing_volume import failing_volume
-from tests.spark.pipelines import Driver, Pipeline, Served, empty_table, run_once
+from tests.spark.pipelines import Driver, Pipeline, Served, empty_table
+from tests.spark.successor import run_each
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
 
@@ -30,7 +32,7 @@ ON_VOLUME = {
     "checkpoint": ("checkpoint",),
     "both": ("lake", "checkpoint"),
 }
-SELDOM = {"table", "both"}  # only in ``make soak``
+SELDOM = {"table", "checkpoint", "both"}  # only in ``make soak``
 
 
 @dataclass
@@ -51,7 +53,7 @@ def _make_durable(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Outcome]]:
     scratch = tmp_path_factory.mktemp("volume")
     left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
@@ -83,7 +85,7 @@ def outcomes(
             failed = first.require_done()
             decided = {app: pipeline.entries() for app, pipeline in pipelines.items()}
             volume.repair()
-            repaired = run_once(scratch, list(pipelines.values()))
+            repaired = dict(zip(pipelines, run_each(spark, pipelines.values()), strict=True))
             yield {
                 app: Outcome(pipeline, decided[app], failed[app], repaired[app])
                 for app, pipeline in pipelines.items()
