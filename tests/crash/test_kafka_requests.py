@@ -245,16 +245,16 @@ def three_without_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield started
 
 
-# a claim, and within a decision: its rows and its end
+# a claim, a stage, and within a decision: its rows and its end
 FIRST = (
     Case("Produce journal", 1, Moment.DONE, True),
+    Case("Produce stage", 1, Moment.DONE, False),
     Case("Produce decisions+target", 1, Moment.DONE, True),
     Case("EndTransaction", 2, Moment.DONE, False),
 )
-# a fence and a stage, and the end of a decision in other ways
+# a fence, and the end of a decision in other ways
 MORE = (
     Case("InitProducer", 1, Moment.DONE, False),
-    Case("Produce stage", 1, Moment.DONE, False),
     Case("EndTransaction", 1, Moment.BEFORE, False),
     Case("EndTransaction", 2, Moment.DONE, True),
 )
