@@ -104,8 +104,7 @@ SELDOM = {
     "files-staged", "files-decided", "files-complete", "files-cleared", "unmirrored", "released-staged",
     "released-marked", "zombie", "files-two-drivers", "self-union", "self-join", "deduplicated",
     "processor-in-pandas", "kafka-state", "kafka-files-copied", "kafka-released-decided", "kafka-released-staged",
-    "kafka-batch-fails", "kafka-nothing", "called", "files-committed", "files-zombie", "released-unlogged", "watermark",
-    "state-in-pandas", "kafka-unlogged",
+    "kafka-batch-fails", "kafka-nothing", "called", "files-zombie", "released-unlogged", "kafka-unlogged",
 }  # fmt: skip
 
 

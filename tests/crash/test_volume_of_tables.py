@@ -32,7 +32,7 @@ ON_VOLUME = {
     "checkpoint": ("checkpoint",),
     "both": ("lake", "checkpoint"),
 }
-SELDOM = {"table", "checkpoint", "both"}  # only in ``make soak``
+SELDOM = {"table", "both"}  # only in ``make soak``
 
 
 @dataclass

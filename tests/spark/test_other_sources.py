@@ -43,11 +43,7 @@ def kept(pipeline: Pipeline, *before: list[str], **more: Any) -> Pipeline:
     return replace(pipeline, before=list(before), **more)
 
 
-# Connect: rows 13 and 16 of a queue are in test_connect.py
-SESSIONS = ["classic", pytest.param("connect", marks=pytest.mark.soak)]
-
-
-@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("session", ["classic", "connect"])
 def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing(
     spark: SparkSession, tmp_path: Path, session: str
 ) -> None:
@@ -279,7 +275,7 @@ def test_row_16_the_sink_that_reads_files_beside_a_queue_and_not_its_checkpoint_
 
 
 @pytest.mark.soak  # test_resume.py has the rule
-@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("session", ["classic", "connect"])
 def test_c7_an_app_of_files_goes_on_behind_its_ledger_with_a_new_checkpoint_and_a_later_start(
     spark: SparkSession, tmp_path: Path, session: str
 ) -> None:

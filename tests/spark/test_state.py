@@ -164,9 +164,7 @@ def versions_of(table: str, spark: Any) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("planned_once")
-@pytest.mark.parametrize(
-    "fails", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["", "the first apply is not marked"]
-)
+@pytest.mark.parametrize("fails", [False, True], ids=["", "the first apply is not marked"])
 def test_a_transaction_says_the_version_of_each_table(
     rig: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: bool
 ) -> None:
