@@ -132,15 +132,8 @@ class ChannelCall:
 
 
 _UNREADABLE = (
-    ValueError,
-    TypeError,
-    KeyError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    OSError,
-    EOFError,
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(OSError, EOFError),
 )
 
 

@@ -210,17 +210,7 @@ class Application:
             who = caller.identity.user, caller.address
             self._served.logins.audit.record("refused", *who, **told)
             logger.info("%s of user '%s' at %s is refused: %s", asked, *who, refusal.reason)
-        if entrance.is_page(request.scope["path"]):
-            response = entrance.refused(request, refusal)
-        else:
-            response = _told(refusal.status, refusal.error, refusal.reason)
-            if refusal.status == 401:
-                response.headers.update(gate.CHALLENGE)
-        if refusal.status == 503:
-            response.headers["retry-after"] = "1"
-        if _has_body(request.headers):  # which may not have been read
-            response.headers["connection"] = "close"
-        return response
+        return _told(request, refusal, page=entrance.is_page(request.scope["path"]))
 
     async def _body(self, request: Request, most: int) -> bytes:
         """Raises Refusal."""
@@ -347,26 +337,29 @@ def _not_allowed(request: Request, handlers: Handlers) -> Response:
     allowed = sorted({*handlers, "OPTIONS", *(["HEAD"] if "GET" in handlers else [])})
     if request.method == "OPTIONS":
         return Response(headers={"allow": ", ".join(allowed)})
-    response = _told(405, "method_not_allowed", f"{request.method} is not one of {', '.join(allowed)}")
+    text = f"{request.method} is not one of {', '.join(allowed)}"
+    response = _told(request, HttpRefusal(405, "method_not_allowed", text), page=False)
     response.headers["allow"] = ", ".join(allowed)
-    if _has_body(request.headers):
-        response.headers["connection"] = "close"
     return response
 
 
 async def _no_route(request: Request) -> Response:
-    refusal = not_found()
-    if entrance.is_page(request.scope["path"]):
+    return _told(request, not_found(), page=entrance.is_page(request.scope["path"]))
+
+
+def _told(request: Request, refusal: HttpRefusal, *, page: bool) -> Response:
+    """``page``: for a browser."""
+    if page:
         response = entrance.refused(request, refusal)
     else:
-        response = _told(refusal.status, refusal.error, refusal.reason)
-    if _has_body(request.headers):
+        response = _response(HttpAnswer(refusal.status, refusal.told))
+        if refusal.status == 401:
+            response.headers.update(gate.CHALLENGE)
+    if refusal.status == 503:
+        response.headers["retry-after"] = "1"
+    if _has_body(request.headers):  # which may not have been read
         response.headers["connection"] = "close"
     return response
-
-
-def _told(status: int, error: str, reason: str) -> Response:
-    return _response(HttpAnswer(status, {"error": error, "reason": reason}))
 
 
 def _answered(route: Route, call: HttpCall) -> Response:
