@@ -383,7 +383,7 @@ BUDGETS = {
     "connector/reject": 735,
     "connector/stream": 1600,
     "connector/tables": 1170,
-    "connector/typed": 3390,
+    "connector/typed": 3300,
     "txmq": 2360,
     "txmq/admin": 690,
     "txmq/command": 220,

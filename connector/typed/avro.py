@@ -1,7 +1,7 @@
 """Avro by fastavro: schemas as types of Spark, bodies as values of Arrow, and back.
 
-Spark's own functions need a package on the class path, and take one schema for all rows of a frame. With a
-schema registry, each body has the id of its own.
+Spark's own functions read a damaged body as a row of nulls, and take one schema for all rows of a frame. With
+a schema registry, each body has the id of its own.
 Not here: the registry and the ids (``typed/registry/client.py``, ``typed/registry/wire_format.py``).
 Invariant: a body is good only if a value of the reader's schema was read from all of its bytes.
 """
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +41,15 @@ from pyspark.sql.types import (
 )
 
 from broker_core.core.errors import OptionError
-from connector.typed.decode_udf import DecodedBody, decode_each, fault_text
+from connector.sql import has
+from connector.typed.decode_udf import (
+    DecodedBody,
+    UnsupportedSchema,
+    decode_each,
+    encode_each,
+    fault_text,
+    once_in_task,
+)
 from connector.typed.registry.wire_format import HEADER_BYTES
 
 Schema = Any  # the JSON of a schema, as fastavro has parsed it
@@ -67,10 +76,6 @@ _MOST_DIGITS = 38  # of a decimal of Spark
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class UnsupportedAvroSchema(ValueError):
-    """A schema that no message may be read with; the text follows "schema id 5" or "the schema"."""
-
-
 def library() -> Any:
     """fastavro. Raises OptionError if it is not installed."""
     try:
@@ -80,7 +85,7 @@ def library() -> Any:
         import fastavro.validation
     except ImportError:
         raise OptionError(
-            "Avro with a schema registry needs the package fastavro",
+            "format 'avro' needs the package fastavro",
             "pip install '.[avro]' in a checkout",
         ) from None
     for kind in ("bytes", "fixed"):
@@ -108,7 +113,7 @@ class AvroSchema:
 
     @classmethod
     def of(cls, texts: Texts) -> AvroSchema:
-        """Raises Unreadable."""
+        """Raises UnsupportedSchema."""
         parse = library().schema.parse_schema
         named: dict[str, Schema] = {}
         parsed: Schema = None
@@ -116,29 +121,29 @@ class AvroSchema:
             for text in texts:
                 parsed = parse(_plain(json.loads(text)), named_schemas=named)
         except Exception as error:  # of any class, for any damage
-            raise UnsupportedAvroSchema(f"is not a schema of Avro ({fault_text(error)})") from None
+            raise UnsupportedSchema(f"is not a schema of Avro ({fault_text(error)})") from None
         found = cls(parsed, named)
         found._least(parsed, {}, "")
         return found
 
     def columns(self) -> StructType:
-        """The columns of a reader. Raises Unreadable."""
+        """The columns of a reader. Raises UnsupportedSchema."""
         kind = self._type(self.parsed, "")
         if not isinstance(kind, StructType):
-            raise UnsupportedAvroSchema(f"is of type {kind.simpleString()}, not a record")
+            raise UnsupportedSchema(f"is of type {kind.simpleString()}, not a record")
         return kind
 
     def _type(self, schema: Schema, path: str) -> DataType:
         if isinstance(schema, list):
             others = [each for each in schema if each != "null" and each != {"type": "null"}]
             if len(others) != 1:
-                raise UnsupportedAvroSchema(f"has a union of several types in field {path!r}")
+                raise UnsupportedSchema(f"has a union of several types in field {path!r}")
             return self._type(others[0], path)
         if isinstance(schema, str):
             if schema in _PRIMITIVES:
                 return _PRIMITIVES[schema]
             if schema not in self.named:
-                raise UnsupportedAvroSchema(f"has the type {schema} in field {path!r}")
+                raise UnsupportedSchema(f"has the type {schema} in field {path!r}")
             return self._type(self.named[schema], path)
         kind = schema["type"]
         if kind == "record":
@@ -162,8 +167,8 @@ class AvroSchema:
         return self._type(kind, path) if found is None else found
 
     def _least(self, schema: Schema, sizes: dict[str, int | None], path: str) -> int:
-        """The least bytes of a value. Raises Unreadable for what a few bytes could make endless: types within
-        themselves, and items without bytes. ``sizes``: by name, None while it is computed.
+        """The least bytes of a value. Raises UnsupportedSchema for what a few bytes could make endless: types
+        within themselves, and items without bytes. ``sizes``: by name, None while it is computed.
         """
         if isinstance(schema, list):
             return 1 + min((self._least(each, sizes, path) for each in schema), default=0)
@@ -177,7 +182,7 @@ class AvroSchema:
             if name in sizes:
                 known = sizes[name]
                 if known is None:
-                    raise UnsupportedAvroSchema(f"has the type {name} within itself")
+                    raise UnsupportedSchema(f"has the type {name} within itself")
                 return known
             sizes[name] = None
             least = sum(self._least(each["type"], sizes, each["name"]) for each in schema["fields"])
@@ -185,7 +190,7 @@ class AvroSchema:
             return least
         if kind == "array":
             if self._least(schema["items"], sizes, path) == 0:
-                raise UnsupportedAvroSchema(f"has an array of items without bytes in field {path!r}")
+                raise UnsupportedSchema(f"has an array of items without bytes in field {path!r}")
             return 1
         if kind == "map":
             self._least(schema["values"], sizes, path)
@@ -277,15 +282,7 @@ def decoder(writers: Mapping[int, Texts], reader: Texts) -> Callable[[pa.Array],
     """A function over bodies with an id: structs of ``value``, of the columns of ``reader``, and ``fault``
     (string). Both are null for an id that is not in ``writers``.
     """
-    made: list[Any] = []
-
-    def decoded(bodies: pa.Array) -> pa.Array:
-        if not made:  # once in a task
-            made.append(_Decoder(writers, reader))
-        found: pa.Array = made[0](bodies)
-        return found
-
-    return decoded
+    return once_in_task(_Decoder, writers, reader)
 
 
 class _Decoder:
@@ -325,10 +322,10 @@ class _Decoder:
 def _shaping(kind: DataType) -> Callable[[Any], Any]:
     """A function from a value of fastavro to one that Arrow takes."""
     if isinstance(kind, StructType):
-        fields = [(each.name, _shaping(each.dataType)) for each in kind.fields if _holds_map(each.dataType)]
+        fields = [(each.name, _shaping(each.dataType)) for each in kind.fields if has(each.dataType, MapType)]
         if fields:
             return lambda value: value and {**value, **{name: shaped(value[name]) for name, shaped in fields}}
-    if isinstance(kind, ArrayType) and _holds_map(kind):
+    if isinstance(kind, ArrayType) and has(kind, MapType):
         shaped_item = _shaping(kind.elementType)
         return lambda value: value and [shaped_item(each) for each in value]
     if isinstance(kind, MapType):
@@ -337,50 +334,31 @@ def _shaping(kind: DataType) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def _holds_map(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_holds_map(each.dataType) for each in kind.fields)
-    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _holds_map(kind.elementType))
-
-
 def encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
     """A function over structs: bodies of ``header`` and the value by the schema ``text``. It raises
     OptionError for a value that does not fit.
     """
 
-    def encoded(values: pa.Array) -> pa.Array:
-        fastavro = library()
-        schema = fastavro.schema.parse_schema(json.loads(text))
-        bodies = []
-        try:
-            for value in values.to_pylist(maps_as_pydicts="strict"):
-                buffer = io.BytesIO(header)
-                buffer.seek(len(header))
-                fastavro.validation.validate(value, schema, strict=False)
-                fastavro.schemaless_writer(buffer, schema, value)
-                bodies.append(buffer.getvalue())
-        except Exception as error:  # of any class, for any value; Python has no dates after the year 9999
-            raise OptionError(
-                f"a row does not fit the schema of Avro ({fault_text(error)})",
-                "change the row, or the schema",
-            ) from None
-        return pa.array(bodies, pa.binary())
+    return once_in_task(_encoder, header, text)
 
-    return encoded
+
+def _encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
+    fastavro = library()
+    schema = fastavro.schema.parse_schema(json.loads(text))
+
+    def body(value: object) -> bytes:
+        buffer = io.BytesIO(header)
+        buffer.seek(len(header))
+        fastavro.validation.validate(value, schema, strict=False)
+        fastavro.schemaless_writer(buffer, schema, value)
+        return buffer.getvalue()
+
+    return partial(encode_each, body_of=body, format="Avro")
 
 
 def columns_of(texts: Texts) -> StructType:
     """The columns that a reader of the schema gets. Raises OptionError unless it is that of a record."""
     try:
         return AvroSchema.of(texts).columns()
-    except UnsupportedAvroSchema as error:
+    except UnsupportedSchema as error:
         raise OptionError(f"the schema {error}", "give the schema of a record, as JSON") from None
-
-
-def unreadable(texts: Texts) -> str | None:
-    """Why bodies of a schema cannot be read; None if they can."""
-    try:
-        AvroSchema.of(texts)
-    except UnsupportedAvroSchema as error:
-        return str(error)
-    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import Any, Literal, overload
 
@@ -37,14 +37,19 @@ from connector.typed.formats import (
     Fault,
     Format,
     Json,
-    from_package,
     no_utf_8,
     one_clear_error,
     schema_of,
     with_sound_options,
 )
 from connector.typed.protobuf.descriptors import descriptor_of
-from connector.typed.registered import registered_avro, registered_json, registered_protobuf
+from connector.typed.registered import (
+    plain_avro,
+    plain_protobuf,
+    registered_avro,
+    registered_json,
+    registered_protobuf,
+)
 from connector.typed.registry.client import SchemaRegistry
 from connector.typed.registry.wire_format import WireFormat, payload
 
@@ -136,12 +141,12 @@ def decode(
     subject: str | None = None,
     validate: bool = False,
 ) -> Decoded | DataFrame:
-    """Decodes ``column`` (binary or string) of ``df`` with Spark's from_json, from_csv, from_avro or
-    from_protobuf.
+    """Decodes ``column`` (binary or string) of ``df``: json and csv with Spark's from_json and from_csv, avro
+    with fastavro, protobuf with the package protobuf.
 
     ``schema``: for json and csv a StructType or DDL (``not null`` is enforced); for avro the schema as JSON;
     for protobuf (message name, descriptor set as bytes or the path of its file). ``keep``: columns of ``df``
-    to keep. ``options``: options of Spark's function.
+    to keep. ``options``: options of Spark's function, for json and csv.
 
     ``mode``: ``deadLetter`` returns :class:`Decoded`; ``fail`` a frame that raises DecodeError at the first
     broken message; ``null`` a frame with nulls in its place. A message is broken if it is null, empty, not
@@ -161,7 +166,7 @@ def decode(
     _require_new(made.schema, kept, mode)
     # two projections: Spark compiles the first, which it could not together with a parser
     first = df.select("*", made.encoded.alias(_ENCODED))
-    with one_clear_error(df.sparkSession, format):
+    with one_clear_error(format):
         frame = first.select("*", made.parsed.alias(_PARSED))
         _ = frame.schema if is_connect(df) else None  # where nothing is analysed before
     columns = [F.col(quoted(name)) for name in kept]
@@ -373,10 +378,7 @@ def _chosen(
         raise OptionError(
             f"decode supports no registry for format {format!r}", "it has one for avro, json and protobuf"
         )
-    if options:
-        raise OptionError(
-            f"decode of {format} with a registry got options, but it has none", "leave them out"
-        )
+    _require_no_options(format, options)
     if format == "protobuf":
         return registered_protobuf(df, column, schema, asked, subject)
     return registered_avro(df, column, schema, asked, subject)
@@ -387,26 +389,12 @@ def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) ->
         return with_sound_options(df.sparkSession, Json(schema_of(schema), options))
     if format == "csv":
         return with_sound_options(df.sparkSession, Csv(schema_of(schema), options))
-    if format == "avro":
-        from pyspark.sql.avro.functions import from_avro
+    if format not in ("avro", "protobuf"):
+        raise OptionError(f"decode got the format {format!r}", "allowed are json, avro, protobuf, csv")
+    _require_no_options(format, options)
+    return plain_avro(schema) if format == "avro" else plain_protobuf(schema)
 
-        if not isinstance(schema, str):
-            raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
-        return from_package(
-            df, format, partial(from_avro, jsonFormatSchema=schema, options={**options, "mode": "PERMISSIVE"})
-        )
-    if format == "protobuf":
-        from pyspark.sql.protobuf.functions import from_protobuf
 
-        message, descriptor = schema
-        return from_package(
-            df,
-            format,
-            partial(
-                from_protobuf,
-                messageName=message,
-                options={**options, "mode": "PERMISSIVE"},
-                binaryDescriptorSet=descriptor,
-            ),
-        )
-    raise OptionError(f"decode got the format {format!r}", "allowed are json, avro, protobuf, csv")
+def _require_no_options(format: str, options: dict[str, str]) -> None:
+    if options:
+        raise OptionError(f"decode of {format} got options, but it has none", "leave them out")

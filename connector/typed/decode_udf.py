@@ -13,12 +13,42 @@ import pyarrow as pa
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType
 
-from broker_core.core.errors import one_line
+from broker_core.core.errors import OptionError, one_line
 
 VALUE, FAULT = "value", "fault"
 _LONGEST_FAULT = 300  # characters
 
 DecodedBody = tuple[Any, str | None]  # a value, or what is wrong; both are None for a body of no known schema
+
+
+class UnsupportedSchema(ValueError):
+    """A schema that no message can be read with; the text follows "schema id 5" or "the schema"."""
+
+
+def once_in_task(
+    make: Callable[..., Callable[[pa.Array], pa.Array]], *arguments: object
+) -> Callable[[pa.Array], pa.Array]:
+    """The function that ``make`` returns, which a task makes when it first calls it."""
+    made: list[Callable[[pa.Array], pa.Array]] = []
+
+    def call(column: pa.Array) -> pa.Array:
+        if not made:
+            made.append(make(*arguments))
+        return made[0](column)
+
+    return call
+
+
+def encode_each(values: pa.Array, body_of: Callable[[Any], bytes], format: str) -> pa.Array:
+    """A body for each value. Raises OptionError for a value that does not fit."""
+    try:
+        bodies = [body_of(value) for value in values.to_pylist(maps_as_pydicts="strict")]
+    except Exception as error:  # of any class, for any value; Python has no dates after the year 9999
+        raise OptionError(
+            f"a row does not fit the schema of {format} ({fault_text(error)})",
+            "change the row, or the schema",
+        ) from None
+    return pa.array(bodies, pa.binary())
 
 
 def decode_each(

@@ -7,9 +7,9 @@ Invariant: the columns are those that a publish takes, and every row has a body.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructType
@@ -18,13 +18,18 @@ from broker_core.core.errors import OptionError
 from connector.sql import quoted
 from connector.typed import avro, json_schema
 from connector.typed.decode import Formats
-from connector.typed.decode_udf import over_columns
+from connector.typed.decode_udf import UnsupportedSchema, over_columns
 from connector.typed.formats import one_clear_error
 from connector.typed.protobuf import write
-from connector.typed.protobuf.descriptors import Descriptors, UnsupportedSchema, descriptor_of, library
+from connector.typed.protobuf.descriptors import (
+    Descriptors,
+    descriptor_of,
+    library,
+    of_set,
+)
 from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
-from connector.typed.registry.message_indexes import written
+from connector.typed.registry.message_indexes import Indexes, written
 from connector.typed.registry.wire_format import header
 
 CONTENT_TYPES = {
@@ -50,8 +55,8 @@ def encode(
     ``properties`` with its ``content_type``.
 
     The columns exchange, routing_key and properties keep their meaning for a message; all others go into the
-    body. ``schema``: for avro the schema as JSON, None for the one that Spark derives; for protobuf as in
-    ``decode``. ``options``: options of to_json, to_csv or to_protobuf.
+    body. ``schema``: for avro the schema as JSON, None for that of the columns; for protobuf as in
+    ``decode``. ``options``: options of to_json or to_csv.
 
     ``registry`` (avro, json, protobuf): bodies are in Confluent's wire format, with the id under which the
     schema is registered in ``subject``. For json, ``schema`` is then a JSON Schema as text; for avro, None
@@ -66,6 +71,7 @@ def encode(
         raise OptionError(
             "encode got no column for the body", "add one beside exchange, routing_key, properties"
         )
+    types = StructType([df.schema[name] for name in names])
     value = F.struct(*(F.col(quoted(name)) for name in names))
     columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
     given = dict(options or {}) or None  # on Spark Connect an empty map has no type
@@ -73,32 +79,61 @@ def encode(
         raise OptionError("encode got validate=True, which is for json with a registry", "leave it out")
     if registry is None and subject is None:
         properties = _properties(df, CONTENT_TYPES[format])
-        body = _body(value, schema, format, given)
+        body = _body(types, value, schema, format, given)
     else:
         properties = _properties(df, "application/octet-stream")  # an id, and then the value
-        types = StructType([df.schema[name] for name in names])
         body = _registered(types, value, schema, format, given, registry, subject, validate)
-    with one_clear_error(df.sparkSession, format):
+    with one_clear_error(format):
         encoded = df.select(*columns, body.alias("body"), properties.alias("properties"))
         _ = encoded.schema  # on Spark Connect, nothing is analysed before
     return encoded
 
 
-def _body(value: Column, schema: Any, format: str, options: dict[str, str] | None) -> Column:
+def _body(
+    columns: StructType, value: Column, schema: object, format: str, options: dict[str, str] | None
+) -> Column:
     if format in ("json", "csv") and schema is not None:
         raise OptionError(f"format {format!r} got a schema, but the columns have their types", "leave it out")
     if format == "json":
         return F.to_json(value, options)
     if format == "csv":
         return F.to_csv(value, options)
+    _require_no_options(format, options)
     if format == "avro":
-        from pyspark.sql.avro.functions import to_avro
+        return _binary(value, avro.encoder(b"", _avro_text(columns, schema)))
+    try:
+        own, indexes = of_set(*descriptor_of(schema))
+        return _binary(value, _protobuf_encoder(b"", own, indexes, columns))
+    except UnsupportedSchema as error:
+        raise OptionError(f"the descriptor set {error}", "give another message, or another set") from None
+    except SchemaMismatch as error:
+        raise OptionError(f"the rows do not fit the message: {error}", "cast or drop it") from None
 
-        return to_avro(value) if schema is None else to_avro(value, schema)
-    from pyspark.sql.protobuf.functions import to_protobuf
 
-    message, descriptor = descriptor_of(schema)
-    return to_protobuf(value, message, options=options, binaryDescriptorSet=descriptor)
+def _binary(value: Column, encoder: Callable[[pa.Array], pa.Array]) -> Column:
+    body: Column = over_columns(encoder, BinaryType())(value)
+    return body
+
+
+def _require_no_options(format: str, options: dict[str, str] | None) -> None:
+    if options:
+        raise OptionError(f"encode to {format} got options, but it has none", "leave them out")
+
+
+def _avro_text(columns: StructType, schema: object) -> str:
+    text = json.dumps(avro.avro_schema(columns)) if schema is None else schema
+    if not isinstance(text, str):
+        raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
+    avro.columns_of((text,))
+    return text
+
+
+def _protobuf_encoder(
+    written_id: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType
+) -> Callable[[pa.Array], pa.Array]:
+    """Raises UnsupportedSchema, SchemaMismatch."""
+    write.writing(Descriptors.of(schema).at(indexes), columns)
+    return write.encoder(written_id, schema, indexes, columns)
 
 
 def _registered(
@@ -117,45 +152,37 @@ def _registered(
         raise OptionError(
             "encode supports no registry for format 'csv'", "it has one for avro, json and protobuf"
         )
-    if options and format != "json":
-        raise OptionError(
-            f"encode to {format} with a registry got options, but it has none", "leave them out"
-        )
     asked = SchemaRegistry.of(registry)
+    if format == "json":
+        return _json(value, schema, options, asked, subject, validate)
+    _require_no_options(format, options)
     if format == "protobuf":
         return _protobuf(columns, value, schema, asked, subject)
-    text = json.dumps(avro.avro_schema(columns)) if schema is None and format == "avro" else schema
-    if not isinstance(text, str):
-        raise OptionError(f"format {format!r} got the schema {schema!r:.200}", "give it as JSON text")
-    if format == "json":
-        return _json(value, text, options, asked, subject, validate)
-    avro.columns_of((text,))
-    written_id = header(asked.register(subject, "AVRO", text))
-    body: Column = over_columns(avro.encoder(written_id, text), BinaryType())(value)
-    return body
+    text = _avro_text(columns, schema)
+    return _binary(value, avro.encoder(header(asked.register(subject, "AVRO", text)), text))
 
 
 def _json(
     value: Column,
-    text: str,
+    text: object,
     options: dict[str, str] | None,
     registry: SchemaRegistry,
     subject: str,
     validate: bool,
 ) -> Column:
+    if not isinstance(text, str):
+        raise OptionError(f"format 'json' got the schema {text!r:.200}", "give it as JSON text")
     found = RegisteredSchema("JSON", (text,))
     if validate:
         json_schema.library()
-        why = json_schema.unusable(found)
-        if why is not None:
-            raise OptionError(f"the schema {why}", "give a JSON Schema as text")
+        try:
+            json_schema.validator(found)
+        except UnsupportedSchema as error:
+            raise OptionError(f"the schema {error}", "give a JSON Schema as text") from None
     written_id = header(registry.register(subject, "JSON", text))
     if not validate:
         return F.concat(F.lit(written_id), F.to_json(value, options).cast("binary"))
-    checked: Column = over_columns(json_schema.encoder(written_id, found), BinaryType())(
-        F.to_json(value, options)
-    )
-    return checked
+    return _binary(F.to_json(value, options), json_schema.encoder(written_id, found))
 
 
 def _protobuf(
@@ -169,16 +196,13 @@ def _protobuf(
         )
     number, schema = registry.latest_serialized(subject)
     try:
-        files = Descriptors.of(schema.texts[-1], schema.named)
-        indexes = files.indexes(message)
-        write.writing(files.at(indexes), columns)
+        indexes = Descriptors.of(schema).indexes(message)
+        written_id = header(number) + written(indexes)
+        return _binary(value, _protobuf_encoder(written_id, schema, indexes, columns))
     except UnsupportedSchema as error:
         raise OptionError(f"the newest schema of subject {subject!r} {error}", "name another one") from None
     except SchemaMismatch as error:
         raise OptionError(f"the rows do not fit subject {subject!r}: {error}", "cast or drop it") from None
-    encoder = write.encoder(header(number) + written(indexes), schema, indexes, columns)
-    body: Column = over_columns(encoder, BinaryType())(value)
-    return body
 
 
 def _properties(df: DataFrame, content_type: str) -> Column:

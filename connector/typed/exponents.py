@@ -34,16 +34,6 @@ _LIKELY, _LONG, _LONG_QUOTED = (
 )
 
 
-def has_decimals(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(has_decimals(each.dataType) for each in kind.fields)
-    if isinstance(kind, ArrayType):
-        return has_decimals(kind.elementType)
-    if isinstance(kind, MapType):
-        return has_decimals(kind.valueType)
-    return isinstance(kind, DecimalType)
-
-
 def decimals_alone(schema: StructType) -> StructType:
     """The schema that reads everything else as text."""
     return StructType([StructField(each.name, _alone(each.dataType)) for each in schema.fields])

@@ -12,18 +12,19 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType
 
 from broker_core.core.errors import OptionError
 from connector.errors import error_summary, first_line, unlogged
-from connector.typed.exponents import decimals_alone, harmless, has_decimals
+from connector.sql import has, nullable
+from connector.typed.exponents import decimals_alone, harmless
 from connector.typed.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
@@ -163,7 +164,7 @@ class Json(Format):
             decimals = StructType([*decimals_alone(self.schema).fields, *marks])
             return F.from_json(text, decimals, options).getField(_CORRUPT).isNotNull()
 
-        if has_decimals(self.schema):
+        if has(self.schema, DecimalType):
             encoded = harmless(encoded, is_broken)
         return F.from_json(encoded, kind, options)
 
@@ -253,7 +254,7 @@ class Csv(Format):
 
     def parsed(self, encoded: Column) -> Column:
         marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
-        kind = StructType([*_nullable(self.schema).fields, *marks])
+        kind = StructType([*nullable(self.schema).fields, *marks])
         options = _checked(self.options, "from_csv")
         options = {name: value for name, value in options.items() if name.lower() not in _LIMITS}
         options |= {"maxColumns": str(_MAX_COLUMNS), "maxCharsPerColumn": "-1"}
@@ -262,7 +263,7 @@ class Csv(Format):
             ddl = StructType([*decimals_alone(self.schema).fields, *marks]).toDDL()
             return F.from_csv(text, ddl, options).getField(_CORRUPT).isNotNull()
 
-        if has_decimals(self.schema):
+        if has(self.schema, DecimalType):
             encoded = harmless(encoded, is_broken, grouped=self._separator != ",")
         return F.from_csv(encoded, kind.toDDL(), options)
 
@@ -310,10 +311,6 @@ class Csv(Format):
         return [self._no_row, _MISFIT, *(reason for _, reason in _ENCODINGS)]
 
 
-def _nullable(schema: StructType) -> StructType:
-    return StructType([StructField(each.name, each.dataType) for each in schema.fields])
-
-
 def with_sound_options(spark: SparkSession, given: Json | Csv) -> Format:
     """Returns ``given``. Raises OptionError for an option that Spark refuses, or with which it raises for a
     broken body: it says so only where a body is parsed, and stops the query.
@@ -345,56 +342,12 @@ def _refusal(spark: SparkSession, given: Json | Csv) -> Exception | None:
     return None
 
 
-@dataclass(frozen=True)
-class FromPackage(Format):
-    """A format of a package that Spark does not bring: Avro, Protobuf.
-
-    What follows a value in the body is not noticed, because the functions do not tell where it ended.
-    """
-
-    name: str
-    parse: Callable[[Column], Column]
-    schema: StructType
-
-    def encoded(self, body: Column, text: Column) -> Column:
-        del text
-        return body
-
-    def parsed(self, encoded: Column) -> Column:
-        return self.parse(encoded)
-
-    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
-        del text
-        yield parsed.isNull(), f"the body is not {self.name} of the schema"
-
-
-def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column]) -> FromPackage:
-    """Raises OptionError if the package is missing, or if its function refuses the schema."""
-    with one_clear_error(frame.sparkSession, format):
-        parsed = frame.sparkSession.range(1).select(parse(F.lit(b"")).alias("value"))
-        kind: DataType = parsed.schema["value"].dataType
-    if not isinstance(kind, StructType):
-        raise OptionError(
-            f"the schema of format {format!r} is of type {kind.simpleString()}", "give that of a record"
-        )
-    return FromPackage(format.capitalize(), parse, kind)
-
-
 @contextlib.contextmanager
-def one_clear_error(spark: SparkSession, format: str) -> Iterator[None]:
-    """Spark's refusal of a function of a package as OptionError: the package is missing, or the schema is
-    wrong.
-    """
+def one_clear_error(format: str) -> Iterator[None]:
+    """Spark's refusal of the columns or options of its function as OptionError."""
     try:
         with unlogged():
             yield
     except AnalysisException as error:
-        if "NOT_LOADED" in str(error):
-            package = f"org.apache.spark:spark-{format}_2.13:{spark.version}"
-            raise OptionError(
-                f"format {format!r} needs the package {package}, which is not on Spark's class path",
-                f'add it where the session is built: .config("spark.jars.packages", "{package}"), or '
-                f"spark-submit --packages {package}",
-            ) from None
         text = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"
         raise OptionError(text, "correct it") from None

@@ -20,17 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.core.errors import OptionError
-from connector.typed.decode_udf import encodable, fault_text
+from connector.typed.decode_udf import UnsupportedSchema, encodable, fault_text, once_in_task
 from connector.typed.registry.client import RegisteredSchema
 
 Validator = Any  # of jsonschema
 
 _LONGEST_S = 30.0  # of one message; a pattern may take until the end of days
 _LONGEST_PLACE, _LONGEST_MESSAGE = 100, 150  # characters
-
-
-class UnsupportedJsonSchema(ValueError):
-    """A schema that nothing can be validated against; the text follows "schema id 5" or "the schema"."""
 
 
 class _ValidationTimeout(BaseException):
@@ -60,7 +56,7 @@ def library() -> Any:
 
 
 def validator(schema: RegisteredSchema) -> Validator:
-    """Draft 7 if the schema names no draft, as with Confluent. Raises Unusable."""
+    """Draft 7 if the schema names no draft, as with Confluent. Raises UnsupportedSchema."""
     used = library()
     try:
         text = _parsed(schema.texts[-1])
@@ -75,36 +71,27 @@ def validator(schema: RegisteredSchema) -> Validator:
             resource = used.resource.from_contents(parsed, default_specification=default)
             found += [(name, resource), (urllib.parse.urljoin(root.id() or "", name), resource)]
         return kind(text, registry=used.drafts.with_resources(found))
-    except (UnsupportedJsonSchema, OptionError):
+    except (UnsupportedSchema, OptionError):
         raise
     except used.refused as error:
-        raise UnsupportedJsonSchema(
+        raise UnsupportedSchema(
             f"is not a JSON Schema (at {_short(error.json_path)}: {error.message[:_LONGEST_MESSAGE]})"
         ) from None
     except Exception as error:  # of any class, for any damage
-        raise UnsupportedJsonSchema(f"is not a JSON Schema ({fault_text(error)})") from None
+        raise UnsupportedSchema(f"is not a JSON Schema ({fault_text(error)})") from None
 
 
 def _draft(schema: object) -> Any:
-    """The class of validators for the draft that a schema names. Raises Unusable."""
+    """The class of validators for the draft that a schema names. Raises UnsupportedSchema."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     if named is None:
         return library().validators.Draft7Validator
     found = library().validators.validator_for({"$schema": str(named)}, default=None)
     if found is None:
-        raise UnsupportedJsonSchema(
+        raise UnsupportedSchema(
             f"has the $schema {str(named)[:_LONGEST_PLACE]!r}, which is not a draft of JSON Schema"
         )
     return found
-
-
-def unusable(schema: RegisteredSchema) -> str | None:
-    """Why no body can be validated against a schema; None if one can."""
-    try:
-        validator(schema)
-    except UnsupportedJsonSchema as error:
-        return str(error)
-    return None
 
 
 # -- bodies, in tasks ----------------------------------------------------------------------------------------
@@ -134,15 +121,17 @@ def encoder(header: bytes, schema: RegisteredSchema) -> Callable[[pa.Array], pa.
     """A function over bodies (string): each behind ``header``. It raises OptionError for one that is not
     valid.
     """
-    made: list[Validator] = []
+    return once_in_task(_encoder, header, schema)
+
+
+def _encoder(header: bytes, schema: RegisteredSchema) -> Callable[[pa.Array], pa.Array]:
+    made = validator(schema)
 
     def encoded(bodies: pa.Array) -> pa.Array:
-        if not made:  # once in a task
-            made.append(validator(schema))
         found = []
         for text in bodies.to_pylist():
             body = text.encode()
-            fault = fault_of(made[0], body, "the schema")
+            fault = fault_of(made, body, "the schema")
             if fault is not None:
                 raise OptionError(
                     f"a row does not fit the JSON Schema: {fault}", "change the row, or the schema"

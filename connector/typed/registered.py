@@ -1,6 +1,6 @@
-"""The formats of bodies whose schemas a registry has: Avro, Protobuf, and JSON that is validated.
+"""The formats that Python decodes: Avro and Protobuf, with a registry or without, and JSON that is validated.
 
-Not here: formats without a registry (``formats.py``), the registry (``typed/registry/client.py``).
+Not here: the formats of Spark (``formats.py``), the registry (``typed/registry/client.py``).
 Invariant: a schema that no body can be read with makes the bodies of its id broken, and no others.
 """
 
@@ -15,23 +15,41 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from broker_core.core.errors import OptionError
-from connector.sql import quoted
+from connector.sql import nullable, quoted
 from connector.typed import avro, json_schema
-from connector.typed.decode_udf import FAULT, VALUE, over_columns
-from connector.typed.formats import Fault, Format, FromPackage, schema_of
+from connector.typed.decode_udf import FAULT, VALUE, UnsupportedSchema, over_columns
+from connector.typed.formats import Fault, Format, schema_of
 from connector.typed.protobuf import read
-from connector.typed.protobuf.descriptors import Descriptors, UnsupportedSchema, descriptor_of, library
-from connector.typed.protobuf.read import OwnType, SchemaMismatch, nullable
+from connector.typed.protobuf.descriptors import (
+    Descriptors,
+    descriptor_of,
+    library,
+    of_set,
+)
+from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
-from connector.typed.registry.message_indexes import FIRST
-from connector.typed.registry.wire_format import WireFormat, schema_id, wire_format
+from connector.typed.registry.message_indexes import FIRST, Indexes, written
+from connector.typed.registry.wire_format import WireFormat, header, schema_id, wire_format
 
 _TEXT = "text"
 _ID, _BODY = "id", "body"
 
 
-class Registered(FromPackage):
-    """``parse``: bodies with an id to structs of ``decode_udf.py``."""
+@dataclass(frozen=True)
+class Binary(Format):
+    """``parse``: bodies with an id to structs of ``decode_udf.py``. ``prefix``: what bodies lack of one."""
+
+    name: str
+    schema: StructType
+    parse: Callable[[Column], Column]
+    prefix: bytes
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        del text
+        return F.concat(F.lit(self.prefix), body) if self.prefix else body
+
+    def parsed(self, encoded: Column) -> Column:
+        return self.parse(encoded)
 
     def value(self, parsed: Column) -> Column:
         return parsed.getField(VALUE)
@@ -77,7 +95,7 @@ def registered_json(
     if not validate:
         return plain, wire_format(df, column, registry, "JSON", lambda _schema: None)
     json_schema.library()
-    wire = wire_format(df, column, registry, "JSON", json_schema.unusable)
+    wire = wire_format(df, column, registry, "JSON", json_schema.validator)
     check = over_columns(json_schema.checker(wire.schemas), StringType())
     return Validated(plain.schema, plain, schema_id(F.col(quoted(column))), check), wire
 
@@ -89,22 +107,35 @@ def registered_avro(
         raise OptionError("avro with a registry needs a schema or a subject", "give one of them, as text")
     reader = (schema,) if subject is None else registry.latest(subject, "AVRO").texts
     columns = avro.columns_of(reader)
-    _registered("Avro", columns, avro.decoder({}, reader))  # before the rows are read
-    wire = wire_format(df, column, registry, "AVRO", lambda found: avro.unreadable(found.texts))
+    _binary("Avro", columns, avro.decoder({}, reader))  # before the rows are read
+    wire = wire_format(df, column, registry, "AVRO", lambda found: avro.AvroSchema.of(found.texts))
     writers = {number: found.texts for number, found in wire.schemas.items()}
-    return _registered("Avro", columns, avro.decoder(writers, reader)), wire
+    return _binary("Avro", columns, avro.decoder(writers, reader)), wire
+
+
+def plain_avro(schema: object) -> Format:
+    """Raises OptionError; so does the function below."""
+    if not isinstance(schema, str):
+        raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
+    reader = (schema,)
+    return _binary("Avro", avro.columns_of(reader), avro.decoder({0: reader}, reader), header(0))
+
+
+def plain_protobuf(schema: object) -> Format:
+    own, indexes, columns = _message_of_set(schema)
+    decoder = read.decoder({0: own}, columns)
+    return _binary("Protobuf", columns, decoder, header(0) + written(indexes))
 
 
 def registered_protobuf(
     df: DataFrame, column: str, schema: Any, registry: SchemaRegistry, subject: str | None
 ) -> tuple[Format, WireFormat]:
     library()
-    own: OwnType | None = None
+    own, allowed = None, None
     if isinstance(schema, tuple):
         if subject is not None:
             raise OptionError("decode of protobuf got a descriptor set and a subject", "give one of them")
-        own = OwnType(*descriptor_of(schema))
-        columns = _columns_of_set(own)
+        own, allowed, columns = _message_of_set(schema)
     elif schema is None and subject is None:
         raise OptionError(
             "protobuf with a registry needs a schema or a subject",
@@ -117,28 +148,31 @@ def registered_protobuf(
     strange = read.unknown(columns, "")
     if strange is not None:
         raise OptionError(f"Protobuf has no type for {strange}", "give another type, and cast it")
-    _registered("Protobuf", columns, read.decoder({}, columns, own))  # before the rows are read
+    _binary("Protobuf", columns, read.decoder({}, columns))  # before the rows are read
     wire = wire_format(
         df,
         column,
         registry,
         "PROTOBUF",
-        _undescribed if own is None else lambda _schema: None,
+        Descriptors.of if own is None else lambda _schema: None,
         serialized=own is None,
     )
-    return _registered("Protobuf", columns, read.decoder(wire.schemas, columns, own)), wire
+    schemas = wire.schemas if own is None else dict.fromkeys(wire.schemas, own)
+    return _binary("Protobuf", columns, read.decoder(schemas, columns, allowed)), wire
 
 
-def _registered(name: str, columns: StructType, decoder: Callable[[object], object]) -> Registered:
+def _binary(
+    name: str, columns: StructType, decoder: Callable[[object], object], prefix: bytes = b""
+) -> Binary:
     found = schema_of(nullable(columns))
     kind = StructType([StructField(VALUE, found), StructField(FAULT, StringType())])
-    return Registered(name, over_columns(decoder, kind), found)
+    return Binary(name, found, over_columns(decoder, kind), prefix)
 
 
-def _columns_of_set(own: OwnType) -> StructType:
+def _message_of_set(given: object) -> tuple[RegisteredSchema, Indexes, StructType]:
     try:
-        files, indexes = own.found()
-        return read.columns_of(files.at(indexes))
+        schema, indexes = of_set(*descriptor_of(given))
+        return schema, indexes, read.columns_of(Descriptors.of(schema).at(indexes))
     except UnsupportedSchema as error:
         raise OptionError(f"the descriptor set {error}", "give another message, or another set") from None
 
@@ -147,7 +181,7 @@ def _columns_of_subject(registry: SchemaRegistry, subject: str, given: StructTyp
     """``given``, which the first message of the newest schema has to have; if it is empty, all columns."""
     _, schema = registry.latest_serialized(subject)
     try:
-        descriptor = Descriptors.of(schema.texts[-1], schema.named).at(FIRST)
+        descriptor = Descriptors.of(schema).at(FIRST)
         if not given.names:
             return read.columns_of(descriptor)
         missing = [name for name in given.names if name not in descriptor.fields_by_name]
@@ -159,12 +193,3 @@ def _columns_of_subject(registry: SchemaRegistry, subject: str, given: StructTyp
     except SchemaMismatch as error:
         raise OptionError(f"subject {subject!r} does not fit the schema: {error}", "change a type") from None
     return given
-
-
-def _undescribed(schema: RegisteredSchema) -> str | None:
-    """Why bodies of a schema of Protobuf cannot be read; None if they can."""
-    try:
-        Descriptors.of(schema.texts[-1], schema.named)
-    except UnsupportedSchema as error:
-        return str(error)
-    return None

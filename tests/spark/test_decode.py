@@ -17,8 +17,11 @@ from broker_core.message.field_table import Long
 from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction
 from connector.typed.decode import Decoded, decode
-from connector.typed.encode import encode
+from connector.typed.encode import CONTENT_TYPES, encode
 from tests.progress import wait_until
+from tests.protobuf_files import LINE as LINE_FILE
+from tests.protobuf_files import ORDER as ORDERS
+from tests.protobuf_files import descriptor_set
 from tests.spark.test_foreach_batch import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -38,6 +41,46 @@ def told(decoded: Decoded) -> list[Any]:
     assert good.keys().isdisjoint(rejected)
     found = {**good, **rejected}
     return [found[offset] for offset in range(len(found))]
+
+
+# -- Avro and Protobuf without a registry --------------------------------------------------------------------
+
+AVRO = {
+    "type": "record",
+    "name": "Line",
+    "fields": [
+        {"name": "sku", "type": ["null", "string"], "default": None},
+        {"name": "price", "type": ["null", "double"], "default": None},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("format", "schema", "reason"),
+    [
+        ("avro", json.dumps(AVRO), "the body is not Avro of the schema ("),
+        (
+            "protobuf",
+            ("shop.Line", descriptor_set(ORDERS, LINE_FILE)),
+            "the body is not Protobuf of the schema (",
+        ),
+    ],
+)
+def test_a_damaged_body_of_avro_or_protobuf_is_rejected_without_a_registry_too(
+    spark: SparkSession, format: Any, schema: Any, reason: str
+) -> None:
+    """Spark's functions give a row of nulls for it, and a length of two gigabytes ends the JVM."""
+    rows = spark.createDataFrame([("a", 0.5), (None, 1.5)], "sku string, price double").coalesce(1)
+    messages = encode(rows, schema, format)
+    assert messages.select("properties.content_type").first() == (CONTENT_TYPES[format],)
+    sound, second = (bytes(row["body"]) for row in messages.collect())
+    huge = b"\2\xf6\xff\xff\xff\x0f" if format == "avro" else b"\x0a\xf6\xff\xff\xff\x07"
+    damaged = [sound[:-1], b"\xff" * 9, huge]
+    decoded = decode(frame(spark, [sound, None, b"", *damaged, second]), schema, format, keep=["offset"])
+    good, null, empty, *rejected, last = told(decoded)
+    assert good == ("a", 0.5) and last == (None if format == "avro" else "", 1.5)
+    assert (null, empty) == ("the body is null", "the body is empty")
+    assert all(each.startswith(reason) for each in rejected), rejected
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
@@ -326,8 +369,10 @@ def test_null_leaves_no_value_of_a_broken_message_and_fail_names_the_first(spark
         ({"format": "csv", "options": {"multiLine": "x", "comment": "##"}}, "Spark refuses multiLine='x', comment='##' of from_csv: "),
         ({"options": {"timeZone": "Mars"}}, "Spark refuses timeZone='Mars' of from_json: "),
         ({"schema": "d date", "options": {"dateFormat": "YYYY-MM-dd"}}, "Spark refuses dateFormat='YYYY-MM-dd' of from_json: "),
-        ({"format": "avro"}, "format 'avro' needs the package org.apache.spark:spark-avro_2.13:"),
-        ({"format": "protobuf", "schema": ("A", b"")}, "format 'protobuf' needs the package"),
+        ({"format": "avro"}, "the schema is not a schema of Avro"),
+        ({"format": "avro", "schema": 5}, "format 'avro' got the schema 5"),
+        ({"format": "avro", "schema": json.dumps(AVRO), "options": {"a": "b"}}, "decode of avro got options"),
+        ({"format": "protobuf", "schema": ("A", b"")}, "the descriptor set has no message 'A'"),
         ({"format": "protobuf"}, "give (name of the message, descriptor set"),
     ],
 )  # fmt: skip
@@ -416,8 +461,15 @@ def test_encode_keeps_the_properties_of_a_message_and_says_what_the_body_is(spar
     )
     with pytest.raises(OptionError, match="encode got no column for the body"):
         encode(rows.select("properties"))
-    with pytest.raises(OptionError, match="format 'avro' needs the package"):
-        encode(rows, format="avro")
+    line: Any = {"format": "protobuf", "schema": ("shop.Line", descriptor_set(LINE_FILE))}
+    for arguments, text in (
+        ({"format": "avro", "schema": 5}, "format 'avro' got the schema 5"),
+        ({"format": "avro", "options": {"a": "b"}}, "encode to avro got options"),
+        (line, "the rows do not fit the message: the message shop.Line has no field for the column 'id'"),
+        ({**line, "schema": ("A", b"")}, "the descriptor set has no message 'A'"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            encode(rows, **arguments)
 
 
 # -- dead letters --------------------------------------------------------------------------------------------

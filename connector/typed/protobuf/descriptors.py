@@ -8,16 +8,17 @@ reaches the types of the program.
 from __future__ import annotations
 
 import base64
-import binascii
 import importlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from broker_core.core.errors import OptionError
-from connector.typed.decode_udf import fault_text
-from connector.typed.registry.message_indexes import Indexes
+from connector.typed.decode_udf import UnsupportedSchema, fault_text
+from connector.typed.registry.client import RegisteredSchema
+from connector.typed.registry.message_indexes import FIRST, Indexes
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -28,28 +29,8 @@ Descriptor = Any  # of google.protobuf
 _ROOT = "txmq_schema.proto"  # a schema of a registry has no name; what refers to it has one
 _LONGEST_REASON = 300  # characters
 # what registries and protoc know without a reference to it
-_KNOWN = (
-    *(
-        f"google/protobuf/{name}"
-        for name in (
-            "any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct",
-            "timestamp", "type", "wrappers",
-        )
-    ),
-    *(
-        f"google/type/{name}"
-        for name in (
-            "calendar_period", "color", "date", "datetime", "dayofweek", "decimal", "expr", "fraction",
-            "interval", "latlng", "localized_text", "money", "month", "phone_number", "postal_address",
-            "quaternion", "timeofday",
-        )
-    ),
-)  # fmt: skip
+_KNOWN = re.compile(r"(google/(?:protobuf|type)/[a-z_]+)\.proto")
 _DECIMAL = "confluent/type/decimal.proto"
-
-
-class UnsupportedSchema(ValueError):
-    """Files that no message can be read with; the text follows "schema id 5" or "the schema"."""
 
 
 def library() -> Any:
@@ -59,7 +40,7 @@ def library() -> Any:
         from google.protobuf.descriptor import FieldDescriptor
     except ImportError:
         raise OptionError(
-            "Protobuf with a schema registry needs the package protobuf",
+            "format 'protobuf' needs the package protobuf",
             "pip install '.[protobuf]' in a checkout",
         ) from None
     return SimpleNamespace(
@@ -75,33 +56,14 @@ class Descriptors:
     pool: DescriptorPool = field(repr=False)
 
     @classmethod
-    def of(cls, text: str, named: Iterable[tuple[str, str]] = ()) -> Descriptors:
-        """A schema of a registry and the files that it imports, each a FileDescriptorProto in base64. Raises
-        Undescribed.
+    def of(cls, schema: RegisteredSchema) -> Descriptors:
+        """A schema and the files that it imports, each a FileDescriptorProto in base64. Raises
+        UnsupportedSchema.
         """
         files: dict[str, FileDescriptorProto] = {}
-        for name, each in named:
+        for name, each in schema.named:
             files.setdefault(name, _file(name, each))
-        return cls._built(_file(_ROOT, text), files)
-
-    @classmethod
-    def of_set(cls, data: bytes, message: str) -> Descriptors:
-        """A FileDescriptorSet, as protoc writes it; ``file`` is the one that declares ``message``. Raises
-        Undescribed.
-        """
-        try:
-            files = {each.name: each for each in library().files.FileDescriptorSet.FromString(data).file}
-        except OptionError:
-            raise
-        except Exception as error:  # of any class, for any damage
-            raise UnsupportedSchema(f"is not a descriptor set ({fault_text(error)})") from None
-        for each in files.values():
-            if _indexes(each, message) is not None:
-                return cls._built(each, files)
-        raise UnsupportedSchema(f"has no message {message!r}")
-
-    @classmethod
-    def _built(cls, file: FileDescriptorProto, files: Mapping[str, FileDescriptorProto]) -> Descriptors:
+        file = _file(_ROOT, schema.texts[-1])
         pool, added, missing = library().pool.DescriptorPool(), set[str](), list[str]()
         try:
             _add(pool, file, files, added, missing, ())
@@ -116,7 +78,7 @@ class Descriptors:
         return cls(file, pool)
 
     def at(self, indexes: Indexes) -> Descriptor:
-        """The type of message of these indexes. Raises Undescribed."""
+        """The type of message of these indexes. Raises UnsupportedSchema."""
         scope, names = self.file.message_type, [self.file.package] if self.file.package else []
         for index in indexes:
             if index >= len(scope):
@@ -132,14 +94,37 @@ class Descriptors:
         return self.pool.FindMessageTypeByName(".".join(names))
 
     def indexes(self, message: str | None) -> Indexes:
-        """Those of a message, named with or without the package; None: the first. Raises Undescribed."""
+        """Those of a message, with or without its package; None: the first. Raises UnsupportedSchema."""
         if message is None:
-            return (0,)
+            return FIRST
         found = _indexes(self.file, message)
         if found is None:
             raise UnsupportedSchema(f"has no message {message!r}")
         self.at(found)
         return found
+
+
+def of_set(message: str, data: bytes) -> tuple[RegisteredSchema, Indexes]:
+    """A message of a FileDescriptorSet, as protoc writes it: the file that declares it, as a registry has it.
+    Raises UnsupportedSchema.
+    """
+    kind = library().files.FileDescriptorSet
+    try:
+        files = list(kind.FromString(data).file)
+    except Exception as error:  # of any class, for any damage
+        raise UnsupportedSchema(f"is not a descriptor set ({fault_text(error)})") from None
+    for each in files:
+        found = _indexes(each, message)
+        if found is not None:
+            named = tuple((other.name, _text(other)) for other in files)
+            schema = RegisteredSchema("PROTOBUF", (_text(each),), named)
+            Descriptors.of(schema).at(found)
+            return schema, found
+    raise UnsupportedSchema(f"has no message {message!r}")
+
+
+def _text(file: FileDescriptorProto) -> str:
+    return base64.b64encode(file.SerializeToString()).decode()
 
 
 def descriptor_of(schema: Any) -> tuple[str, bytes]:
@@ -162,12 +147,9 @@ def descriptor_of(schema: Any) -> tuple[str, bytes]:
 
 
 def _file(name: str, text: str) -> FileDescriptorProto:
+    kind = library().files.FileDescriptorProto
     try:
-        made = library().files.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except OptionError:
-        raise
-    except (binascii.Error, ValueError) as error:
-        raise UnsupportedSchema(f"is not a schema of Protobuf ({fault_text(error)})") from None
+        made = kind.FromString(base64.b64decode(text, validate=True))
     except Exception as error:  # of any class, for any damage
         raise UnsupportedSchema(f"is not a schema of Protobuf ({fault_text(error)})") from None
     made.name = name
@@ -208,11 +190,11 @@ def _known(name: str) -> FileDescriptorProto | None:
         for number, (each, kind) in enumerate(fields, 1):
             decimal.field.add(name=each, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
         return made
-    stem = name.removesuffix(".proto")
-    if stem not in _KNOWN or stem == name:
+    found = _KNOWN.fullmatch(name)
+    if found is None:
         return None
     try:
-        module = importlib.import_module(f"{stem.replace('/', '.')}_pb2")
+        module = importlib.import_module(f"{found[1].replace('/', '.')}_pb2")
     except ImportError:  # google.type is a package of its own
         return None
     module.DESCRIPTOR.CopyToProto(made)

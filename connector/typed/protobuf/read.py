@@ -1,7 +1,7 @@
 """Protobuf by the package protobuf: types of message as types of Spark, and bodies as values of Arrow.
 
-Spark's own functions need a package on the class path, and take one descriptor for all rows of a frame. With
-a schema registry, each body has the id and the message indexes of its own.
+Spark's own functions read a damaged body as a row of nulls, and take one descriptor for all rows of a frame.
+With a schema registry, each body has the id and the message indexes of its own.
 Not here: descriptors (``descriptors.py``), ids (``typed/registry/wire_format.py``), the way back
 (``write.py``).
 Invariant: a body is good only if it is a message of its type, and every column could be filled from it.
@@ -10,7 +10,6 @@ Invariant: a body is good only if it is a message of its type, and every column 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +35,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from connector.typed.decode_udf import DecodedBody, decode_each, fault_text
-from connector.typed.protobuf.descriptors import Descriptor, Descriptors, UnsupportedSchema, library
+from connector.sql import nullable
+from connector.typed.decode_udf import DecodedBody, UnsupportedSchema, decode_each, fault_text, once_in_task
+from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes, read
 from connector.typed.registry.wire_format import HEADER_BYTES
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 Field = Any  # a FieldDescriptor of google.protobuf
 Reading = Callable[[Any], Any]  # from a value of protobuf to one that Arrow takes
@@ -70,7 +71,6 @@ TYPES: dict[int, tuple[str, DataType]] = {
 }
 _INTEGERS = (IntegerType, LongType, DecimalType)  # of the types above
 WHOLE = (ByteType, ShortType, IntegerType, LongType)
-FIRST_S, LAST_S = -62_135_596_800, 253_402_300_799  # of a Timestamp: the years 1 to 9999
 LONGEST_DURATION_S = 315_576_000_000
 _NANOS = 1_000_000_000
 _KNOWN: dict[str, DataType] = {
@@ -120,7 +120,7 @@ def known(field: Field) -> DataType | None:
 
 
 def columns_of(descriptor: Descriptor) -> StructType:
-    """A column for each field of a type of message. Raises Undescribed."""
+    """A column for each field of a type of message. Raises UnsupportedSchema."""
     try:
         columns = _Columns().struct(descriptor, ())
     except UnsupportedSchema:
@@ -184,8 +184,8 @@ def unknown(kind: DataType, path: str) -> str | None:
 
 
 def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], dict[str, Any]]:
-    """A function from a message to the values of ``columns``. Raises Misfit; the function raises ValueError
-    or what the library raises.
+    """A function from a message to the values of ``columns``. Raises SchemaMismatch; the function raises
+    ValueError or what the library raises.
     """
     kind = library().messages.GetMessageClass(descriptor)
     # of the class, because a field may have the name of a method
@@ -205,7 +205,7 @@ def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], di
 def fitted(
     make: Callable[[Descriptor, StructType, str], object], descriptor: Descriptor, columns: StructType
 ) -> Any:
-    """What is made of a type of message and columns. Raises Misfit."""
+    """What is made of a type of message and columns. Raises SchemaMismatch."""
     try:
         return make(descriptor, columns, "")
     except SchemaMismatch:
@@ -282,11 +282,9 @@ def _same(value: object) -> Any:
     return value
 
 
-def _timestamp(message: Message) -> int:
-    """Microseconds since 1970."""
-    if not FIRST_S <= message.seconds <= LAST_S or not 0 <= message.nanos < _NANOS:
-        raise ValueError("a timestamp is not between the years 1 and 9999")
-    return int(message.seconds * 1_000_000 + message.nanos // 1_000)
+def _timestamp(message: Timestamp) -> int:
+    """Microseconds since 1970. Raises ValueError outside the years 1 to 9999."""
+    return int(message.ToMicroseconds())
 
 
 def _duration(message: Message) -> int:
@@ -325,46 +323,23 @@ def name_of(field: Field) -> str:
 # -- bodies, in tasks ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OwnType:
-    """A type of message that the caller gives, for schemas that the registry has only as text."""
-
-    message: str
-    descriptor_set: bytes
-
-    def found(self) -> tuple[Descriptors, Indexes]:
-        """Raises Undescribed."""
-        files = Descriptors.of_set(self.descriptor_set, self.message)
-        return files, files.indexes(self.message)
-
-
 def decoder(
-    schemas: Mapping[int, RegisteredSchema], columns: StructType, own: OwnType | None
+    schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None = None
 ) -> Callable[[pa.Array], pa.Array]:
     """A function over bodies with an id: structs of ``value``, of ``columns``, and ``fault`` (string). Both
-    are null for an id that is not in ``schemas``.
+    are null for an id that is not in ``schemas``. ``allowed``: of the one message that bodies may be.
     """
-    made: list[_Decoder] = []
-
-    def decoded(bodies: pa.Array) -> pa.Array:
-        if not made:  # once in a task
-            made.append(_Decoder(schemas, columns, own))
-        return made[0](bodies)
-
-    return decoded
+    return once_in_task(_Decoder, schemas, columns, allowed)
 
 
 class _Decoder:
     def __init__(
-        self, schemas: Mapping[int, RegisteredSchema], columns: StructType, own: OwnType | None
+        self, schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None
     ) -> None:
         self._columns = columns
         self._type = to_arrow_type(nullable(columns), timezone="UTC")
-        self._own = own and (own.message, *own.found())
-        self._files = {
-            number: self._own[1] if self._own else Descriptors.of(schema.texts[-1], schema.named)
-            for number, schema in schemas.items()
-        }
+        self._allowed = allowed
+        self._files = {number: Descriptors.of(schema) for number, schema in schemas.items()}
         # by id and indexes, which are of types that exist; a text says why its messages cannot be read
         self._readings: dict[tuple[int, Indexes], Callable[[bytes], Any] | str] = {}
 
@@ -395,9 +370,10 @@ class _Decoder:
             return None, f"the body is not Protobuf of the schema ({fault_text(error)})"
 
     def _reading(self, number: int, indexes: Indexes) -> Callable[[bytes], Any] | str:
-        """Raises Undescribed if there is no such type."""
-        if self._own and indexes != self._own[2]:
-            return f"message {list(indexes)} of schema id {number} is not {self._own[0]}"
+        """Raises UnsupportedSchema if there is no such type."""
+        if self._allowed not in (None, indexes):
+            allowed = self._files[number].at(self._allowed).full_name
+            return f"message {list(indexes)} of schema id {number} is not {allowed}"
         descriptor = self._files[number].at(indexes)
         found: Callable[[bytes], object] | str
         try:
@@ -406,12 +382,3 @@ class _Decoder:
             found = f"the message {descriptor.full_name} of schema id {number} does not fit: {error}"
         self._readings[number, indexes] = found
         return found
-
-
-def nullable(kind: object) -> Any:
-    """The type, with nulls allowed everywhere."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(each.name, nullable(each.dataType)) for each in kind.fields])
-    if isinstance(kind, ArrayType):
-        return ArrayType(nullable(kind.elementType))
-    return MapType(nullable(kind.keyType), nullable(kind.valueType)) if isinstance(kind, MapType) else kind

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,8 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_core.core.errors import OptionError
-from connector.typed.decode_udf import fault_text
+from connector.typed.decode_udf import encode_each, once_in_task
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.protobuf.read import (
     DOUBLE,
@@ -46,13 +46,12 @@ from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes
 
 if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
     from google.protobuf.message import Message
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 Scalar = Callable[[Any], Any]  # from a value of a row to one of protobuf
 Fill = Callable[[Any, Any], None]  # a message with a value of a row
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def encoder(
@@ -61,28 +60,19 @@ def encoder(
     """A function over structs of ``columns``: bodies of ``header`` and the message. It raises OptionError for
     a row that does not fit.
     """
-    made: list[Callable[[dict[str, object]], bytes]] = []
+    return once_in_task(_encoder, header, schema, indexes, columns)
 
-    def encoded(values: pa.Array) -> pa.Array:
-        if not made:  # once in a task
-            made.append(writing(Descriptors.of(schema.texts[-1], schema.named).at(indexes), columns))
-        bodies = []
-        try:
-            for value in values.to_pylist(maps_as_pydicts="strict"):
-                bodies.append(header + made[0](value))
-        except Exception as error:  # of any class, for any value
-            raise OptionError(
-                f"a row does not fit the schema of Protobuf ({fault_text(error)})",
-                "change the row, or the schema",
-            ) from None
-        return pa.array(bodies, pa.binary())
 
-    return encoded
+def _encoder(
+    header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType
+) -> Callable[[pa.Array], pa.Array]:
+    message = writing(Descriptors.of(schema).at(indexes), columns)
+    return partial(encode_each, body_of=lambda value: header + message(value), format="Protobuf")
 
 
 def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, Any]], bytes]:
-    """A function from the values of ``columns`` to a message. Raises Misfit; the function raises ValueError
-    or what the library raises.
+    """A function from the values of ``columns`` to a message. Raises SchemaMismatch; the function raises
+    ValueError or what the library raises.
     """
     kind = library().messages.GetMessageClass(descriptor)
     fill = fitted(_struct, descriptor, columns)
@@ -206,18 +196,14 @@ def _message(field: Field, kind: DataType, path: str) -> Fill:
     raise _misfit(field, kind, path)
 
 
-def _timestamp(message: Message, value: datetime.datetime) -> None:
-    seconds, micros = divmod((value - _EPOCH) // _MICROSECOND, 1_000_000)
-    message.seconds, message.nanos = seconds, micros * 1_000
+def _timestamp(message: Timestamp, value: datetime.datetime) -> None:
+    message.FromDatetime(value)
 
 
-def _duration(message: Message, value: datetime.timedelta) -> None:
-    micros = value // _MICROSECOND
-    seconds, rest = divmod(abs(micros), 1_000_000)
-    if seconds > LONGEST_DURATION_S:
+def _duration(message: Duration, value: datetime.timedelta) -> None:
+    message.FromTimedelta(value)
+    if abs(message.seconds) > LONGEST_DURATION_S:
         raise ValueError("a duration is longer than 10,000 years")
-    sign = 1 if micros >= 0 else -1
-    message.seconds, message.nanos = sign * seconds, sign * rest * 1_000
 
 
 def _scalar(field: Field, kind: DataType, path: str) -> Scalar:

@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType
 
 from broker_core.core.errors import OptionError
 from connector.sql import quoted
+from connector.typed.decode_udf import UnsupportedSchema
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 
 HEADER_BYTES = 5
@@ -59,11 +60,11 @@ def wire_format(
     column: str,
     registry: SchemaRegistry,
     kind: str,
-    usable: Callable[[RegisteredSchema], str | None],
+    check: Callable[[RegisteredSchema], object],
     *,
     serialized: bool = False,
 ) -> WireFormat:
-    """Reads the ids in ``column``, and asks for their schemas. ``usable`` returns why one cannot be read.
+    """Reads the ids in ``column``, and asks for their schemas. ``check`` raises UnsupportedSchema.
     ``serialized``: those of Protobuf as descriptors. Raises OptionError, RegistryFailed, LoginRefused.
     """
     if frame.isStreaming:
@@ -81,9 +82,11 @@ def wire_format(
         schema = registry.serialized(number) if serialized else registry.schema(number)
         if schema is None:
             continue
-        why = f"is {schema.kind}, not {kind}" if schema.kind != kind else usable(schema)
-        if why is None:
+        try:
+            if schema.kind != kind:
+                raise UnsupportedSchema(f"is {schema.kind}, not {kind}")
+            check(schema)
             known.schemas[number] = schema
-        else:
-            known.refused[number] = why
+        except UnsupportedSchema as error:
+            known.refused[number] = str(error)
     return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,17 +15,23 @@ from hypothesis import strategies as st
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from broker_core.core.errors import OptionError
-from connector.typed.protobuf.descriptors import Descriptors, UnsupportedSchema, descriptor_of
+from connector.typed.decode_udf import UnsupportedSchema
+from connector.typed.protobuf.descriptors import Descriptors, descriptor_of, of_set
 from connector.typed.protobuf.read import SchemaMismatch, columns_of, reading
 from connector.typed.protobuf.write import writing
+from connector.typed.registry.client import RegisteredSchema
 from tests.protobuf_files import LINE, OLD, ORDER, descriptor_set, file, serialized
 
 NAMED = (("shop/line.proto", serialized(LINE)),)
 
 
+def described(text: str, named: Iterable[tuple[str, str]] = ()) -> Descriptors:
+    return Descriptors.of(RegisteredSchema("PROTOBUF", (text,), tuple(named)))
+
+
 def of(*files: FileDescriptorProto) -> Descriptors:
     """The last one, which imports the others."""
-    return Descriptors.of(serialized(files[-1]), [(each.name, serialized(each)) for each in files[:-1]])
+    return described(serialized(files[-1]), [(each.name, serialized(each)) for each in files[:-1]])
 
 
 def test_the_indexes_count_top_level_messages_and_those_within_them() -> None:
@@ -153,14 +160,14 @@ def test_damaged_files_are_read_or_refused(data: Any) -> None:
         at = data.draw(st.integers(0, len(damaged)))
         damaged[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     with contextlib.suppress(UnsupportedSchema):
-        found = Descriptors.of(base64.b64encode(bytes(damaged)).decode(), NAMED)
+        found = described(base64.b64encode(bytes(damaged)).decode(), NAMED)
         columns_of(found.at((0,)))
 
 
 @pytest.mark.parametrize("text", ["", "?", "AA=", "syntax = \"proto3\";", "AAAA", "\u00e9", "AAA\n"])  # fmt: skip
 def test_what_is_no_file_is_refused(text: str) -> None:
     with pytest.raises(UnsupportedSchema):
-        Descriptors.of(text)
+        described(text)
 
 
 def test_types_that_would_be_endless_need_columns_of_the_caller() -> None:
@@ -201,8 +208,10 @@ def test_a_map_without_a_key_is_damage() -> None:
 
 def test_a_descriptor_set_of_protoc_has_the_file_of_the_message() -> None:
     data = descriptor_set(LINE, ORDER)
-    assert Descriptors.of_set(data, "shop.Order.Place").at((0, 0)).full_name == "shop.Order.Place"
-    assert Descriptors.of_set(data, "shop.Line").at((0,)).full_name == "shop.Line"
+    for name, expected in (("shop.Order.Place", (0, 0)), ("shop.Line", (0,)), ("Cancelled", (1,))):
+        schema, indexes = of_set(name, data)
+        assert indexes == expected
+        assert Descriptors.of(schema).at(indexes).full_name.endswith(name)
     for broken, message, reason in (
         (data, "None", "has no message 'None'"),
         (b"\xff", "shop.Order", "is not a descriptor set"),
@@ -211,7 +220,7 @@ def test_a_descriptor_set_of_protoc_has_the_file_of_the_message() -> None:
         (descriptor_pb2.FileDescriptorSet(file=[FileDescriptorProto(name="a", dependency=["a"])]).SerializeToString(), "a", "has no message"),
     ):  # fmt: skip
         with pytest.raises(UnsupportedSchema, match=reason):
-            Descriptors.of_set(broken, message)
+            of_set(message, broken)
     for schema in (None, "shop.Order", ("shop.Order",), ("shop.Order", "/nowhere"), (1, b"")):
         with pytest.raises(OptionError):
             descriptor_of(schema)
