@@ -208,7 +208,6 @@ def test_c7_a_ledger_that_was_vacuumed_and_compacted_is_as_good(on_kafka: Lost) 
     assert on_kafka.ready() == {engine: 3}
 
 
-@pytest.mark.soak  # test_ledger.py writes a backlog
 def test_c7_a_backlog_that_was_written_in_one_commit_is_proved_too(on_kafka: Lost) -> None:
     on_kafka.decide(1)
     on_kafka.decide(4, mirror=False)
