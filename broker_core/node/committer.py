@@ -11,7 +11,7 @@ A commit, in this order:
    its caller loads the block without the lock, and the work runs again in a later group. Works for which
    there is no time left are the first of the next group
 2. make durable: one ``store.commit`` for all changes of the group
-3. publish: under the state lock, new entries become visible
+3. show: under the state lock, new entries become visible. After a kill before it the next start shows them
 4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader. A
    thread that is woken wakes the next one: fewer compete for the interpreter than if the leader woke all
 
@@ -376,7 +376,7 @@ class Committer:
         failpoint.here("committer.durable")
         touched = bool(state.pending_checks.touched)
         if touched:
-            with self._lock:  # 3. publish
+            with self._lock:  # 3. show
                 state.transactions.publish()
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self.published.tell()

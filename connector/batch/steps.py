@@ -5,7 +5,7 @@ a step of its own. The steps of a table are numbered from 0, and done in this or
 
 Not here: what an operation does. Pure; the caller has a lock.
 Invariant: a step of a table is one commit with a transaction id of its own, so each is repeated on its own
-(``delta.txn_app_id``).
+(``tables/commit_id.py``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ knows the number of the batch alone, and a number comes again with other rows wh
 put back. Spark writes the entry of a batch once, before it runs it, and replays the batch from the entry. So
 the digest is of the whole entry: an offset of files counts lists that are stored elsewhere, and says not what
 is in them, but the time of the entry differs whenever a batch is planned anew.
-Not here: the comparison (``micro_batch/ledger.py``).
+Not here: the comparison (``micro_batch/claims/other_sources.py``).
 Invariant: what is not known is refused. Of sources of txmq alone there is no digest: their ranges say more.
 """
 

@@ -1,7 +1,7 @@
 """The port to a table format: what it does so that operations on its tables take effect once.
 
-Delta fills it (``connector/delta``). Not here: which format a table has (``table_formats.py``), the decision
-between the two halves (``batch/foreach_batch.py``), the order of the steps (``batch/apply.py``).
+Delta fills it (``connector/delta``). Not here: the implementation that is used (``table_formats.py``), the
+decision between the two halves (``batch/foreach_batch.py``), the order of the steps (``batch/apply.py``).
 Invariant: every implementation passes ``tests/contract/tables/test_table_format.py``.
 """
 

@@ -1,7 +1,7 @@
 """Micro-batches of one app on Kafka: opened, decided, released (C1, C4).
 
-The steps are numbered as in the design: what is above the commit of the transaction can be discarded, what is
-below it can be repeated.
+The steps are numbered as in docs/commit_rules.md: what is above the commit of the transaction can be
+discarded, what is below it can be repeated.
 Not here: the rules (``micro_batch/ledger.py``), when memory is believed (``decisions.py``), staging
 (``staging.py``).
 Invariant: one transaction holds everything that a batch publishes and its ledger entry.

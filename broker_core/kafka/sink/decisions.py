@@ -2,8 +2,9 @@
 
 Records are written only inside transactions of the app's transactional id, so the newest owner alone adds to
 them, and reads what is committed.
-Not here: the rules (``micro_batch/ledger.py``), who is the owner (``producer.py``), what is applied
-(``journal/journal.py``).
+Not here: the rules (``micro_batch/ledger.py``), how Kafka fences the owner before (``producer.py``), what is
+applied (``journal/journal.py``). An owner that was fenced is not ended: it fences in its turn, and the ledger
+answers what is decided.
 Invariant: memory holds only what is committed. A question that would change it is asked on trial, and taken
 in when its transaction is committed.
 """
