@@ -374,7 +374,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2155,
     "broker_core/node": 3800,
     "broker_core/routing": 2220,
-    "broker_core/server": 14367,
+    "broker_core/server": 14390,
     "broker_core/store": 4200,
     "connector": 1700,
     "connector/batch": 2005,

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow.flight
@@ -37,22 +37,28 @@ class Service(Protocol):
 
     connection_limit: FlightConnectionLimit
 
-    @property
-    def do_action(self) -> Callable[..., list[object]]: ...
+    def do_action(
+        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
+    ) -> list[object]: ...
 
-    @property
-    def do_get(self) -> Callable[..., pyarrow.flight.FlightDataStream]: ...
+    def do_get(
+        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
+    ) -> pyarrow.flight.FlightDataStream: ...
 
-    @property
-    def do_put(self) -> Callable[..., None]: ...
+    def do_put(
+        self,
+        context: pyarrow.flight.ServerCallContext,
+        descriptor: pyarrow.flight.FlightDescriptor,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
+    ) -> None: ...
 
 
 class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Listens from the moment it is made."""
 
     def __init__(self, service: Service, host: str, port: int, tls: TlsFiles | None) -> None:
-        # before it listens: pyarrow looks for these names at each call
-        self.do_action, self.do_get, self.do_put = service.do_action, service.do_get, service.do_put
+        self._service = service
         arguments: dict[str, object] = {}
         if tls is not None:
             arguments["tls_certificates"] = [(tls.now.cert, tls.now.key)]
@@ -64,6 +70,25 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
             middleware={MIDDLEWARE: ReadHeader(service.connection_limit)},
             **arguments,
         )
+
+    def do_action(
+        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
+    ) -> list[object]:
+        return self._service.do_action(context, action)
+
+    def do_get(
+        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
+    ) -> pyarrow.flight.FlightDataStream:
+        return self._service.do_get(context, ticket)
+
+    def do_put(
+        self,
+        context: pyarrow.flight.ServerCallContext,
+        descriptor: pyarrow.flight.FlightDescriptor,
+        reader: pyarrow.flight.FlightStreamReader,
+        writer: pyarrow.flight.FlightMetadataWriter,
+    ) -> None:
+        self._service.do_put(context, descriptor, reader, writer)
 
 
 class FlightListener:
