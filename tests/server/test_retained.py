@@ -408,7 +408,7 @@ ROWS = {
     "consumers of a queue": Fill(f"{broker_channel.QUEUE_CONSUMERS:,}", consumers),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
     "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),
-    "answers of HTTP that are asked for often": Fill(
+    "answers of HTTP that are requested often": Fill(
         f"{kept_answers.MOST} of {kept_answers.LARGEST_BYTES >> 10} KiB", often_asked
     ),
     "the audit log": Fill(
