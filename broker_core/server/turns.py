@@ -29,8 +29,7 @@ logger = logging.getLogger("txmq.amqp")
 
 TURN_S = 0.01  # of all connections together, in one iteration of the loop
 LATEST = 0.8  # of how the time was spent, what counts from one iteration to the next
-SHARE_S = 0.001  # of one connection while others wait, or less, so that each has one in an iteration,
-LEAST_S = 0.0002  # but not less than this: one that has had as much as the others waits for all of them
+SHARE_S = 0.001  # of one connection while others wait
 DRAIN_S = 0.002  # between two reads of closed connections
 
 
@@ -159,7 +158,7 @@ class Turns:
             spent, _, who = heapq.heappop(line)
             self._least = max(self._least, spent)
             who.waits = False
-            self._turn(who, max(min(SHARE_S, TURN_S / len(line)), LEAST_S) if line else TURN_S)
+            self._turn(who, SHARE_S if line else TURN_S)
             if self._left <= 0:
                 break
         over = self._processor()
