@@ -6,7 +6,8 @@ runs so many of them that each value of each parameter is there once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ def thin_out(items: Iterable[pytest.Item]) -> None:
         for number, (item, _) in enumerate(cases):
             if number not in chosen:
                 item.add_marker(pytest.mark.soak)
+
+
+def seldom(values: Iterable[Any], soaked: Callable[[Any], bool]) -> list[Any]:
+    """``values`` as parameters of a test: ``soaked`` ones run in ``make soak`` alone, if a neighbour stays before."""
+    return [pytest.param(value, marks=pytest.mark.soak if soaked(value) else []) for value in values]
 
 
 def cover(cases: list[Values]) -> set[int]:

@@ -24,6 +24,7 @@ from pyspark.java_gateway import launch_gateway
 from connector.stream.spark_version import has_admission_control
 from examples.run_notebook import Notebook, Refused
 from tests.forked import spark_forks
+from tests.gates import seldom
 from tests.jvm import with_settings
 from tests.progress import GUARD_S, run_to_end
 from tests.spark.jobs import QUICK
@@ -185,7 +186,7 @@ def ran(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "notebook",
-    [pytest.param(path, marks=pytest.mark.soak if path.stem in SELDOM else []) for path in NOTEBOOKS],
+    seldom(NOTEBOOKS, lambda path: path.stem in SELDOM),
     ids=lambda path: path.stem,
 )
 def test_notebook_runs_cell_by_cell(notebook: Path, ran: Callable[[str], Ran]) -> None:

@@ -157,16 +157,12 @@ def compact_history(committer: Committer, now_us: int) -> None:
         if packs:
             packs = [Pack(first, compressed(rows)) for first, rows in packs]  # without the lock
             failpoint.here("upkeep.history.packed")
-            committer.run(partial(_pack, packs))
+            committer.run(changes(history.pack, packs))
         if due:
             committer.run(lambda state, change, now: state.transactions.history.trim(change, now))
             failpoint.here("upkeep.history.trimmed")
         if not packs and not due:
             return
-
-
-def _pack(packs: list[Pack], state: BrokerState, change: Change, _now: int) -> None:
-    state.transactions.history.pack(change, packs)
 
 
 logger = logging.getLogger("txmq.upkeep")

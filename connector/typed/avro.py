@@ -200,6 +200,13 @@ class AvroSchema:
         return 1 if kind == "enum" else self._least(kind, sizes, path)
 
 
+def text_of(schema: object) -> str:
+    """``schema``, which must be text. Raises OptionError."""
+    if not isinstance(schema, str):
+        raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
+    return schema
+
+
 def _plain(schema: Schema) -> Schema:
     """The schema with the logical types that Spark has values for. Others are ignored, as Avro says."""
     if isinstance(schema, list):

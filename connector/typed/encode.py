@@ -121,9 +121,7 @@ def _require_no_options(format: str, options: dict[str, str] | None) -> None:
 
 
 def _avro_text(columns: StructType, schema: object) -> str:
-    text = json.dumps(avro.avro_schema(columns)) if schema is None else schema
-    if not isinstance(text, str):
-        raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
+    text = json.dumps(avro.avro_schema(columns)) if schema is None else avro.text_of(schema)
     avro.columns_of((text,))
     return text
 

@@ -115,9 +115,7 @@ def registered_avro(
 
 def plain_avro(schema: object) -> Format:
     """Raises OptionError; so does the function below."""
-    if not isinstance(schema, str):
-        raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
-    reader = (schema,)
+    reader = (avro.text_of(schema),)
     return _binary("Avro", avro.columns_of(reader), avro.decoder({0: reader}, reader), header(0))
 
 

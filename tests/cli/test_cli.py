@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
 from broker_core.core import endpoint, errors
 from broker_core.core.errors import CheckpointMismatch
@@ -505,8 +506,9 @@ def test_an_import_of_txmq_loads_no_arrow_which_would_be_most_of_its_time() -> N
 
 
 def test_a_broker_that_does_not_listen_is_said_at_once_or_waited_for(tmp_path: Path) -> None:
-    with Broker.open(tmp_path / "data") as opened:
-        url = opened.url
+    (port,) = free_ports(1)
+    url = f"txmq://127.0.0.1:{port}"
+    Broker.open(tmp_path / "data", port=port).close()
     looking = subprocess.Popen(
         [sys.executable, "-m", "txmq", "queue", "list", "--json", "--url", url, "--timeout", "600"],
         stdout=subprocess.PIPE,
@@ -514,7 +516,7 @@ def test_a_broker_that_does_not_listen_is_said_at_once_or_waited_for(tmp_path: P
     )
     refused = _txmq("queue", "list", "--url", url)
     assert (refused.returncode, refused.stdout) == (1, "") and "nothing listens at" in refused.stderr
-    with Broker.open(tmp_path / "data", port=int(url.rpartition(":")[2])):
+    with Broker.open(tmp_path / "data", port=port):
         assert looking.communicate(timeout=600) == ("[]\n", None)
     assert looking.returncode == 0
 

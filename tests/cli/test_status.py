@@ -12,6 +12,7 @@ from pathlib import Path
 import pika
 import pytest
 
+from bench.ports import free_ports
 from broker_core import __version__
 from broker_core.launcher import Broker
 from broker_core.server import status as status_reader
@@ -93,7 +94,8 @@ def test_an_alarm_is_named_with_its_numbers_and_is_exit_code_3(
 
 
 def test_no_broker_is_exit_code_4_and_none_is_started(shell: Shell, tmp_path: Path) -> None:
-    with Broker.open(tmp_path / "data") as broker:
+    (port,) = free_ports(1)  # which no system gives to another process meanwhile
+    with Broker.open(tmp_path / "data", port=port) as broker:
         url = broker.url
     assert shell.code("status", "--url", url) == status.NO_ANSWER == 4
     assert "nothing listens at" in shell.error and not shell.output

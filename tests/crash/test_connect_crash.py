@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.gates import seldom
 from tests.spark import shapes
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
 
@@ -60,9 +61,7 @@ def recovered(
         served.stop()
 
 
-@pytest.mark.parametrize(
-    "app", [pytest.param(app, marks=pytest.mark.soak if app in SELDOM else []) for app in KILLED]
-)
+@pytest.mark.parametrize("app", seldom(KILLED, SELDOM.__contains__))
 def test_on_connect_everything_is_there_once_wherever_the_server_is_killed(
     recovered: Recovered, app: str
 ) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from broker_core.engines import connect
 from broker_core.kafka import names
+from tests.gates import seldom
 from tests.spark.kafka_pipelines import KafkaPipeline, engine, hosts
 from tests.spark.pipelines import Driver, Pipeline, Served
 from tests.spark.successor import run_each
@@ -179,9 +180,7 @@ def test_row_20_on_kafka_an_app_whose_topic_was_deleted_goes_on_behind_its_ledge
     assert last is not None and last.sequence == max(row["sequence"] for row in pipeline.ledger_rows())
 
 
-@pytest.mark.parametrize(
-    "app", [pytest.param(app, marks=pytest.mark.soak if app in SELDOM else []) for app in KILLED]
-)
+@pytest.mark.parametrize("app", seldom(KILLED, SELDOM.__contains__))
 def test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once(
     embedded: Outcome, app: str
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 
 from broker_core.core.errors import PreconditionFailed
 from broker_core.engines import connect
+from tests.gates import seldom
 from tests.spark import shapes
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
@@ -108,9 +109,9 @@ SELDOM = {
 }  # fmt: skip
 
 
-def seldom(apps: Iterable[str], prefix: str = "") -> list[Any]:
+def of(apps: Iterable[str], prefix: str = "") -> list[Any]:
     """As parameters of a test."""
-    return [pytest.param(app, marks=pytest.mark.soak if prefix + app in SELDOM else []) for app in apps]
+    return seldom(apps, lambda app: prefix + app in SELDOM)
 
 
 @dataclass
@@ -373,7 +374,7 @@ def test_row_7_some_appends_made_the_others_follow_with_the_first_attempts_rows(
     require_once(outcome, "applied-some")
 
 
-@pytest.mark.parametrize("shape", seldom(shapes.MESSAGES))
+@pytest.mark.parametrize("shape", of(shapes.MESSAGES))
 def test_row_6_a_query_that_joins_or_aggregates_goes_on_with_its_state_exactly_once(
     outcome: Outcome, shape: str
 ) -> None:
@@ -386,7 +387,7 @@ def test_row_6_a_broken_message_of_a_batch_that_is_replayed_is_one_dead_letter(o
     assert dead.published() == ["b,b", "d,d"]
 
 
-@pytest.mark.parametrize("app", seldom(["files-written", "files-staged"]))
+@pytest.mark.parametrize("app", of(["files-written", "files-staged"]))
 def test_row_3_files_that_no_decision_names_are_deleted_and_the_replay_appends_once(
     outcome: Outcome, app: str
 ) -> None:
@@ -394,7 +395,7 @@ def test_row_3_files_that_no_decision_names_are_deleted_and_the_replay_appends_o
 
 
 @pytest.mark.parametrize(
-    "app", seldom(["files-decided", "files-copied", "files-committed", "files-complete", "files-cleared"])
+    "app", of(["files-decided", "files-copied", "files-committed", "files-complete", "files-cleared"])
 )
 def test_row_7_files_of_a_decided_batch_are_added_once_wherever_the_driver_is_killed(
     outcome: Outcome, app: str
@@ -472,7 +473,7 @@ def test_row_7_a_source_that_is_not_txmq_is_exactly_once_too(outcome: Outcome) -
     assert pipeline.entries() >= 2
 
 
-@pytest.mark.parametrize("app", seldom(["unmirrored", "mirrored-untold"]))
+@pytest.mark.parametrize("app", of(["unmirrored", "mirrored-untold"]))
 def test_row_8_a_missing_ledger_row_is_repaired_at_the_next_start_and_never_doubled(
     outcome: Outcome, app: str
 ) -> None:
@@ -510,7 +511,7 @@ def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_aga
 
 
 @pytest.mark.parametrize(
-    "app", seldom([app for app in STOPPED if app not in ("zombie-recipes", "changes-zombie")])
+    "app", of([app for app in STOPPED if app not in ("zombie-recipes", "changes-zombie")])
 )
 def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_everything_is_there_once(
     outcome: Outcome, app: str
@@ -535,7 +536,7 @@ def test_row_13_a_checkpoint_lost_before_anything_was_decided_is_replaced_and_ev
 RELEASED = ["decided", "staged", "marked", "unlogged"]
 
 
-@pytest.mark.parametrize("step", seldom(RELEASED, "released-"))
+@pytest.mark.parametrize("step", of(RELEASED, "released-"))
 def test_row_19_a_released_queue_stops_the_old_checkpoint_by_name_and_everything_is_there_once(
     outcome: Outcome, step: str
 ) -> None:
@@ -579,9 +580,7 @@ def test_a_function_that_never_executes_the_batch_consumes_it_all_the_same(outco
 
 @pytest.mark.parametrize(
     "app",
-    seldom(
-        ["decided", "files-copied", "unlogged", "zombie", "released-decided", "released-staged"], "kafka-"
-    ),
+    of(["decided", "files-copied", "unlogged", "zombie", "released-decided", "released-staged"], "kafka-"),
 )
 def test_on_kafka_a_driver_killed_or_overtaken_leaves_everything_exactly_once(
     on_kafka: Outcome, app: str

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from broker_core.core.files import sync
 from tests.crash.test_spark_crash import COLUMNS
 from tests.failing_volume import failing_volume
+from tests.gates import seldom
 from tests.spark.pipelines import Driver, Pipeline, Served, empty_table
 from tests.spark.successor import run_each
 
@@ -96,9 +97,7 @@ def outcomes(
         served.stop()
 
 
-@pytest.mark.parametrize(
-    "app", [pytest.param(app, marks=pytest.mark.soak if app in SELDOM else []) for app in ON_VOLUME]
-)
+@pytest.mark.parametrize("app", seldom(ON_VOLUME, SELDOM.__contains__))
 def test_row_7_a_decided_batch_is_appended_once_after_its_volume_was_read_only(
     outcomes: dict[str, Outcome], app: str
 ) -> None:

@@ -6,11 +6,10 @@ before a change lands; ``SELDOM``, and each test of this folder over a server, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
+from tests.gates import seldom
 from tests.spark import shapes
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
 from tests.spark.test_other_sources import NOT_TOLD
@@ -164,11 +164,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         served.stop()
 
 
-def seldom(names: Iterable[str]) -> list[Any]:
-    """As parameters of a test."""
-    return [pytest.param(name, marks=pytest.mark.soak if name in SELDOM else []) for name in names]
-
-
 def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(
     outcome: Outcome,
 ) -> None:
@@ -190,13 +185,13 @@ def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missi
     assert sorted(told) == [(0, app.queue, 0, 2, 2), (1, app.queue, 2, 4, 2)]
 
 
-@pytest.mark.parametrize("name", seldom(WORKS))
+@pytest.mark.parametrize("name", seldom(WORKS, SELDOM.__contains__))
 def test_on_connect_what_people_do_leaves_each_row_once(outcome: Outcome, name: str) -> None:
     assert outcome.errors_of(name) == [None]
     require_once(outcome.pipelines[name])
 
 
-@pytest.mark.parametrize("name", seldom(REFUSED))
+@pytest.mark.parametrize("name", seldom(REFUSED, SELDOM.__contains__))
 def test_on_connect_what_is_refused_consumes_nothing_and_the_same_query_goes_on_with_another_function(
     outcome: Outcome, name: str
 ) -> None:

@@ -4,7 +4,6 @@ nothing is lost.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from bench.ports import free_ports
 from broker_core.core.errors import (
     CheckpointMismatch,
     ConnectionFailed,
@@ -171,9 +171,7 @@ def test_a_new_checkpoint_under_a_used_app_id_is_refused(rig: Any) -> None:
 
 
 def test_a_url_where_nothing_listens_fails_within_seconds_and_names_the_address(rig: Any) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"txmq://127.0.0.1:{free.getsockname()[1]}"
+    url = f"txmq://127.0.0.1:{free_ports(1)[0]}"
     started = time.monotonic()
     refused(
         lambda: rig.spark.read.format("txmq").options(url=url, queue="q").load().collect(),

@@ -9,13 +9,14 @@ two of them. Executors of their own:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gates import seldom
 from tests.spark import shapes, user_code
 from tests.spark.classic import WAYS
 from tests.spark.kafka_pipelines import KafkaPipeline
@@ -153,11 +154,6 @@ def run(scratch: Path, pipelines: list[Pipeline], **more: Any) -> dict[str, list
     return errors
 
 
-def seldom(names: Iterable[str]) -> list[Any]:
-    """As parameters of a test."""
-    return [pytest.param(name, marks=pytest.mark.soak if name in SELDOM else []) for name in names]
-
-
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Outcome]:
     soak = bool(request.config.getoption("--soak-rounds"))
@@ -230,13 +226,13 @@ def test_soak_whatever_people_do_and_wherever_the_driver_dies_each_row_is_there_
         served.stop()
 
 
-@pytest.mark.parametrize("name", seldom(FUNCTIONS))
+@pytest.mark.parametrize("name", seldom(FUNCTIONS, SELDOM.__contains__))
 def test_what_people_do_in_a_batch_leaves_each_row_once(outcome: Outcome, name: str) -> None:
     """Those of ``KILLED`` after their driver was killed."""
     outcome.require_once(outcome.works[name])
 
 
-@pytest.mark.parametrize("name", seldom(REFUSED))
+@pytest.mark.parametrize("name", seldom(REFUSED, SELDOM.__contains__))
 def test_what_is_refused_is_one_clear_error_and_consumes_nothing(outcome: Outcome, name: str) -> None:
     """So the same query with another function does everything once (``AGAIN``)."""
     told, pipeline = REFUSED[name][1], outcome.refused[name]
