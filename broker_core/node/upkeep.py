@@ -171,6 +171,8 @@ TICK_S = 1.0
 IDLE_TICKS = 5  # an open block without writes for so long is sealed, if it is worth a segment block
 IDLE_ROWS = 1_000
 COMPACT_TICKS = 30
+UNHURRIED = 8  # with more full blocks in memory, seals follow each other without a pause
+PAUSE_S = 0.1  # at most, between two seals
 LOOKED_AT = 256  # queues, under the lock at once
 STALE_BINDINGS = 1_000  # bindings, the same
 LOGGED = 1_000  # errors, which may name queues; then each is logged again
@@ -383,9 +385,12 @@ class Upkeep:
     def seal(self) -> None:
         """Moves full open blocks to segments. 1. writes durable bytes; 2. commits the seal; 3. drops the rows
         from memory.
+
+        Each leaves clients as much time as it took, unless blocks fill faster than that.
         """
         # a work, so that all rows of these blocks are durable when it returns
         for block_id in self._committer.run(lambda state, _change, _now: list(state.blocks.full)):
+            began = time.monotonic()
             try:
                 self._store.seal(block_id)  # 1.
             except DataLoss:
@@ -408,6 +413,9 @@ class Upkeep:
                 failpoint.here("upkeep.seal.committed")
                 with self._committer.look as state:  # 3.
                     state.blocks.sealed(block_id)
+                    waiting = len(state.blocks.full)
+                if 0 < waiting <= UNHURRIED and not self._ending:
+                    time.sleep(min(time.monotonic() - began, PAUSE_S))
 
     def compact(self) -> None:
         """Rewrites mostly-dead segments without the bodies of dead rows."""
