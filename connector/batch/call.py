@@ -101,7 +101,7 @@ def _query_of(batch: DataFrame) -> tuple[str, str]:
     if not found:
         raise OptionError(
             "transactional was called outside a query, or with no rows of its batch",
-            "use it in foreachBatch, and give it the batch or a frame made of it",
+            "use it in foreachBatch, and give it the batch or a frame made of it without localCheckpoint",
         )
     return found[0].id, found[0].runId
 
