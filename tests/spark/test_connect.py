@@ -63,6 +63,10 @@ REFUSED = {
     "kept_batch": ({"fn": "kept_batch"}, "of another batch"),
     "caught_in_a_thread": ({"fn": "caught_in_a_thread"}, "body"),
     "rows_of_nobody": ({"call": "rows_of_nobody"}, "with no rows of its batch"),
+    "computed_and_checkpointed": (
+        {"call": "computed_and_checkpointed"},
+        "made of it without localCheckpoint",
+    ),
 }
 WORKS = {
     "in_a_thread": {"call": "in_a_thread"},  # a classic session does not know its batch there
@@ -75,7 +79,7 @@ WORKS = {
 # another one that is called or refused in the same way is left
 SELDOM = {"by_a_function", "joined_before", "persisted", "within_another", "rows_of_nobody"}
 # the same query with another function, behind what was refused in its batch, and behind what was refused of its call
-AGAIN = {"kept_batch", "two_apps"}
+AGAIN = {"kept_batch", "two_apps", "computed_and_checkpointed"}
 
 
 @dataclass

@@ -686,6 +686,11 @@ def rows_of_nobody(each: Each, pipeline: dict[str, Any]) -> Each:
     return lambda batch, number: each(batch.sparkSession.sql("SELECT X'61' AS body"), number)
 
 
+def computed_and_checkpointed(each: Each, pipeline: dict[str, Any]) -> Each:
+    """With a frame whose plan leads to nothing that the query has read."""
+    return lambda batch, number: each(batch.selectExpr(TEXT).localCheckpoint(), number)
+
+
 CALLS: dict[str, Callable[[Each, dict[str, Any]], Each]] = {
     call.__name__: call
     for call in (
@@ -703,6 +708,7 @@ ON_CONNECT = {
     "beside_the_root": beside_the_root,
     "joined_before": joined_before,
     "rows_of_nobody": rows_of_nobody,
+    "computed_and_checkpointed": computed_and_checkpointed,
 }
 REFUSED_CALLS = {
     "two_apps": "give both the same",
