@@ -321,7 +321,9 @@ class Admin(Protocol):
         """
 
     def declare_exchange(self, name: str, type: str, arguments: Mapping[str, object] | None = None) -> None:
-        """Makes an exchange: direct, fanout, topic, headers or x-delayed-message."""
+        """Makes an exchange: direct, fanout, topic, headers, x-consistent-hash or
+        x-delayed-message.
+        """
 
     def delete_exchange(self, name: str) -> None:
         """Deletes an exchange, if it exists, with its bindings."""

@@ -68,7 +68,7 @@ def _declare_queue(options: Options) -> int:
     "declare an exchange",
     *BROKER,
     NAME,
-    argument("TYPE", "direct, fanout, topic, headers or x-delayed-message"),
+    argument("TYPE", "direct, fanout, topic, headers, x-consistent-hash or x-delayed-message"),
     ARGUMENT,
 )
 def _declare_exchange(options: Options) -> int:

@@ -30,7 +30,7 @@ from broker_core.core.errors import OptionError, PreconditionFailed, ResourceLoc
 from broker_core.core.records import PolicyRecord, UserRecord
 from broker_core.message.arguments.policy import SETTINGS, settings_without_effect
 from broker_core.message.arguments.table import EXCHANGE, QUEUE, QUEUE_TYPES, ArgumentRule, without_effect
-from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_delayed_type
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type_arguments
 
 Row = Mapping[str, Any]
 _ALGORITHM = "rabbit_password_hashing_sha256"  # of a hash that names none, since RabbitMQ 3.6
@@ -338,7 +338,7 @@ def _read_exchanges(found: Definitions, rows: list[Row]) -> Names:
             gone.add(("exchange", row["vhost"], row["name"]))
             continue
         try:
-            check_delayed_type(row["type"], row.get("arguments") or {})
+            check_type_arguments(row["type"], row.get("arguments") or {})
         except PreconditionFailed as error:
             found.skip("exchange", row, error.message)
             gone.add(("exchange", row["vhost"], row["name"]))

@@ -183,7 +183,7 @@ def _end_of_list(data: bytes) -> int:
 # -- one property --------------------------------------------------------------------------------------------
 
 
-def _one(data: bytes, wanted: str) -> Any:
+def property_of(data: bytes, wanted: str) -> Any:
     """Returns one property. The ones before it are skipped by their lengths, and the ones after it are not
     read.
     """
@@ -211,7 +211,7 @@ def delivery_mode(data: bytes) -> int | None:
     if not data or not data[0] & 0x10:
         return None
     # used for every publish: content type, encoding and headers are skipped by their lengths, like in
-    # ``_one``
+    # ``property_of``
     try:
         flags, position = data[0], 2
         if flags & 0x80:
@@ -231,13 +231,13 @@ def expiration(data: bytes) -> str | None:
     """
     if not data or not data[0] & 0x01:
         return None
-    text: str | None = _one(data, "expiration")
+    text: str | None = property_of(data, "expiration")
     return text
 
 
 def priority(data: bytes) -> int | None:
     """Returns the message's priority; None if it is not set. Raises RemoteProtocolError."""
-    found: int | None = _one(data, "priority")
+    found: int | None = property_of(data, "priority")
     return found
 
 

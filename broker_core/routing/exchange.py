@@ -63,8 +63,9 @@ class Exchange(Generic[Q]):
     """
 
     type: ClassVar[str] = ""
-    matches_keys: ClassVar[bool] = True
-    matches_headers: ClassVar[bool] = False
+    matches_keys: bool = True
+    matches_headers: bool = False
+    chooses_one: bool = False  # of all destinations, each of which it looks at
 
     def __init__(
         self,
@@ -123,12 +124,12 @@ class Exchange(Generic[Q]):
     def bindings_to(self, destination: Q | Exchange[Q]) -> list[Binding]:
         return list(self._by_destination.get(destination, {}).values())
 
-    def check(self, destination: Q | Exchange[Q], arguments: Mapping[str, object]) -> None:
-        """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
+    def check(self, routing_key: str, arguments: Mapping[str, object]) -> None:
+        """Raises PreconditionFailed for what a binding of this type cannot have."""
 
     def bind(self, destination: Q | Exchange[Q], routing_key: str, arguments: dict[str, object]) -> bool:
         """Adds a binding and returns whether it is new. Raises like ``check``."""
-        self.check(destination, arguments)
+        self.check(routing_key, arguments)
         key = _key(destination, routing_key, arguments)
         if key in self._by_destination.get(destination, ()):
             return False
@@ -276,9 +277,7 @@ class Exchange(Generic[Q]):
                 seen |= found
                 pending += found
             self._rely_on(seen)
-            most = sum(len(each._by_destination) for each in seen)
-            matched = sum(each.size for each in seen if each.matches_headers)
-            self._looked = _by_headers(seen) or self.matches_headers, most, matched
+            self._looked = _by_headers(seen) or self.matches_headers, *_costs(seen)
         return self._looked
 
     @property
@@ -337,8 +336,20 @@ class Exchange(Generic[Q]):
 
 
 def reach(exchange: Exchange[Q]) -> tuple[int, int]:
-    """Returns how many queues one message may reach, and at how many bindings by headers it is looked at."""
+    """Returns how many queues one message may reach, and at how many bindings it is looked at one by one."""
     return (1 + MAX_COPIES, 0) if isinstance(exchange, DefaultExchange) else exchange._look()[1:]
+
+
+def destinations(exchange: Exchange[Q]) -> int:
+    """Returns how many queues and exchanges have a binding to it."""
+    return len(exchange._by_destination)
+
+
+def _costs(seen: set[Exchange[Q]]) -> tuple[int, int]:
+    """``reach``, of all exchanges that a message may come by."""
+    most = sum(1 if each.chooses_one else destinations(each) for each in seen)
+    one_by_one = [each for each in seen if each.matches_headers or each.chooses_one]
+    return most, sum(destinations(each) if each.chooses_one else each.size for each in one_by_one)
 
 
 Destination = RoutedQueue | Exchange[Any]
@@ -444,7 +455,7 @@ class HeadersExchange(Exchange[Q]):
         super().__init__(name, **properties)
         self._candidates: HeaderIndex[BindingKey, Q | Exchange[Q]] = HeaderIndex()
 
-    def check(self, destination: Q | Exchange[Q], arguments: Mapping[str, object]) -> None:
+    def check(self, routing_key: str, arguments: Mapping[str, object]) -> None:
         match = arguments.get("x-match", "all")
         expected = f"expected {', '.join(MATCHES[:-1])}, or {MATCHES[-1]}"
         if not isinstance(match, str):
@@ -461,10 +472,10 @@ class HeadersExchange(Exchange[Q]):
         self._candidates.remove(key)
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
-        return self._candidates.matching(_headers(properties))
+        return self._candidates.matching(headers_of(properties))
 
 
-def _headers(properties: bytes) -> Mapping[str, object]:
+def headers_of(properties: bytes) -> Mapping[str, object]:
     """Returns the headers of a message; none for damaged properties, which are refused at entry."""
     try:
         return Properties.decode(properties).headers

@@ -18,9 +18,16 @@ from broker_core.core.errors import (
     PreconditionFailed,
     RemoteProtocolError,
 )
+from broker_core.message.arguments.table import COMPARED_EXCHANGE
 from broker_core.message.field_table import FieldReader, Long
 from broker_core.message.message import DELAY, MAX_DELAY_MS
 from broker_core.message.properties import rewrite
+from broker_core.routing.consistent_hash import (
+    CONSISTENT_HASH,
+    HASH_ARGUMENTS,
+    ConsistentHashExchange,
+    check_hash_arguments,
+)
 from broker_core.routing.exchange import (
     Binding,
     BindingKey,
@@ -89,7 +96,7 @@ class DelayedExchange(Exchange[Q]):
         kind = EXCHANGE_TYPES[str(self.arguments[THEN])]
         self.then: Exchange[Q] = kind(name, **properties)
         self.then._by_destination = self._by_destination
-        self.matches_keys = kind.matches_keys  # type: ignore[misc]
+        self.matches_keys, self.chooses_one = kind.matches_keys, kind.chooses_one
         self.waiting: Q | None = None
 
     def _look(self) -> tuple[bool, int, int]:
@@ -100,8 +107,8 @@ class DelayedExchange(Exchange[Q]):
     def by_key(self) -> bool:
         return True
 
-    def check(self, destination: Q | Exchange[Q], arguments: Mapping[str, object]) -> None:
-        self.then.check(destination, arguments)
+    def check(self, routing_key: str, arguments: Mapping[str, object]) -> None:
+        self.then.check(routing_key, arguments)
 
     def route_copies(self, routing_key: str, properties: bytes) -> tuple[tuple[Q, ...], bytes]:
         if self.waiting is not None and delay_ms(properties):
@@ -122,19 +129,26 @@ class DelayedExchange(Exchange[Q]):
 
 EXCHANGE_TYPES: dict[str, type[Exchange[Any]]] = {
     kind.type: kind
-    for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange, DelayedExchange)
+    for kind in (
+        DirectExchange,
+        FanoutExchange,
+        TopicExchange,
+        HeadersExchange,
+        ConsistentHashExchange,
+        DelayedExchange,
+    )
 }
 
 
 def check_type(type: str, new: Mapping[str, object] | None = None) -> None:
-    """Raises CommandInvalid for an unknown type. ``new``: arguments, for ``check_delayed_type``."""
+    """Raises CommandInvalid for an unknown type. ``new``: arguments, for ``check_type_arguments``."""
     if type not in EXCHANGE_TYPES:
         raise CommandInvalid(
             f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
             f"use one of {', '.join(EXCHANGE_TYPES)}",
         )
     if new is not None:
-        check_delayed_type(type, new)
+        check_type_arguments(type, new)
 
 
 def key_type(exchange: Exchange[Q]) -> str:
@@ -142,12 +156,19 @@ def key_type(exchange: Exchange[Q]) -> str:
     return exchange.then.type if isinstance(exchange, DelayedExchange) else exchange.type
 
 
-def check_delayed_type(type: str, arguments: Mapping[str, object]) -> None:
-    """Raises PreconditionFailed, with the text of the plugin, if a new exchange would not know how to route
-    after the delay.
+def compared_arguments(exchange: Exchange[Q]) -> tuple[str, ...]:
+    """Returns which arguments a declaration that is repeated must have alike. The plugin does not
+    compare how it hashes; two programs that differ there would lose the order of each key.
     """
+    return COMPARED_EXCHANGE + (HASH_ARGUMENTS if key_type(exchange) == CONSISTENT_HASH else ())
+
+
+def check_type_arguments(type: str, arguments: Mapping[str, object]) -> None:
+    """Raises PreconditionFailed, with the text of its plugin, for what a new exchange cannot route by."""
     if type == DELAYED and (arguments.get(THEN) not in EXCHANGE_TYPES or arguments.get(THEN) == DELAYED):
         raise PreconditionFailed(
             f"Invalid argument, '{THEN}' must be an existing exchange type",
             f"give one of {', '.join(each for each in EXCHANGE_TYPES if each != DELAYED)}",
         )
+    if CONSISTENT_HASH in (type, arguments.get(THEN) if type == DELAYED else ""):
+        check_hash_arguments(arguments)

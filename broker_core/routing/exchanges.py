@@ -27,12 +27,11 @@ from broker_core.message.arguments import (
     inequivalent,
     inequivalent_arguments,
 )
-from broker_core.message.arguments.table import COMPARED_EXCHANGE
 from broker_core.routing import refusals
 from broker_core.routing.carbon_copy import Copies
 from broker_core.routing.column import FREE, Held, Routed, find_exchange, route_column
 from broker_core.routing.exchange import Binding, DefaultExchange, Exchange, Q
-from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type, compared_arguments
 from broker_core.routing.memory import NamesMemory, bytes_of
 from broker_core.routing.route_cache import RouteCacheBudget
 from broker_core.routing.stale_bindings import StaleBindings
@@ -153,7 +152,7 @@ class Exchanges(Generic[Q]):
         if existing is not None:
             wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
             inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments(of, arguments, existing.arguments, COMPARED_EXCHANGE)
+            inequivalent_arguments(of, arguments, existing.arguments, compared_arguments(existing))
             check_exchange_arguments(of, arguments, strict=self.strict)
             return self._ready(change, existing)
         check_text("the name of an exchange", name)
@@ -327,6 +326,7 @@ class Exchanges(Generic[Q]):
             sources = () if source in target.upstream else target.upstream
             self.memory.check(f"cannot bind {kind} '{target.name}'")
             refusals.check_sources(sources, f"{kind} '{target.name}'")
+            refusals.check_destinations(source, target, self.vhost)
         before = source.bytes_of(target)
         new = source.bind(target, routing_key, arguments)
         self.memory.add(source.bytes_of(target) - before)

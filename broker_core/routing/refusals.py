@@ -13,6 +13,8 @@ from broker_core.core.errors import (
     PreconditionFailed,
     QueueNotFound,
 )
+from broker_core.routing.consistent_hash import DESTINATIONS
+from broker_core.routing.exchange import Exchange, Q, destinations
 
 SOURCES = 4_096  # exchanges that lead to one queue or exchange: deleting it takes a step for each
 
@@ -47,6 +49,16 @@ def check_sources(sources: Collection[object], target: str) -> None:
         raise PreconditionFailed(
             f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit: "
             "bind it to fewer exchanges",
+        )
+
+
+def check_destinations(exchange: Exchange[Q], new: Q | Exchange[Q], vhost: str) -> None:
+    """Raises PreconditionFailed: each message would take too long (docs/bounds.md)."""
+    count = destinations(exchange)
+    if exchange.chooses_one and count >= DESTINATIONS and not exchange.bytes_of(new):
+        raise PreconditionFailed(
+            f"exchange '{exchange.name}' in vhost '{vhost}' divides its keys among {count} destinations, "
+            "which is the limit: bind other exchanges of its type to it, and the queues to these",
         )
 
 

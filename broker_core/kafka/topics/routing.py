@@ -8,6 +8,7 @@ Invariant: what is routed was routed by the bindings that were written when it w
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class ClusterTopology:
 
 
 def _rules(records: Iterable[Record]) -> Rules:
-    """Returns exchanges and bindings as the records say. A binding to what is gone is left out."""
+    """Returns exchanges and bindings as the records say. A binding to what is gone or changed is left out."""
     rules = Rules(Undo())
     found = list(records)
     for record in found:
@@ -184,14 +185,15 @@ def _rules(records: Iterable[Record]) -> Rules:
                 )
             )
     for record in found:
-        if isinstance(record, BindingRecord):
-            source = rules.exchanges.get(record.exchange)
-            if source is not None:
-                source.bind(_add_queue(rules, record.queue), record.routing_key, record.arguments)
-        elif isinstance(record, ExchangeBindingRecord):
-            source, target = rules.exchanges.get(record.source), rules.exchanges.get(record.destination)
-            if source is not None and target is not None:
-                source.bind(target, record.routing_key, record.arguments)
+        with contextlib.suppress(errors.PreconditionFailed):  # another process made it anew, of another type
+            if isinstance(record, BindingRecord):
+                source = rules.exchanges.get(record.exchange)
+                if source is not None:
+                    source.bind(_add_queue(rules, record.queue), record.routing_key, record.arguments)
+            elif isinstance(record, ExchangeBindingRecord):
+                source, target = rules.exchanges.get(record.source), rules.exchanges.get(record.destination)
+                if source is not None and target is not None:
+                    source.bind(target, record.routing_key, record.arguments)
     return rules
 
 
