@@ -211,6 +211,7 @@ def _load_queues(
         max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
         max((outcome.decided_at for outcome in by_class.get(OutcomeRecord, ())), default=0),
         max((entry.committed_at for entry in by_class.get(LedgerRecord, ())), default=0),
+        max((each.prepared_at for each in by_class.get(PreparedRecord, ())), default=0),
         max((each.committed_at for each in by_class.get(MessageIdsRecord, ())), default=0),
     )
     named = [

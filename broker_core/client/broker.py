@@ -33,6 +33,7 @@ from broker_core.core.address import Address, parse_address
 from broker_core.core.checks import checked_calls
 from broker_core.core.credentials import Credentials
 from broker_core.core.ids import NO_BLOCK, BlockId
+from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.engine import (
     AppOperator,
     BranchHeader,
@@ -334,6 +335,11 @@ class BrokerClient:
     def prepared(self) -> list[PreparedInfo]:
         """Returns the prepared transactions of the virtual host that are not decided."""
         return self.administer(list[PreparedInfo], "prepared")
+
+    def recover(self, *, of: str | None = None) -> list[RecoverInfo]:
+        """Returns what the caller, or user ``of``, has prepared in the virtual host, oldest first. Raises
+        AccessRefused."""
+        return self.administer(list[RecoverInfo], "recover", of=of)
 
     def commit(self, xid: str, *, of: str | None = None) -> int:
         """Commits a prepared transaction; returns how many messages and acks had a deleted queue. ``of``: the

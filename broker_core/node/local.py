@@ -29,6 +29,7 @@ from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at
+from broker_core.broker.recover import recover
 from broker_core.broker.transaction.shown import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.core import failpoint
@@ -38,6 +39,7 @@ from broker_core.core.checks import checked
 from broker_core.core.errors import StoreError, UnknownTransaction
 from broker_core.core.ids import BlockId
 from broker_core.core.pieces import in_order
+from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
@@ -222,6 +224,16 @@ class LocalBroker(Node):
             ended += self.run(partial(rollback_all, keys[start : start + DECIDED]))
             failpoint.here("rollback.piece")
         return ended
+
+    def recover(self, user: str = "", vhost: str = VHOST) -> list[RecoverInfo]:
+        """Returns what the user has prepared in a virtual host, oldest first."""
+        found: list[RecoverInfo] = []
+        left = 1
+        while left:
+            with self.look as state:
+                rows, left = recover(state, vhost, user, found[-1].since_us if found else 0)
+            found += rows
+        return found
 
     @checked
     def outcome(self, xid: str, since: float | None = None, vhost: str | None = None, of: str = "") -> str:

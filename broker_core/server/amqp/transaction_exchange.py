@@ -10,6 +10,8 @@ So:
         rollback    on a channel without tx
     get from ``amq.transaction.order-7`` with no_ack
         "was it committed?": prepared, committed, rolled_back, unknown, or empty
+    get from ``amq.transaction@recover`` with no_ack
+        what the user has prepared: a page as JSON, whose routing key is the queue of the next page, or empty
 
 Empty: it was not committed. ``unknown``: outcomes are forgotten up to the time in the property ``timestamp``,
 and this may be one of them; a transaction that began later was not committed.
@@ -20,21 +22,33 @@ answered.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.users import payer_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decision
+from broker_core.broker.recover import recover
 from broker_core.broker.transaction.outcomes import NAMES
 from broker_core.core.change import Change
 from broker_core.core.checks import assert_never
-from broker_core.core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
+from broker_core.core.errors import (
+    OptionError,
+    PreconditionFailed,
+    QueueNotFound,
+    UnknownOutcome,
+    UnknownTransaction,
+)
 from broker_core.message.arguments import check_text
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import Properties
 
 NAME = "amq.transaction"
-QUEUE_PREFIX = "amq.transaction."
+_OUTCOME, _RECOVER = "amq.transaction.", "amq.transaction@recover"
+QUESTIONS = (_OUTCOME, _RECOVER)  # what the names of queues that only answer start with
 Name: TypeAlias = Literal["token", "prepare"]
 _VERBS: dict[str, Name | Decision] = {
     "token": "token",
@@ -87,19 +101,42 @@ def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
 
 
 class Answer(NamedTuple):
-    """To "was it committed?"."""
+    """A message of a queue that only answers."""
 
     body: bytes
-    properties: bytes = b""
+    properties: bytes
+    routing_key: str
+    left: int = 0
 
 
-def asked(xid: str, user: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
+def question(name: str, user: str) -> Callable[[BrokerState, Change, int], Answer | None]:
+    """Returns the work that answers a get from queue ``name``, which starts with one of QUESTIONS; None: the
+    queue is empty. Raises QueueNotFound.
+    """
+    if name.startswith(_OUTCOME):
+        return partial(_outcome, name.removeprefix(_OUTCOME), user)
+    page = re.fullmatch(r"(?::([0-9]{1,18}))?", name.removeprefix(_RECOVER))
+    if page is None:
+        raise QueueNotFound(f"no queue '{name}': use '{_RECOVER}', then the routing key of each answer")
+    return partial(_recover, int(page[1] or 0), user)
+
+
+def _outcome(xid: str, user: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
     """None: there is no such transaction, and there was none."""
     key = state.names.key(state.vhost, xid, user)
     try:
-        return Answer(state.names.outcome(key).encode())
+        return Answer(state.names.outcome(key).encode(), b"", xid)
     except UnknownTransaction:
         return None
     except UnknownOutcome:
         horizon_s = -(-state.names.outcomes.horizon(NAMES, payer_of(key)) // 1_000_000)
-        return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode())
+        return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode(), xid)
+
+
+def _recover(after_us: int, user: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
+    page = recover(state, state.vhost, user, after_us)
+    if not page.rows:
+        return None
+    rows = [{"xid": row.xid, "state": row.state, "since": row.since_us / 1e6} for row in page.rows]
+    properties = Properties(content_type="application/json").encode()
+    return Answer(json.dumps(rows).encode(), properties, f"{_RECOVER}:{page.rows[-1].since_us}", page.left)

@@ -144,6 +144,7 @@ ADMIN: dict[str, Check] = {
     "rollback_all": _enter,
     "committed": _outcome,
     "outcome": _outcome,
+    "recover": _outcome,
     "call_took_place": _enter,
     "transaction": _enter,  # what it shows depends on the permissions of each queue
     "history": _enter,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from broker_core.admin import HistoryPage, LedgerInfo, MessageLife, PreparedInfo, TransactionInfo
 from broker_core.broker.decision import Decision
+from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
 from broker_core.server.history_reader import HistoryReader
@@ -28,6 +29,9 @@ class Transactions:
 
     def prepared(self) -> list[PreparedInfo]:
         return self._broker.prepared(self._vhost, self._reads)
+
+    def recover(self, of: str | None = None) -> list[RecoverInfo]:
+        return self._broker.recover(self._user(of), self._vhost)
 
     def _reads(self, queue: str) -> bool:
         return self._caller.identity.owner or self._caller.rights.may("read", queue)

@@ -184,6 +184,28 @@ def test_a_later_user_of_the_name_does_not_decide_for_one_that_was_deleted(
         assert left.user == ANN and messages(again) == 1
 
 
+def test_who_recovers_finds_its_own_transactions_and_an_operator_those_that_it_asks_for(
+    broker: Broker, of: Of
+) -> None:
+    for user in (ANN, MALLORY):
+        prepare(of(user), f"of {user}")
+    for user, expected in ((ANN, ["of ann"]), (MALLORY, ["of mallory"]), (OLGA, []), (LOOKER, [])):
+        assert [row.xid for row in of(user).recover()] == expected
+        with amqp(broker, user) as peer:
+            found = peer.get(1, f"{NAMED}@recover")
+        assert (found is not None) == bool(expected)
+        if found is not None:
+            assert [row["xid"] for row in json.loads(found[-1])] == expected
+    assert [row.xid for row in of(OLGA).recover(of=ANN)] == ["of ann"]
+    with pytest.raises(errors.AccessRefused):
+        of(MALLORY).recover(of=ANN)
+    broker.accounts.set_permissions(ANN, ".*", ".*", "^q$")
+    with amqp(broker, ANN) as peer:
+        peer.send(1, c.Basic.Get(queue=f"{NAMED}@recover", no_ack=True))
+        _, frame = peer.receive()
+        assert isinstance(frame, c.Channel.Close) and frame.reply_code == 403
+
+
 @pytest.mark.parametrize("listener", ["amqp", "flight"])
 @pytest.mark.parametrize("spilled", [False, True])
 def test_a_right_that_is_taken_while_a_transaction_is_open_stops_its_commit_and_its_prepare(

@@ -163,6 +163,54 @@ def test_20_prepare_with_no_work_is_read_only_and_leaves_nothing_to_decide(broke
     assert json.loads(txmq(broker, "list", "--json")) == []
 
 
+def recovered(channel: BlockingChannel) -> list[list[str]]:
+    """The pages of what a manager that lost its log finds again."""
+    pages, name = [], f"{NAMED}@recover"
+    while (answer := channel.basic_get(name, auto_ack=True))[0] is not None:
+        method, properties, body = answer
+        assert properties.content_type == "application/json"
+        rows = json.loads(body)
+        assert all(row["state"] == "prepared" and row["since"] <= time.time() + 1 for row in rows)
+        pages.append([row["xid"] for row in rows])
+        name = method.routing_key
+    return pages
+
+
+def test_20_a_manager_that_lost_its_log_finds_what_it_has_prepared_again_after_a_kill(
+    broker: AmqpServed,
+) -> None:
+    names = ["xa-1", 'a "name"\n', "x" * 255]
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        assert recovered(channel) == []
+        channel.queue_declare("out", durable=True)
+        channel.tx_select()
+        for xid in (*names, "ended"):
+            publish(channel, "out", b"a")
+            channel.basic_publish(NAMED, "prepare", xid.encode())
+            channel.tx_commit()
+        other = connection.channel()
+        other.confirm_delivery()
+        other.basic_publish(NAMED, "rollback", b"ended")
+    broker.restart()
+    with closing(connect(broker)) as connection, broker.client() as client:
+        channel = connection.channel()
+        assert recovered(channel) == [names] and [row.xid for row in client.recover()] == names
+        channel.confirm_delivery()
+        for (xid,) in [[xid] for page in recovered(channel) for xid in page]:
+            channel.basic_publish(NAMED, "commit", xid.encode())
+        assert recovered(channel) == [] and client.recover() == []
+        assert ready(channel, "out") == len(names)
+
+
+def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: AmqpServed) -> None:
+    with closing(connect(broker)) as connection:
+        for name in (f"{NAMED}@recover:x", f"{NAMED}@recovered", f"{NAMED}@other", NAMED):
+            with pytest.raises(ChannelClosedByBroker) as closed:
+                connection.channel().basic_get(name, auto_ack=True)
+            assert closed.value.reply_code == 404 and name in closed.value.reply_text
+
+
 @pytest.mark.parametrize(
     ("transactional", "verb", "body", "code", "text"),
     [

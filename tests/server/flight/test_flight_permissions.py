@@ -88,7 +88,7 @@ ROWS = (
     *(
         Row(f"admin.{word}")
         for word in (
-            *("committed", "outcome", "call_took_place", "transaction", "history", "message"),
+            *("committed", "outcome", "recover", "call_took_place", "transaction", "history", "message"),
             "ledger",
         )
     ),

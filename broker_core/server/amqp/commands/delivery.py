@@ -21,7 +21,7 @@ from broker_core.message.arguments import check_consumer_arguments
 from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.ack_timeout import limit_of, watch
-from broker_core.server.amqp.commands.named import get_outcome
+from broker_core.server.amqp.commands.named import get_answer
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session, sender
 
@@ -97,8 +97,8 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
 def get(session: Session, method: m.BasicGet, command: Command) -> None:
     name = session.queue_name(method.queue)
     command_permissions.read_queue(session.rights, name)
-    if name.startswith(transaction_exchange.QUEUE_PREFIX):
-        get_outcome(session, method, name)
+    if name.startswith(transaction_exchange.QUESTIONS):
+        get_answer(session, method, name)
         return
     channel = session.channel
     if session.state.pending_checks.runnable:

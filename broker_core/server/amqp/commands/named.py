@@ -1,5 +1,5 @@
-"""Named transactions of a session (semantics 20, 21): publish to ``amq.transaction``, and get from
-``amq.transaction.XID``.
+"""Named transactions of a session (semantics 20, 21): publish to ``amq.transaction``, and get from the queues
+that answer for them.
 
 Not here: what the words mean (``transaction_exchange.py``).
 """
@@ -46,18 +46,18 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
     session.submit(method, work, decided)
 
 
-def get_outcome(session: Session, method: m.BasicGet, name: str) -> None:
-    """How the transaction of this name ended, if there is one."""
+def get_answer(session: Session, method: m.BasicGet, name: str) -> None:
+    """What is asked of the named transactions of the user, by the name of a queue."""
     if not method.no_ack:
         text = f"queue '{name}' only answers: it has nothing to acknowledge, so get with no_ack"
         raise PreconditionFailed(text)
-    xid = name[len(transaction_exchange.QUEUE_PREFIX) :]
 
-    def answer(outcome: transaction_exchange.Answer | None) -> m.Method | None:
-        if outcome is None:
+    def answer(found: transaction_exchange.Answer | None) -> m.Method | None:
+        if found is None:
             return m.BasicGetEmpty()
-        found = m.BasicGetOk(session.channel.next_tag(), False, transaction_exchange.NAME, xid, 0)
-        session.send(found, outcome.properties, outcome.body)
+        tag, exchange = session.channel.next_tag(), transaction_exchange.NAME
+        head = m.BasicGetOk(tag, False, exchange, found.routing_key, found.left)
+        session.send(head, found.properties, found.body)
         return None
 
-    session.submit(method, partial(transaction_exchange.asked, xid, session.connection.user), answer)
+    session.submit(method, transaction_exchange.question(name, session.connection.user), answer)

@@ -1,0 +1,1 @@
+"""What a manager of distributed transactions (XA) calls them, and finds again."""
