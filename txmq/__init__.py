@@ -55,6 +55,7 @@ from broker_core.message.properties import Properties
 
 if TYPE_CHECKING:
     from broker_core.client.broker import BrokerClient, connect
+    from broker_core.core.xa.xid import Xid
     from broker_core.launcher import Broker
     from broker_core.message.message import Delivery, Message
     from connector.batch.foreach_batch import transactional
@@ -71,6 +72,7 @@ _LAZY = {
     "Broker": "broker_core.launcher",
     "BrokerClient": "broker_core.client.broker",
     "connect": "broker_core.client.broker",
+    "Xid": "broker_core.core.xa.xid",
     "Delivery": "broker_core.message.message",
     "Message": "broker_core.message.message",
     "SchemaRegistry": "connector.typed.registry.client",
@@ -172,6 +174,7 @@ __all__ = [
     "UnknownTransaction",
     "Unroutable",
     "When",
+    "Xid",
     "__version__",
     "apps",
     "cause",

@@ -32,6 +32,7 @@ from broker_core.core.errors import TransactionState, TransactionTooLarge, Unkno
 from broker_core.core.ids import BlockId, QueueId
 from broker_core.core.records import PreparedRecord
 from broker_core.core.undo import Undo
+from broker_core.core.xa.xid import check_name
 from broker_core.message.arguments import check_text
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
@@ -444,6 +445,7 @@ class TransactionNames:
         """Raises TransactionState for a name that is in use."""
         name = name_of(key)
         check_text("an xid", name)
+        check_name(name)
         if self.knows(key):
             raise TransactionState(
                 f"transaction '{name}' is {self.outcome(key)}: an xid names only one "

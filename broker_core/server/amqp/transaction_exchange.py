@@ -42,6 +42,7 @@ from broker_core.core.errors import (
     UnknownOutcome,
     UnknownTransaction,
 )
+from broker_core.core.xa.xid import check_name
 from broker_core.message.arguments import check_text
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import Properties
@@ -84,7 +85,7 @@ class NamedTransaction(NamedTuple):
 
 
 def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
-    """The verb, which is the routing key, and the xid. Raises PreconditionFailed."""
+    """The verb, which is the routing key, and the xid. Raises PreconditionFailed, OptionError."""
     verb = _VERBS.get(routing_key)
     if verb is None:
         raise PreconditionFailed(
@@ -97,6 +98,8 @@ def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
         raise PreconditionFailed(f"an xid is UTF-8 text of at most 255 bytes, not {body[:40]!r}") from None
     if not xid:
         raise PreconditionFailed("an empty body names no transaction: publish the xid as the body")
+    if verb in ("token", "prepare"):
+        check_name(xid)
     return verb, xid
 
 

@@ -218,6 +218,8 @@ def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: Am
         (True, "token", b"", 406, "an empty body names no transaction"),
         (True, "token", b"\xff", 406, "an xid is UTF-8 text of at most 255 bytes"),
         (True, "token", b"x" * 256, 406, "an xid is UTF-8 text of at most 255 bytes"),
+        (True, "prepare", b"xa:1:AB:", 406, "'xa:1:AB:' is not the name of an xid of the XA standard"),
+        (True, "token", b"xa:1", 406, "'xa:1' is not the name of an xid of the XA standard"),
         (True, "commit", b"x", 406, "cannot commit transaction 'x' on a channel that is transactional"),
         (False, "token", b"x", 406, "channel is not transactional"),
         (False, "prepare", b"x", 406, "channel is not transactional"),
