@@ -49,15 +49,17 @@ first demo: export PYTHONPATH := $(CURDIR)
 JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m -Xlog:disable -Xlog:all=error:stderr
 CLASSES := .venv-demo/spark-classes.jsa
 first demo: export SPARK_SUBMIT_OPTS := $(JVM) -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)
-FIRST = $(DEMO)/python examples/first_stream.py
-ARCHIVED = SPARK_SUBMIT_OPTS="$(JVM) -XX:ArchiveClassesAtExit=$(CURDIR)/$(CLASSES).new" $(FIRST) $(1) | cat; \
+# With Delta on the class path, the archive has its classes too, and Ivy is not asked at each start.
+SUBMIT = submit="$$($(DEMO)/python -m bench.jars --submit)"; export PYSPARK_SUBMIT_ARGS="$$submit"
+FIRST = $(SUBMIT); $(DEMO)/python examples/first_stream.py
+ARCHIVED = export SPARK_SUBMIT_OPTS="$(JVM) -XX:ArchiveClassesAtExit=$(CURDIR)/$(CLASSES).new"; $(FIRST) $(1) | cat; \
 	mv -f $(CLASSES).new $(CLASSES) || true
 
 first: .venv-demo/ready
 	@if test $(CLASSES) -nt .venv-demo/ready; then $(FIRST) $(ARGS); else $(call ARCHIVED,$(ARGS)); fi
 
 demo: $(CLASSES)
-	$(DEMO)/python examples/flights.py $(ARGS)
+	@$(SUBMIT); $(DEMO)/python examples/flights.py $(ARGS)
 
 demo-kafka: .venv/ready
 	$(BIN)/python examples/flights_kafka.py $(ARGS)
@@ -152,6 +154,7 @@ endef
 	@$(NEEDED)
 	@$(PYTHON) -m venv .venv-demo
 	@$(DEMO)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-demo.lock
+	@$(DEMO)/python -m bench.jars > .venv-demo/jars.log 2>&1 || { tail -n 40 .venv-demo/jars.log >&2; exit 1; }
 	@touch .venv-demo/ready
 
 $(CLASSES): .venv-demo/ready

@@ -1,7 +1,8 @@
 """Jars by Ivy, for the JVMs of benchmarks and tests.
 
-``python -m bench.jars`` brings those of Delta into the cache. ``python -m bench.jars --pin COORDINATE ...``
-adds the sums of what these resolve to, for a commit to review.
+``python -m bench.jars`` brings those of Delta into the cache. With ``--submit`` it prints PYSPARK_SUBMIT_ARGS of sessions that
+have them on the class path. ``python -m bench.jars --pin COORDINATE ...`` adds the sums of what these resolve to, for
+a commit to review.
 Not here: what is started with them. Needs only a JDK.
 Invariant: each jar that is returned is the one of ``jars.sha256``, whoever has written to the cache.
 """
@@ -71,6 +72,17 @@ def verify(jars: Iterable[str], sums: Mapping[str, str]) -> None:
             )
 
 
+def submit_arguments(java_options: str = "") -> str:
+    """The value of PYSPARK_SUBMIT_ARGS for sessions with Delta on the class path, whose classes an archive can have;
+    so Ivy is not asked again.
+    """
+    words = ["--conf", "spark.jars.packages="]
+    words += ["--driver-class-path", os.pathsep.join(missing_in_spark(resolve([delta()])))]
+    if java_options:
+        words += ["--driver-java-options", java_options]
+    return shlex.join([*words, "pyspark-shell"])
+
+
 def pin(jars: Iterable[str], sums: Path = SUMS) -> None:
     """Adds the jars that have no sum yet. Raises SystemExit for one that has another."""
     known = pinned(sums)
@@ -124,5 +136,7 @@ def _artifact(name: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--pin"]:
         pin(_resolved(sys.argv[2:], ""))
+    elif sys.argv[1:] == ["--submit"]:
+        print(submit_arguments())
     else:
         resolve([delta()])

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.jars import delta, missing_in_spark, resolve
+from bench.jars import submit_arguments
 from bench.kafka_server import cluster
 from tests.fork_server import fork_here
 from tests.forked import OF_SPARK
@@ -58,32 +58,22 @@ def use_startup() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*first, os.environ.get("PYTHONPATH", "")]))
 
 
-def submit_arguments(archive: str) -> str:
-    """The value of PYSPARK_SUBMIT_ARGS. The class path has the jars, so Ivy is not asked again."""
-    return shlex.join(
-        [
-            "--conf",
-            "spark.jars.packages=",
-            "--driver-class-path",
-            os.pathsep.join(missing_in_spark(resolve([delta()]))),
-            "--driver-java-options",
-            f"{archive} {QUIET}".strip(),
-            "pyspark-shell",
-        ]
-    )
+def with_archive(option: str) -> str:
+    """PYSPARK_SUBMIT_ARGS of sessions that use an archive, or write one."""
+    return submit_arguments(f"{option} {QUIET}".strip())
 
 
 def use_archive() -> None:
     """From here on, sessions of this process and of its children start with the archive, if there is one."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", OPTIONS)
     if ARCHIVE.exists():
-        os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_arguments(f"-XX:SharedArchiveFile={ARCHIVE}"))
+        os.environ.setdefault("PYSPARK_SUBMIT_ARGS", with_archive(f"-XX:SharedArchiveFile={ARCHIVE}"))
 
 
 def with_settings(settings: Mapping[str, str]) -> str:
     """PYSPARK_SUBMIT_ARGS of this process, with settings for scripts that have none of their own."""
     chosen = shlex.join(word for setting in settings.items() for word in ("--conf", "=".join(setting)))
-    return f"{chosen} {os.environ.get('PYSPARK_SUBMIT_ARGS') or submit_arguments('')}"
+    return f"{chosen} {os.environ.get('PYSPARK_SUBMIT_ARGS') or with_archive('')}"
 
 
 def of_kafka() -> list[str]:
@@ -131,7 +121,7 @@ def write_archives() -> None:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         scratch = Path(name)
         (scratch / "kafka").mkdir()
-        os.environ["PYSPARK_SUBMIT_ARGS"] = submit_arguments(stack.enter_context(_written(ARCHIVE)))
+        os.environ["PYSPARK_SUBMIT_ARGS"] = with_archive(stack.enter_context(_written(ARCHIVE)))
         stack.callback(session_has_ended)
         kafka = stack.enter_context(_kafka(scratch / "kafka"))
         served = Served(scratch / "broker")
