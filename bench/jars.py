@@ -1,8 +1,8 @@
 """Jars by Ivy, for the JVMs of benchmarks and tests.
 
-``python -m bench.jars`` brings those of Delta into the cache. With ``--submit`` it prints PYSPARK_SUBMIT_ARGS of sessions that
-have them on the class path. ``python -m bench.jars --pin COORDINATE ...`` adds the sums of what these resolve to, for
-a commit to review.
+``python -m bench.jars`` brings those of Delta into the cache; with ``--submit`` it also prints the
+PYSPARK_SUBMIT_ARGS of sessions that have them on the class path.
+``python -m bench.jars --pin COORDINATE ...`` adds the sums of what these resolve to, for a commit to review.
 Not here: what is started with them. Needs only a JDK.
 Invariant: each jar that is returned is the one of ``jars.sha256``, whoever has written to the cache.
 """
@@ -73,8 +73,8 @@ def verify(jars: Iterable[str], sums: Mapping[str, str]) -> None:
 
 
 def submit_arguments(java_options: str = "") -> str:
-    """The value of PYSPARK_SUBMIT_ARGS for sessions with Delta on the class path, whose classes an archive can have;
-    so Ivy is not asked again.
+    """The value of PYSPARK_SUBMIT_ARGS of sessions with Delta on the class path: an archive can have its
+    classes, and Ivy is not asked again.
     """
     words = ["--conf", "spark.jars.packages="]
     words += ["--driver-class-path", os.pathsep.join(missing_in_spark(resolve([delta()])))]

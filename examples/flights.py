@@ -34,6 +34,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -532,6 +533,8 @@ class Demo:
         self.plan = Plan(seed, self.flights.rows, self.alerts.rows)
         self.state = State()
         self.log: list[str] = []
+        self.samples: list[tuple[float, int, int]] = []  # seconds, published, consumed
+        self.killed: list[tuple[float, str]] = []
         self.started = self.finished = self.moved = 0.0
         self.decided: dict[str, tuple[int, int]] = {}  # job -> its start, and the batches of its app by then
 
@@ -570,9 +573,11 @@ class Demo:
             for name in self.plan.due(self.state, time.monotonic()):
                 part: Part | Broker = self.broker if name == "broker" else self.jobs[name]
                 part.kill()
+                self.killed.append((time.monotonic() - self.started, name))
                 self.note(f"SIGKILL {name} ({part.kills} of {KILLS[name]})")
             for part in [*self.parts, self.broker]:
                 part.keep()
+            self.samples.append((time.monotonic() - self.started, self.state.published, self.state.consumed))
             show(self)
             if self.complete():
                 break
@@ -729,6 +734,37 @@ def run_shown(demo: Demo) -> None:
         demo.run(lambda demo: live.update(picture(demo)))
 
 
+def plot(demo: Demo, columns: int = 64) -> list[str]:
+    """How far each side was, from left to right, and below it where something was killed."""
+    end = demo.samples[-1][0] or 1.0
+    blocks = "▁▂▃▄▅▆▇█"
+    lines = []
+    for name, side in (("published", 1), ("in Delta", 2)):
+        at = [0] * columns
+        for sample in demo.samples:
+            at[min(columns - 1, int(sample[0] / end * columns))] = int(sample[side])
+        heights = (rows / demo.flights.rows for rows in accumulate(at, max))
+        lines.append(f"{name:<10}" + "".join(blocks[min(7, int(height * 8))] for height in heights))
+    marks = [" "] * columns
+    for when, name in demo.killed:
+        marks[min(columns - 1, int(when / end * columns))] = {"broker": "B"}.get(name, name[-1])
+    return [
+        *lines,
+        f"{'SIGKILL':<10}{''.join(marks)}",
+        f"{'':<10}{'0 s':<{columns // 2}}{f'{end:.0f} s':>{columns // 2}}",
+        "B: the broker, 1 and 2: the driver of that job; it starts again and finishes or repeats its batch",
+    ]
+
+
+def try_next(demo: Demo) -> list[str]:
+    return [
+        "Try next:",
+        f"  the same command with ARGS='--seed {demo.seed} --keep': the same kills, and all files stay",
+        "  make first: one micro-batch, in 100 lines (examples/first_stream.py)",
+        "  docs/spark.md: a job of your own; docs/clients.md: its AMQP clients",
+    ]
+
+
 def report(demo: Demo, rows: list[tuple[str, Any, Any]]) -> bool:
     from rich.console import Console
     from rich.table import Table
@@ -743,6 +779,7 @@ def report(demo: Demo, rows: list[tuple[str, Any, Any]]) -> bool:
     for name, found, expected in rows:
         table.add_row(name, f"{found:,}", f"{expected:,}", "ok" if found == expected else "[bold red]DIFFERS")
     Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print("\n".join(["", *plot(demo), "", *try_next(demo)]))
     return all(found == expected for _, found, expected in rows)
 
 
