@@ -35,7 +35,6 @@ BLOCKS = [
     Block("docs/commit_tokens.md", "amq.transaction", CLIENTS),
     Block("docs/deduplication.md", "def send(", "tests/crash/test_deduplication_crash.py"),
     Block("docs/delays.md", "def remind(", "tests/crash/test_delays_crash.py"),
-    Block("docs/clients.md", "def hot(", SPARK),
     Block("docs/clients.md", "Broker.open", HERE),
     Block("docs/handlers.md", "class Namespaces", HERE),
     Block("docs/handlers.md", "serve(", HERE),

@@ -80,13 +80,6 @@ def test_the_merges_of_the_page(page: Rig) -> None:
     assert [row["id"] for row in delta_rows(lake / "days")] == [1]
 
 
-def test_the_stream_beside_other_clients(page: Rig) -> None:
-    page.declare("measures", "alarms")
-    page.publish("measures", "99.5", "100.5", "200")
-    run(page, code("docs/clients.md", "def hot("))
-    assert page.bodies("alarms") == ["100.5", "200.0"] and consumed(page, "plant") == 3
-
-
 def test_the_stream_into_a_queue(page: Rig) -> None:
     page.declare("alerts", "mails")
     page.publish("alerts", "late", "äther")

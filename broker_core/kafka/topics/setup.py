@@ -186,11 +186,17 @@ def _queue(client: Client, name: str, where: tuple[str, str]) -> Preparation:
 
 
 def table() -> str:
-    """Returns the rights of all roles as the table of the page about Kafka."""
-    lines = ["| who | resource | operations | for |", "|---|---|---|---|"]
-    for use in uses(["APP"], [QueueUse("QUEUE")]):
+    """Returns the rights of all roles as the table of the page about Kafka: a row for each resource."""
+    roles = (DRIVER, EXECUTOR, OPERATOR)
+    rows: dict[str, dict[str, list[str]]] = {}
+    everything = uses(["APP"], [QueueUse("SOURCE", published=False), QueueUse("TARGET", read=False)])
+    for use in sorted(everything, key=lambda use: use.optional):  # what is needed first
         name = f" `{use.name}{'*' if use.prefixed else ''}`" if use.name else ""
-        why = f"optional: {use.why}" if use.optional else use.why
-        operations = ", ".join(use.right.operations)
-        lines.append(f"| {use.role} | {use.kind.replace('-', ' ')}{name} | {operations} | {why} |")
+        resource = f"{use.kind.replace('-', ' ')}{name}"
+        cell = rows.setdefault(resource, {role: [] for role in roles})[use.role]
+        cell += [f"({each})" if use.optional else each for each in use.right.operations if each not in cell]
+    lines = [f"| resource | {' | '.join(roles)} |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {' | '.join(', '.join(row[role]) for role in roles)} |" for name, row in rows.items()
+    ]
     return "\n".join(lines)
