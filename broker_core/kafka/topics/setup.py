@@ -183,20 +183,3 @@ def _queue(client: Client, name: str, where: tuple[str, str]) -> Preparation:
     except errors.AccessRefused as refused:
         return Preparation(TOPICS, UNKNOWN, command, refused.summary)
     return Preparation(TOPICS, THERE, command)
-
-
-def table() -> str:
-    """Returns the rights of all roles as the table of the page about Kafka: a row for each resource."""
-    roles = (DRIVER, EXECUTOR, OPERATOR)
-    rows: dict[str, dict[str, list[str]]] = {}
-    everything = uses(["APP"], [QueueUse("SOURCE", published=False), QueueUse("TARGET", read=False)])
-    for use in sorted(everything, key=lambda use: use.optional):  # what is needed first
-        name = f" `{use.name}{'*' if use.prefixed else ''}`" if use.name else ""
-        resource = f"{use.kind.replace('-', ' ')}{name}"
-        cell = rows.setdefault(resource, {role: [] for role in roles})[use.role]
-        cell += [f"({each})" if use.optional else each for each in use.right.operations if each not in cell]
-    lines = [f"| resource | {' | '.join(roles)} |", "|---|---|---|---|"]
-    lines += [
-        f"| {name} | {' | '.join(', '.join(row[role]) for role in roles)} |" for name, row in rows.items()
-    ]
-    return "\n".join(lines)
