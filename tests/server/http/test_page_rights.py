@@ -21,6 +21,7 @@ from tests.progress import wait_until
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving
 from tests.server.http.http_rows import EVERYBODY, WHO
 from tests.server.http.page_visitor import PageAnswer, Visitor
+from txmq import cli
 
 # every path of the page with what it needs, written down a second time; in a query: `V` is a virtual host
 ROWS: tuple[tuple[str, str, str], ...] = (
@@ -149,14 +150,22 @@ def test_no_page_has_an_escape_where_no_name_needs_one(boss: Visitor) -> None:
         assert method == "POST" or "\\x20" not in ask(boss, method, path).text
 
 
-def test_an_empty_broker_says_what_to_do_first_to_those_who_see_all_of_it(tmp_path: Path) -> None:
+def test_an_empty_broker_says_what_to_do_first_to_those_who_see_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As commands that run as they stand there; the password is in the environment."""
+    monkeypatch.setenv("TXMQ_PASSWORD", PASSWORD)
     with serving(tmp_path) as broker:
         add_people(broker)
         boss, stranger = Visitor(broker.http_urls[0], "boss"), Visitor(broker.http_urls[0], "stranger")
-        assert "txmq queue declare orders" in boss.get("/ui").text
         assert "txmq queue declare orders" not in stranger.get("/ui").text
+        commands = re.findall(
+            r"txmq ((?:queue|message) .*?)(?=\n|</pre>)", html.unescape(boss.get("/ui").text)
+        )
+        assert [cli.main(command.split()) for command in commands] == [0, 0]
         with broker.channel() as channel:
-            channel.queue_declare("orders")
+            delivery = channel.get("orders")
+            assert delivery is not None and delivery.message.body == b"hello"
         wait_until(lambda: "txmq queue declare orders" not in boss.get("/ui").text)
         boss.close()
         stranger.close()
