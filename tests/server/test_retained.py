@@ -1,4 +1,4 @@
-"""Everything that outlives a call is bounded: each row of the table in ``docs/bounds.md`` is filled beyond
+"""Everything that outlives a call is bounded: each row of the tables of state in ``docs`` is filled beyond
 its bound, by one user and by a thousand.
 
 Bounds are lowered, so that they are reached; the page must state those of the code.
@@ -52,7 +52,8 @@ from broker_core.server.http.kept.history import PlotHistory
 from broker_core.server.http.kept.page_sessions import PageSessions
 from tests.server.flight.flight_calls import HEADER, messages
 
-PAGE = Path(__file__).parents[2] / "docs" / "bounds.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "bounds.md", DOCS / "security_design.md")  # what a user notices, and the rest
 LOW = 20  # a bound, here
 USERS, THINGS = 1000, 2000  # that all users make together
 Things = list[tuple[str, str]]  # user, and a name
@@ -425,9 +426,11 @@ def broker() -> Iterator[Broker]:
 
 
 def table() -> dict[str, str]:
-    """What is kept, and its bound, as the page has them."""
-    found = PAGE.read_text().partition("| state | bound |")[2].partition("\n\n")[0]
-    return {row[0]: row[1] for row in re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", found, re.MULTILINE)}
+    """What is kept, and its bound, as the pages have them."""
+    found = [page.read_text().partition("| state | bound |")[2].partition("\n\n")[0] for page in PAGES]
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", "\n".join(found), re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "a row stands twice"
+    return dict(rows)
 
 
 def test_the_table_has_a_row_for_each_fill_and_the_bounds_of_the_code() -> None:
