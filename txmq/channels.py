@@ -100,6 +100,15 @@ def _prepared(options: Options) -> int:
     return show(options, map(_prepared_row, shown))
 
 
+list_command(
+    "tx recover",
+    "list what a manager finds: prepared, or decided by hand and not forgotten",
+    lambda options: client_at(options).recover(of=options.of),
+    *BROKER,
+    option("--of", "USER", "what this user has named; default: you"),
+)
+
+
 @command(
     "history show",
     "show what a committed transaction did",

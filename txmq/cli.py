@@ -153,7 +153,7 @@ def _discard(options: Options) -> int:
 @command("tx commit", "commit a prepared transaction", *BROKER, argument("XID"), OF, YES)
 def _commit(options: Options) -> int:
     _preview(options, "commit")
-    dropped = client_at(options).commit(options.xid, of=options.of)
+    dropped = client_at(options).commit(options.xid, of=options.of, by_hand=True)
     lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
     return done(
         options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped
@@ -175,15 +175,31 @@ def _rollback(options: Options) -> int:
     if options.all:
         return _rollback_all(options)
     _preview(options, "rollback")
-    client_at(options).rollback(options.xid, of=options.of)
+    client_at(options).rollback(options.xid, of=options.of, by_hand=True)
     return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
+
+
+@command(
+    "tx forget",
+    "forget that a transaction was decided by hand, in place of its manager",
+    *BROKER,
+    argument("XID"),
+    OF,
+    YES,
+)
+def _forget(options: Options) -> int:
+    client = client_at(options)
+    state = client.outcome(options.xid, of=options.of)
+    confirm(options, f"forget keeps from the manager of {options.xid} that it is {state}")
+    client.forget(options.xid, of=options.of)
+    return done(options, f"forgot {options.xid}", xid=options.xid, state="forgotten")
 
 
 def _rollback_all(options: Options) -> int:
     whose = f"of user '{options.of}'" if options.of else "of your own"
     count = client_at(options).rollback_all
     confirm(options, f"rollback ends all prepared transactions {whose} for good")
-    ended = count(of=options.of)
+    ended = count(of=options.of, by_hand=True)
     return done(
         options, f"rolled back {ended} transactions {whose}", of=options.of, state="rolled_back", ended=ended
     )

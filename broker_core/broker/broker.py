@@ -29,7 +29,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.repair import Repaired
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
-from broker_core.broker.transaction.transaction import TransactionNames
+from broker_core.broker.transaction.names import TransactionNames
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks, ReadBlock
 from broker_core.core.change import Change, Numbers
@@ -73,7 +73,9 @@ class BrokerState:
         self.users = Users(self.undo)
         self.names = names = TransactionNames(self.undo, self.users)
         self.overflow = overflow = Overflow(blocks, pending_checks)
-        self.messages = messages = Messages(virtual_hosts, numbers, blocks, names, overflow, pending_checks)
+        self.messages = messages = Messages(
+            virtual_hosts, numbers, blocks, names.of_messages, overflow, pending_checks
+        )
         self.stored = stored = StoredMessages(messages)
         self.expiry = Expiry(virtual_hosts.registry, blocks, messages, overflow, pending_checks)
         self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)

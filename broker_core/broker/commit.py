@@ -23,14 +23,15 @@ from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
+from broker_core.broker.transaction.names import TransactionNames
 from broker_core.broker.transaction.spilled import Spilled
-from broker_core.broker.transaction.transaction import Settle, State, Transaction, TransactionNames
+from broker_core.broker.transaction.transaction import Settle, State, Transaction
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
 from broker_core.core.change import BROKER, CONSUMED, Author, Change, Numbers
 from broker_core.core.errors import TransactionState
 from broker_core.core.ids import NO_SEQUENCE, CommitSequence, QueueId
-from broker_core.core.records import OutcomeRecord, PreparedRecord
+from broker_core.core.records import PreparedRecord
 from broker_core.message.message import Message
 
 _UNUSED = CommitSequence(1)  # for rows that become messages, which have none
@@ -83,9 +84,12 @@ class Commits:
         self._expiry = expiry
         self._pending_checks = pending_checks
 
-    def commit(self, change: Change, transaction: Transaction, now: int) -> CommitResult:
-        """Adds the whole transaction to one change (decision 1). Raises, with nothing changed,
-        PreconditionFailed (a full queue or virtual host), TransactionState, CorruptSegment.
+    def commit(
+        self, change: Change, transaction: Transaction, now: int, by_hand: bool = False
+    ) -> CommitResult:
+        """Adds the whole transaction to one change (decision 1). ``by_hand``: somebody else than who named it
+        has decided that. Raises, with nothing changed, PreconditionFailed (a full queue or virtual host),
+        TransactionState, CorruptSegment.
         """
         xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
         rejected: list[int] = []
@@ -114,10 +118,7 @@ class Commits:
         ):
             change.sequence = self._numbers.next_sequence(transaction=True)
         if xid:
-            change.effects.xid, change.effects.is_plain = name_of(xid), False
-            if change.effects.who is BROKER:  # an operator commits it for its user
-                change.effects.who = Author(user=user_of(xid) or "")
-            self._names.give(change.effects.xid, now)
+            self._name(change, xid, now)
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
@@ -139,10 +140,16 @@ class Commits:
         for written in ahead or ():
             self._stored.enqueue_letters(change, written, now)
         if xid and not transaction.decided:
-            self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
+            self._names.end(change, xid, "committed", now, by_hand)
         if self._pending_checks.remembering:
             self._messages.admission.record(change, now)
         return _new(CommitResult, (change.sequence, returned, rejected, left, 0))
+
+    def _name(self, change: Change, xid: str, now: int) -> None:
+        change.effects.xid, change.effects.is_plain = name_of(xid), False
+        if change.effects.who is BROKER:  # an operator commits it for its user
+            change.effects.who = Author(user=user_of(xid) or "")
+        self._names.of_messages.give(change.effects.xid, now)
 
     def publish(self) -> None:
         """Makes the durable commits in progress visible. The committer calls it under the state lock."""
@@ -229,37 +236,37 @@ class Prepared:
         change.put(transaction.record(now, vhost))
         return "prepared"
 
-    def commit(self, change: Change, key: str, now: int) -> CommitResult:
-        """Commits a prepared transaction; repeating it is allowed. Raises UnknownTransaction,
-        TransactionState (rolled back), CorruptSegment.
+    def commit(self, change: Change, key: str, now: int, by_hand: bool = False) -> CommitResult:
+        """Commits a prepared transaction; repeating it is allowed. ``by_hand``: not as who named it decides.
+        Raises UnknownTransaction, TransactionState (rolled back), HeuristicOutcome, CorruptSegment.
         """
-        if self._names.has_ended(key, "committed"):
+        if self._names.has_ended(key, "committed", by_hand):
             return CommitResult(NO_SEQUENCE, [])
         dropped = self.by_key[key].dropped
         self._overflow.give_room_back(self.by_key[key].incoming)
-        committed = self._transactions.commit(change, self.by_key[key], now)
+        committed = self._transactions.commit(change, self.by_key[key], now, by_hand)
         self._forget(change, key)
         return committed._replace(dropped=dropped)
 
-    def rollback(self, change: Change, key: str, now: int) -> None:
+    def rollback(self, change: Change, key: str, now: int, by_hand: bool = False) -> None:
         """Rolls back a prepared transaction: its deliveries are ready again, as redelivered. Raises
-        UnknownTransaction, TransactionState (committed).
+        UnknownTransaction, TransactionState (committed), HeuristicOutcome.
         """
-        if not self._names.has_ended(key, "rolled_back"):
-            self._roll_back(change, key, now)
+        if not self._names.has_ended(key, "rolled_back", by_hand):
+            self._roll_back(change, key, now, by_hand)
 
     def forget_vhost(self, change: Change, vhost: str, now: int) -> None:
         """A virtual host is deleted: what is prepared there is rolled back."""
         for key in [key for key, other in self.vhosts.items() if other == vhost]:
             self._roll_back(change, key, now)
 
-    def _roll_back(self, change: Change, key: str, now: int) -> None:
+    def _roll_back(self, change: Change, key: str, now: int, by_hand: bool = False) -> None:
         transaction = self.by_key[key]
         self._transactions.become(transaction, State.ROLLED_BACK)
         self._overflow.give_room_back(transaction.incoming)
         self._settlement.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change, now)
         change.forgets += [spilled.block_id for _, spilled in transaction.letters_ahead]
-        self._names.outcomes.remember(change, OutcomeRecord(key, "rolled_back", now))
+        self._names.end(change, key, "rolled_back", now, by_hand)
         self._forget(change, key)
 
     def disown(self, change: Change, user: str) -> None:
@@ -273,6 +280,8 @@ class Prepared:
             self._keep(other, transaction, since_us, vhost)
             change.drop(PreparedRecord, (key,))
             change.put(transaction.record(since_us, vhost))
+        for key in list(self._names.heuristics.keys_of.get(user, ())):
+            self._names.forget(change, key)
 
     def of(self, xid: str, virtual_hosts: Collection[str], user: str | None) -> list[str]:
         """Returns the keys of those that are prepared with this name, in these virtual hosts. ``user`` None:

@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.rights import OWNER, Actor, Rights
-from broker_core.broker.access.users import DEFAULT_USER, name_of, user_of
+from broker_core.broker.access.users import is_owned, name_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
 from broker_core.core.change import Change
 from broker_core.core.errors import AccessRefused, TransactionState, UnknownTransaction
 
-Decision: TypeAlias = Literal["commit", "rollback"]
+Decision: TypeAlias = Literal["commit", "rollback", "forget"]
 
 
 class Decided(NamedTuple):
@@ -40,22 +40,27 @@ def decide(
     rights: Rights | None = None,
     of: str | None = None,
     vhost: str | None = None,
+    by_hand: bool = False,
 ) -> Decided:
-    """Commits or rolls back. Idempotent. ``of``: whose it is, if not the caller's; ``vhost`` None: in any.
+    """Commits, rolls back, or forgets that its outcome is heuristic. Idempotent. ``of``: whose it is, if not
+    the caller's; ``vhost`` None: in any. ``by_hand``: the caller is not the program that prepared it.
 
-    Raises UnknownTransaction, TransactionState, AccessRefused.
+    Raises UnknownTransaction, TransactionState, HeuristicOutcome, AccessRefused.
     """
     key = _meant(xid, state, actor, of, state.virtual_hosts.by_name if vhost is None else [vhost])
     prepared = state.prepared.by_key.get(key)
+    by_hand = _is_heuristic(state, key, actor, by_hand)
     dropped = 0
     if verb == "commit":
         if prepared is not None and rights is not None and not actor.operates:
             seen = state.of(state.prepared.vhosts[key])
             if not rights.holds(None):
                 publish_again(rights, seen.topology, prepared, state.blocks)
-        dropped = state.prepared.commit(change, key, now_us).dropped
+        dropped = state.prepared.commit(change, key, now_us, by_hand).dropped
+    elif verb == "rollback":
+        state.prepared.rollback(change, key, now_us, by_hand)
     else:
-        state.prepared.rollback(change, key, now_us)
+        state.names.forget(change, key)
     return Decided(dropped, user_of(key))
 
 
@@ -64,17 +69,25 @@ def all_of(state: BrokerState, actor: Actor, of: str | None, vhost: str) -> list
     the tag of an operator also what a deleted user of this name has. Raises AccessRefused.
     """
     _require_operator(actor, of)
-    user = actor.user if of is None else of
-    user = "" if user == DEFAULT_USER and state.users.default else user
+    user = state.names.user(actor.user if of is None else of)
     return state.prepared.all_of(vhost, user, disowned=actor.operates)
 
 
-def rollback_all(keys: Sequence[str], state: BrokerState, change: Change, now_us: int) -> int:
-    """Rolls back those that are still prepared, in one commit; returns how many."""
+def rollback_all(
+    keys: Sequence[str], actor: Actor, by_hand: bool, state: BrokerState, change: Change, now_us: int
+) -> int:
+    """Rolls back those that are still prepared, in one commit; returns how many. ``by_hand``: as in
+    ``decide``.
+    """
     found = [key for key in keys if key in state.prepared.by_key]
     for key in found:
-        state.prepared.rollback(change, key, now_us)
+        state.prepared.rollback(change, key, now_us, _is_heuristic(state, key, actor, by_hand))
     return len(found)
+
+
+def _is_heuristic(state: BrokerState, key: str, actor: Actor, by_hand: bool) -> bool:
+    """Returns whether who named it has to be told. What a deleted user has prepared has nobody."""
+    return is_owned(key) and (by_hand or user_of(key) != state.names.user(actor.user))
 
 
 def _require_operator(actor: Actor, of: str | None) -> None:
@@ -94,7 +107,7 @@ def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: C
         found = state.prepared.of(xid, vhosts, of) or _ended(xid, state, of, vhosts)
     if len(found) > 1:
         raise _several(xid, state, found)
-    ended = [key for key in keys if key in state.names.outcomes]
+    ended = list(filter(state.names.has_outcome, keys))
     if not found and not ended and actor.operates and state.prepared.of(xid, state.virtual_hosts.by_name, of):
         raise UnknownTransaction(
             f"no transaction of vhost '{next(iter(vhosts))}' has the xid '{xid}'",
@@ -106,9 +119,9 @@ def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: C
 def _ended(xid: str, state: BrokerState, of: str | None, vhosts: Collection[str]) -> list[str]:
     """Returns the key of one that has ended, for a repeated decision for another user."""
     names = state.names
-    users = {user_of(key) for key in names.outcomes if name_of(key) == xid} if of is None else {of}
+    users = {user_of(key) for key in names.ended() if name_of(key) == xid} if of is None else {of}
     keys = (names.key(vhost, xid, user) for vhost in vhosts for user in users if user is not None)
-    return [key for key in keys if key in names.outcomes]
+    return list(filter(names.has_outcome, keys))
 
 
 def _several(xid: str, state: BrokerState, found: list[str]) -> TransactionState:

@@ -23,6 +23,7 @@ from broker_core.core.change import ROUTE, Damaged, HistoryBeside, InboxRow, rou
 from broker_core.core.errors import CorruptCatalog
 from broker_core.core.ids import BlockId, CommitSequence, QueueId
 from broker_core.core.records import (
+    HEURISTICALLY,
     AppUserRecord,
     AttemptRecord,
     BindingRecord,
@@ -119,8 +120,12 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
         if part.block_id in state.blocks.by_id:
             state.blocks.pin(part.block_id)
     _load_queues(state, by_class, image, new_block_id)
+    outcomes: list[OutcomeRecord] = by_class.get(OutcomeRecord, [])
+    heuristic = [each for each in outcomes if each.state.startswith(HEURISTICALLY)]
+    state.names.heuristics.restore(heuristic)
     state.names.outcomes.restore(
-        *(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord))
+        [each for each in outcomes if not each.state.startswith(HEURISTICALLY)],
+        *(by_class.get(kind, ()) for kind in (ChannelCommitRecord, ForgottenRecord)),
     )
     for prepared in by_class.get(PreparedRecord, ()):
         state.prepared.restore(prepared, state.virtual_hosts.registry.by_id)
@@ -217,9 +222,9 @@ def _load_queues(
     named = [
         (outcome.decided_at, name_of(outcome.xid))
         for outcome in by_class.get(OutcomeRecord, ())
-        if outcome.state == "committed"
+        if outcome.state.removeprefix(HEURISTICALLY) == "committed"
     ]
-    state.names.restore(
+    state.names.of_messages.restore(
         [*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *named]
     )
     claimed: list[tuple[Queue, int]] = []

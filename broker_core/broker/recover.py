@@ -26,7 +26,9 @@ class RecoverPage(NamedTuple):
 
 
 def recover(state: BrokerState, vhost: str, user: str, after_us: int = 0) -> RecoverPage:
-    """Returns the oldest PAGE of what the user has prepared in a virtual host after a time."""
+    """Returns the oldest PAGE of what the user has prepared, or others have decided for it, in a virtual host
+    after a time.
+    """
     later = [(since_us, key) for since_us, key in _of(state, vhost, user) if since_us > after_us]
     rows = [
         RecoverInfo(name_of(key), state.names.outcome(key), since_us)
@@ -40,3 +42,7 @@ def _of(state: BrokerState, vhost: str, user: str) -> Iterator[tuple[int, str]]:
     for key in state.prepared.keys_of.get(payer_of(owner), ()):
         if key.startswith(owner):
             yield state.prepared.since_us[key], key
+    heuristics = state.names.heuristics
+    for key in heuristics.keys_of.get(payer_of(owner), ()):
+        if key.startswith(owner):
+            yield heuristics.by_key[key].decided_at, key

@@ -341,19 +341,25 @@ class BrokerClient:
         AccessRefused."""
         return self.administer(list[RecoverInfo], "recover", of=of)
 
-    def commit(self, xid: str, *, of: str | None = None) -> int:
+    def commit(self, xid: str, *, of: str | None = None, by_hand: bool = False) -> int:
         """Commits a prepared transaction; returns how many messages and acks had a deleted queue. ``of``: the
-        user who prepared it, if another one. Raises UnknownTransaction, TransactionState, AccessRefused."""
-        return self.administer(int, "commit", xid=xid, of=of)
+        user who prepared it, if another one. ``by_hand``: the caller is not the program that prepared it,
+        which then gets HeuristicOutcome. Raises UnknownTransaction, TransactionState, AccessRefused."""
+        return self.administer(int, "commit", xid=xid, of=of, by_hand=by_hand)
 
-    def rollback(self, xid: str, *, of: str | None = None) -> None:
-        """Rolls back a prepared transaction. Raises UnknownTransaction, TransactionState, AccessRefused."""
-        self.administer(type(None), "rollback", xid=xid, of=of)
+    def rollback(self, xid: str, *, of: str | None = None, by_hand: bool = False) -> None:
+        """Rolls back a prepared transaction. Raises as ``commit`` does."""
+        self.administer(type(None), "rollback", xid=xid, of=of, by_hand=by_hand)
 
-    def rollback_all(self, *, of: str | None = None) -> int:
+    def forget(self, xid: str, *, of: str | None = None) -> None:
+        """Takes notice of a heuristic outcome: it is as any other from now on. Raises UnknownTransaction,
+        TransactionState (prepared), AccessRefused."""
+        self.administer(type(None), "forget", xid=xid, of=of)
+
+    def rollback_all(self, *, of: str | None = None, by_hand: bool = False) -> int:
         """Rolls back what the caller, or user ``of``, has prepared in the virtual host; returns how many.
         After a failure the same call continues. Raises AccessRefused."""
-        return self.administer(int, "rollback_all", of=of)
+        return self.administer(int, "rollback_all", of=of, by_hand=by_hand)
 
     def committed(self, token: str, since: float | None = None, *, of: str | None = None) -> bool:
         """Returns whether a commit with this token took place (decision 21).
@@ -363,8 +369,8 @@ class BrokerClient:
         return self.administer(bool, "committed", token=token, since=since, of=of)
 
     def outcome(self, xid: str, since: float | None = None, *, of: str | None = None) -> str:
-        """Returns prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction
-        (there is none), UnknownOutcome."""
+        """Returns prepared, committed or rolled_back, for an xid or a token; heuristically_ before it if
+        somebody else has decided. Raises UnknownTransaction (there is none), UnknownOutcome."""
         return self.administer(str, "outcome", xid=xid, since=since, of=of)
 
     def administer(self, kind: type[T], word: str, *, timeout_s: float | None = None, **given: object) -> T:

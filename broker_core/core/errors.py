@@ -19,7 +19,7 @@ TxmqError
 │   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
 │   └── PreconditionFailed (406)
 ├── TransactionError
-│   ├── UnknownTransaction, UnknownOutcome, TransactionState
+│   ├── UnknownTransaction, UnknownOutcome, TransactionState (HeuristicOutcome)
 │   ├── CheckpointMismatch, BatchGap, MissingBranch, BatchDecided
 │   └── NotApplied (NotAppliedYet), Unroutable, TransactionTooLarge
 └── StoreError
@@ -289,6 +289,12 @@ class TransactionState(TransactionError):
     """The transaction exists but is in another state than the command needs."""
 
     code = "TXMQ_TRANSACTION_STATE"
+
+
+class HeuristicOutcome(TransactionState):
+    """Somebody else has decided the prepared transaction: XA_HEURCOM or XA_HEURRB, as the text says."""
+
+    code = "TXMQ_HEURISTIC_OUTCOME"
 
 
 class CheckpointMismatch(TransactionError):

@@ -39,6 +39,7 @@ from broker_core.core.checks import checked
 from broker_core.core.errors import StoreError, UnknownTransaction
 from broker_core.core.ids import BlockId
 from broker_core.core.pieces import in_order
+from broker_core.core.records import HEURISTICALLY
 from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.node.channel import LocalChannel
 from broker_core.node.held_channels import ChannelHolder
@@ -206,14 +207,19 @@ class LocalBroker(Node):
         rights: Rights | None,
         vhost: str | None,
         of: str | None = None,
+        by_hand: bool = False,
     ) -> Decided:
-        """Like ``commit`` and ``rollback``, for ``actor``. Raises AccessRefused too."""
-        where = partial(decide, verb, xid, actor=actor, rights=rights, of=of, vhost=vhost)
+        """Like ``commit`` and ``rollback``, for ``actor``; or what they say of a decision ``by_hand`` is
+        forgotten. Raises AccessRefused too.
+        """
+        where = partial(decide, verb, xid, actor=actor, rights=rights, of=of, vhost=vhost, by_hand=by_hand)
         decided = self.run(where)
         log_dropped(xid, decided.dropped)
         return decided
 
-    def rollback_all(self, actor: Actor = OWNER, of: str | None = None, vhost: str = VHOST) -> int:
+    def rollback_all(
+        self, actor: Actor = OWNER, of: str | None = None, vhost: str = VHOST, by_hand: bool = False
+    ) -> int:
         """Rolls back what a user has prepared in a virtual host up to now; returns how many. Each piece is a
         commit of its own; after a crash the same call continues. Raises AccessRefused.
         """
@@ -221,7 +227,7 @@ class LocalBroker(Node):
             keys = all_of(state, actor, of, vhost)
         ended = 0
         for start in range(0, len(keys), DECIDED):
-            ended += self.run(partial(rollback_all, keys[start : start + DECIDED]))
+            ended += self.run(partial(rollback_all, keys[start : start + DECIDED], actor, by_hand))
             failpoint.here("rollback.piece")
         return ended
 
@@ -237,7 +243,7 @@ class LocalBroker(Node):
 
     @checked
     def outcome(self, xid: str, since: float | None = None, vhost: str | None = None, of: str = "") -> str:
-        """Returns how the transaction of an xid or commit token ended: prepared, committed or rolled_back.
+        """Returns how the transaction of an xid or commit token ended, as ``TransactionNames.outcome`` does.
         ``vhost``: the name is one of there; None: of any. ``of``: the user who named it; "": the owner of the
         data directory.
 
@@ -262,7 +268,7 @@ class LocalBroker(Node):
     ) -> bool:
         """Returns whether a commit that was given this token took place. Raises UnknownOutcome."""
         try:
-            return self.outcome(token, since, vhost, of) == "committed"
+            return self.outcome(token, since, vhost, of).removeprefix(HEURISTICALLY) == "committed"
         except UnknownTransaction:
             return False
 

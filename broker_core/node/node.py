@@ -70,7 +70,7 @@ class Node:
         try:
             loaded_blocks = LoadedBlocks(store)
             self.state = load(store.load(), new_block_id=store.new_block_id, read=loaded_blocks.get)
-            self.state.names.identity = identity or uuid.uuid4().hex
+            self.state.names.of_messages.identity = identity or uuid.uuid4().hex
             self._write_repairs()
             self.state.names.outcomes.kept = outcomes or Kept()
         except BaseException:

@@ -117,7 +117,12 @@ class Alarm:
     def _kept_records(self) -> int:
         state = self._broker.state
         outcomes = state.names.outcomes
-        kept = len(outcomes) + len(outcomes.channels) + len(state.users.apps)
+        kept = (
+            len(outcomes)
+            + len(state.names.heuristics.by_key)
+            + len(outcomes.channels)
+            + len(state.users.apps)
+        )
         return kept + sum(count() for count in self.counted)
 
     def _memory(self) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def test_help_shows_every_command_and_every_word_of_a_group() -> None:
 
 
 VERBS = (
-    *("back", "bind", "change", "check", "close", "commit", "copy", "decide", "declare", "delete", "discard", "export"),
+    *("back", "bind", "change", "check", "close", "commit", "copy", "decide", "declare", "delete", "discard", "export", "forget"),
     *("give", "add", "import", "inspect", "limit", "list", "manage", "move", "print", "publish", "release", "remove"),
     *("replace", "roll", "run", "set", "show", "write"),
 )  # fmt: skip
@@ -98,7 +98,7 @@ def test_help_begins_with_a_verb_and_its_object_and_facts_are_also_json() -> Non
 def test_a_group_alone_says_its_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["tx"])
-    assert "usage: txmq tx list | commit | rollback" in capsys.readouterr().err
+    assert "usage: txmq tx list | recover | commit | rollback | forget" in capsys.readouterr().err
 
 
 def test_skipped_rows_are_in_files_before_the_broker_forgets_them(

@@ -44,6 +44,7 @@ def _prepare(broker: Broker) -> None:
 
 VERBS = {
     "tx commit first": "commit ends transaction first for good, with 1 publishes to orders and 0 acks",
+    "tx forget first": "forget keeps from the manager of first that it is heuristically_committed",
     "tx rollback second": "rollback ends transaction second for good, with 1 publishes to orders",
     "app discard token": "discard drops 3 rows",
     "app release etl claimed --force": "release takes queue claimed from app etl, which has 1 messages to read",
@@ -74,7 +75,7 @@ def test_what_cannot_be_taken_back_says_first_what_it_is(
 def test_what_is_not_there_is_said_before_anybody_is_asked(directory: str, shell: Shell) -> None:
     with Broker.open(directory) as broker:
         for words in (
-            "tx commit absent", "tx rollback absent", "app discard absent", "app release absent absent",
+            "tx commit absent", "tx rollback absent", "tx forget absent", "app discard absent", "app release absent absent",
             "app skip absent 1 --to d", "queue purge absent", "message move absent --back", "vhost delete absent",
             "connection close absent", "queue skip-damaged absent",
         ):  # fmt: skip

@@ -95,6 +95,8 @@ class Attacks:
             lambda who: who.unapplied(APP),
             lambda who: who.committed("invoice"),
             lambda who: who.outcome(XID, of=ANN),
+            lambda who: who.recover(),
+            lambda who: who.recover(of=ANN),
             lambda who: who.resolve(APP, {"in": START}, {"in": 3}),
         )
 
@@ -333,6 +335,7 @@ class Attacks:
             self.tries(
                 lambda who, name=name: who.commit(f"{name}-xid"),
                 lambda who, name=name: who.rollback(f"{name}-xid", of=ANN),
+                lambda who, name=name: who.forget(f"{name}-xid", of=ANN),
                 permitted=self.grant.operates,
             )
             for word, given in _probing_words(name):

@@ -11,6 +11,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from broker_core.core.records import HEURISTICALLY
+
 Outcome = Literal["ack", "reject", "requeue"]
 
 LENGTH = 3  # x-max-length of the bounded queues
@@ -179,13 +181,21 @@ class NaiveBroker:
             copy.state = "prepared"
         self.prepared[xid] = work
 
-    def decide(self, xid: str, commit: bool, now_us: int) -> None:
+    def decide(self, xid: str, commit: bool, now_us: int, by_hand: bool = False) -> None:
         work = self.prepared.pop(xid)
         if commit:
             self.commit(work, now_us, decision=True)
         else:
             self.give_back(copy for _, copy, _ in work.settles)
-        self.outcomes[xid] = "committed" if commit else "rolled_back"
+        self.outcomes[xid] = HEURISTICALLY * by_hand + ("committed" if commit else "rolled_back")
+
+    def forget(self, xid: str) -> None:
+        self.outcomes[xid] = self.outcomes[xid].removeprefix(HEURISTICALLY)
+
+    def in_doubt(self) -> list[tuple[str, str]]:
+        """What a manager finds: xid and state."""
+        heuristic = (each for each in self.outcomes.items() if each[1].startswith(HEURISTICALLY))
+        return sorted([*((xid, "prepared") for xid in self.prepared), *heuristic])
 
     def delete(self, name: str) -> None:
         """The queue goes, and another one of the same name comes: what named the old one does not reach the
@@ -224,6 +234,6 @@ class NaiveBroker:
     # -- looking ---------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
         """Per queue its copies in order: body, and ready or taken. Dead letters in any order."""
-        found: dict[str, list[Any]] = {"(prepared)": sorted(self.prepared)}
+        found: dict[str, list[Any]] = {"(in doubt)": [*self.in_doubt()]}
         found |= {name: [copy.seen() for copy in queue] for name, queue in self.queues.items()}
         return {**found, DEAD: sorted(found[DEAD])}

@@ -25,6 +25,7 @@ from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.queue.ready import Ready
+from broker_core.broker.transaction.heuristics import Heuristics
 from broker_core.core import errors
 from broker_core.core.block import Blocks
 from broker_core.routing import exchange_types
@@ -194,6 +195,18 @@ def a_message_is_sent_again_in_a_spilled_transaction(broker: WholeBroker) -> Non
     broker.peers[0].work = Work()
 
 
+def an_operator_decides(broker: WholeBroker) -> None:
+    for commit in (True, False):
+        xid, peer = f"decided-{commit}", broker.peers[0]
+        broker.publish_one(peer, ROUTES.index(("plain",)), True, crash="")
+        peer.channel.prepare(xid)
+        broker.naive.prepare(peer.work, xid)
+        peer.work = Work()
+        broker.decide_one(xid, commit, by_hand=True)
+    broker.restart("killed")
+    broker.both_hold_the_same()
+
+
 # rules that random histories take long to show, each with one that shows it
 SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] = {
     "a delivery that came back says redelivered": (
@@ -213,6 +226,10 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
     "a duplicate in a spilled transaction is dropped": (
         a_message_is_sent_again_in_a_spilled_transaction,
         lambda p: p.setattr(Admission, "new_shares", lambda _self, _block, shares, _now: shares),
+    ),
+    "a decision by hand is told apart, also after a restart": (
+        an_operator_decides,
+        lambda p: p.setattr(Heuristics, "restore", nothing),
     ),
     "what is due arrives": (messages_wait, lambda p: p.setattr(Expiry, "due_of", none)),
     "what waits has an order, also after a restart": (

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core.broker.access.users import name_of
+from broker_core.broker.access.rights import OWNER
+from broker_core.broker.decision import Decision
 from broker_core.core import errors, failpoint
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message.deduplication import HEADER
@@ -213,7 +215,9 @@ class WholeBroker(RuleBasedStateMachine):
     # -- looking ---------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
         state = self.broker.state
-        found: dict[str, list[Any]] = {"(prepared)": sorted(map(name_of, state.prepared.by_key))}
+        found: dict[str, list[Any]] = {
+            "(in doubt)": sorted((row.xid, row.state) for row in self.broker.recover())
+        }
         waiting = dict(state.topology.delayed())
         for name, queue in (*state.topology.queues.items(), *waiting.items()):
             found[name] = [
@@ -425,14 +429,33 @@ class WholeBroker(RuleBasedStateMachine):
             peer.work, peer.marked = work, marked  # refused: the channel goes on with its transaction
 
     @precondition(lambda self: self.naive.prepared)
-    @rule(data=st.data(), commit=st.booleans(), crash=CRASH)
-    def decide(self, data: st.DataObject, commit: bool, crash: str) -> None:
+    @rule(data=st.data(), commit=st.booleans(), by_hand=st.booleans(), crash=CRASH)
+    def decide(self, data: st.DataObject, commit: bool, by_hand: bool, crash: str) -> None:
         xid = data.draw(st.sampled_from(sorted(self.naive.prepared)))
-        decide = self.broker.commit if commit else self.broker.rollback
+        self.decide_one(xid, commit, by_hand, crash)
+
+    def decide_one(self, xid: str, commit: bool, by_hand: bool = False, crash: str = "") -> None:
+        verb: Decision = "commit" if commit else "rollback"
         if self.do(
-            lambda: nothing(decide(xid)), lambda naive: naive.decide(xid, commit, self.now_us()), crash
+            lambda: nothing(self.broker.decide(verb, xid, OWNER, None, None, by_hand=by_hand)),
+            lambda naive: naive.decide(xid, commit, self.now_us(), by_hand),
+            crash,
         ):
             assert self.broker.outcome(xid) == self.naive.outcomes[xid]
+
+    @precondition(lambda self: len(self.naive.in_doubt()) > len(self.naive.prepared))
+    @rule(data=st.data(), commit=st.booleans(), crash=CRASH)
+    def hear_and_forget(self, data: st.DataObject, commit: bool, crash: str) -> None:
+        """Who named a transaction decides it behind an operator."""
+        found = [xid for xid, state in self.naive.in_doubt() if state != "prepared"]
+        xid = data.draw(st.sampled_from(found))
+        with pytest.raises(errors.HeuristicOutcome):
+            self.broker.commit(xid) if commit else self.broker.rollback(xid)
+        self.do(
+            lambda: nothing(self.broker.decide("forget", xid, OWNER, None, None)),
+            lambda naive: naive.forget(xid),
+            crash,
+        )
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data())

@@ -20,13 +20,14 @@ from broker_core.broker import channel as broker_channel
 from broker_core.broker import commit
 from broker_core.broker.access import rights
 from broker_core.broker.access.rights import Rights
+from broker_core.broker.access.shares import SHARE
 from broker_core.broker.batch import owners
 from broker_core.broker.batch.branch import StagedLimits
 from broker_core.broker.batch.owners import Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.transaction import outcomes, transaction
+from broker_core.broker.transaction import heuristics, outcomes, transaction
 from broker_core.broker.transaction.outcomes import Kept
 from broker_core.core import errors
 from broker_core.core.change import Author, Change
@@ -96,6 +97,29 @@ def named_outcomes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: 
             channel.publish(b"", routing_key="in")
             channel.tx_commit(name)
     return len(known), 2 * LOW
+
+
+def heuristic_outcomes(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(heuristics, "MOST_HEURISTIC", LOW)
+    known = broker._local.state.names.heuristics
+    users = broker._local.state.users
+    users.given = frozenset()
+
+    def add(_state: BrokerState, change: Change, _now: int) -> None:
+        for user in {user for user, _ in things} | {"another"}:
+            users.add(change, user, "a hash")
+
+    broker._local.run(add)
+    with broker.channel() as channel:
+        channel.queue_declare("in")
+    for user, name in things:
+        with broker._local.channel(user=user) as channel:
+            channel.tx_select()
+            channel.publish(b"", routing_key="in")
+            channel.prepare(name)
+        broker._local.decide("rollback", name, Actor(user), None, "/", by_hand=True)
+    assert max(map(len, known.keys_of.values())) <= LOW * SHARE
+    return len(known.by_key), LOW
 
 
 def channel_commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -236,7 +260,7 @@ def named(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> t
         for _user, name in things:
             channel.publish(b"", routing_key="q")
             channel.tx_commit(name)
-    return len(broker._local.state.names._by_time), LOW
+    return len(broker._local.state.names.of_messages._by_time), LOW
 
 
 def heard(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -388,6 +412,7 @@ ROWS = {
     "the history of commits": Fill(f"{HistoryLimits().size_bytes >> 20} MiB", commits),
     "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
     "outcomes of named transactions": Fill(f"{Kept().count:,}", named_outcomes),
+    "heuristic outcomes": Fill(f"{heuristics.MOST_HEURISTIC:,}", heuristic_outcomes),
     "last commits of channels of `BrokerClient`": Fill(f"{outcomes.BLOCK:,} on their way", channel_commits),
     "apps": Fill(f"{owners.USER_APPS:,}", apps),
     "decided batches of an app that are applied": Fill(f"{ledger.KEPT_ENTRIES:,}", decided),

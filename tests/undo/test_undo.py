@@ -16,6 +16,7 @@ from broker_core.broker.access.users import transaction_key
 from broker_core.broker.batch.branch import StagedLimits
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.purge import Purge
+from broker_core.broker.transaction import heuristics
 from broker_core.broker.transaction.transaction import Limits, Transaction
 from broker_core.core.records import PolicyRecord
 from broker_core.engine import START, Limit, Origin, ReadTicket
@@ -252,6 +253,35 @@ def test_an_exception_in_a_prepared_transaction_changes_nothing(life: Life) -> N
     life.do_now("prepared.commit", one)
     life.do_now("prepared.commit", two)
     life.do_now("prepared.rollback", three)
+
+
+def test_an_exception_in_a_decision_by_hand_changes_nothing(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heuristics, "MOST_HEURISTIC", 2)
+    life.channel.queue_declare("in")
+    life.channel.queue_declare("out")
+    life.commit(*[("", "in", b"")] * 2)
+    for name in ("one", "two", "three", "four"):
+        life.do_now("prepared.prepare", life.transaction(("", "out", b"")), name)
+    one, two, three, four = life.state.prepared.by_key
+
+    def decide(verb: str, key: str) -> None:
+        life.faults.exhaust(
+            lambda: life.broker.run(
+                lambda state, change, now: getattr(state.prepared, verb)(change, key, now, True)
+            )
+        )
+
+    decide("commit", one)
+    decide("rollback", two)
+    decide("commit", three)  # the oldest makes room
+    assert [*life.state.names.heuristics.by_key] == [two, three] and one in life.state.names.outcomes
+    life.do("names.forget", three)
+    life.do("names.forget", three)
+    decide("rollback", four)
+    life.do("prepared.disown", "")
+    assert not life.state.names.heuristics.by_key and not life.state.names.heuristics.keys_of
 
 
 def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:

@@ -30,7 +30,7 @@ from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled, SpilledLetters
-from broker_core.broker.transaction.transaction import StagedMessages, TransactionNames
+from broker_core.broker.transaction.transaction import MessageTransactions, StagedMessages
 from broker_core.core.block import Blocks, RowSelection, selected_rows
 from broker_core.core.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
 from broker_core.core.errors import RemoteProtocolError
@@ -48,7 +48,7 @@ class Messages:
         virtual_hosts: VirtualHosts,
         numbers: Numbers,
         blocks: Blocks,
-        names: TransactionNames,
+        transactions: MessageTransactions,
         overflow: Overflow,
         pending_checks: PendingChecks,
     ) -> None:
@@ -56,7 +56,7 @@ class Messages:
         self._virtual_hosts = virtual_hosts
         self._numbers = numbers
         self._blocks = blocks
-        self._names = names
+        self._transactions = transactions
         self._overflow = overflow
         self._pending_checks = pending_checks
         self._touched = pending_checks.touched
@@ -193,7 +193,7 @@ class Messages:
         if source is None:
             return None
         key = arguments.dead_letter_routing_key
-        return DeadLetters(queue.name, reason, source, key, now, self._names.of)
+        return DeadLetters(queue.name, reason, source, key, now, self._transactions.of)
 
     def widest(self, queue: Queue) -> int:
         """Returns how many queues a dead letter of ``queue`` may reach at most."""

@@ -20,20 +20,19 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from broker_core.arrow.parts import stream_of
-from broker_core.broker.access.shares import Shares
-from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, transaction_key
+from broker_core.broker.access.users import name_of
 from broker_core.broker.queue import Queue, Queues
-from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Letters, Spilled, SpilledLetters, restore
 from broker_core.core.block import EXPIRATION, NotLoaded, RowSelection
 from broker_core.core.change import InboxRow
-from broker_core.core.errors import TransactionState, TransactionTooLarge, UnknownTransaction
+from broker_core.core.errors import (
+    TransactionState,
+    TransactionTooLarge,
+)
 from broker_core.core.ids import BlockId, QueueId
 from broker_core.core.records import PreparedRecord
 from broker_core.core.undo import Undo
-from broker_core.core.xa.xid import check_name
-from broker_core.message.arguments import check_text
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
 # reject: dead-letter, or drop
@@ -411,68 +410,17 @@ def _from_ipc(data: bytes) -> list[Message]:
 NAMES_KEPT = 100_000  # for dead letters
 
 
-class TransactionNames:
-    """The names of transactions: which are in use, how each ended, and which one published a message.
+class MessageTransactions:
+    """Which transaction published a message. ``identity``: of the data directory."""
 
-    A name is an xid or a commit token. It names one transaction of its user in its virtual host, while its
-    outcome is remembered (``outcomes.py``): nobody takes the name of another, nor learns from it. Everything
-    here is kept by key (``access/users.py``).
-    """
-
-    def __init__(self, undo: Undo, users: Users) -> None:
-        self._users, self.shares = users, Shares(users)
-        self.identity = ""  # of the data directory
-        self.prepared: dict[str, Transaction] = {}
-        self.prepared_in: dict[str, str] = {}  # the virtual host of each
-        self.outcomes = Outcomes(undo, self.shares)
+    def __init__(self, undo: Undo) -> None:
+        self.identity = ""
         self._undo = undo
         self._by_time: dict[int, str] = {}  # commit time -> name
 
     def restore(self, named: Iterable[tuple[int, str]]) -> None:
         """Restores (commit time, name) of committed transactions while loading."""
         self._by_time = dict(sorted(named)[-NAMES_KEPT:])
-
-    def key(self, vhost: str, name: str, user: str = "") -> str:
-        """Returns the key of a user's transaction; "": of the owner of the data directory, and of the default
-        user.
-        """
-        return transaction_key(vhost, "" if user == DEFAULT_USER and self._users.default else user, name)
-
-    def knows(self, key: str) -> bool:
-        return key in self.prepared or key in self.outcomes
-
-    def check_new(self, key: str) -> None:
-        """Raises TransactionState for a name that is in use."""
-        name = name_of(key)
-        check_text("an xid", name)
-        check_name(name)
-        if self.knows(key):
-            raise TransactionState(
-                f"transaction '{name}' is {self.outcome(key)}: an xid names only one "
-                "transaction; choose another"
-            )
-
-    def outcome(self, key: str, since_us: int = 0) -> str:
-        """Returns ``prepared``, ``committed`` or ``rolled_back``.
-
-        Raises UnknownTransaction (there was none since ``since_us``), UnknownOutcome (there may have been
-        one, and it is forgotten).
-        """
-        if key in self.prepared:
-            return "prepared"
-        if key not in self.outcomes:
-            self.outcomes.require_known(key, since_us)
-            raise UnknownTransaction(
-                f"no transaction has the xid '{name_of(key)}': it was not prepared and has not ended"
-            )
-        return self.outcomes[key].state
-
-    def has_ended(self, key: str, wanted: str) -> bool:
-        """Returns whether it has ended as ``wanted``. Raises TransactionState if it ended otherwise."""
-        state = self.outcome(key)
-        if state not in ("prepared", wanted):
-            raise TransactionState(f"transaction '{name_of(key)}' is {state}, it cannot become {wanted}")
-        return state == wanted
 
     def give(self, name: str, now: int) -> None:
         """Names the transaction of messages that are committed ``now``. Each work of a commit has its own

@@ -10,5 +10,5 @@ class RecoverInfo:
     """``since_us``: when it came into this state, in microseconds since the epoch."""
 
     xid: str
-    state: str  # prepared
+    state: str  # prepared, heuristically_committed, heuristically_rolled_back
     since_us: int

@@ -8,8 +8,10 @@ So:
         prepare     then tx.commit: prepared, not committed (XA)
         commit      decide a prepared transaction, from any connection of its user or of an operator,
         rollback    on a channel without tx
+        forget      that somebody else has decided it: its outcome is no longer told apart
     get from ``amq.transaction.order-7`` with no_ack
-        "was it committed?": prepared, committed, rolled_back, unknown, or empty
+        "was it committed?": prepared, committed, rolled_back, unknown, or empty; heuristically_ before it
+        if somebody else has decided, until that is forgotten
     get from ``amq.transaction@recover`` with no_ack
         what the user has prepared: a page as JSON, whose routing key is the queue of the next page, or empty
 
@@ -56,6 +58,7 @@ _VERBS: dict[str, Name | Decision] = {
     "prepare": "prepare",
     "commit": "commit",
     "rollback": "rollback",
+    "forget": "forget",
 }
 
 

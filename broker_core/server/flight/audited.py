@@ -35,6 +35,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.commit": ("xid", "of"),
     "admin.rollback": ("xid", "of"),
     "admin.rollback_all": ("of",),
+    "admin.forget": ("xid", "of"),
     "get.backup": (),
     "admin.skip_damaged": ("queue", "check"),
     "engine.release": ("app_id", "queue", "force"),

@@ -142,6 +142,7 @@ ADMIN: dict[str, Check] = {
     "commit": _enter,
     "rollback": _enter,
     "rollback_all": _enter,
+    "forget": _enter,
     "committed": _outcome,
     "outcome": _outcome,
     "recover": _outcome,

@@ -36,19 +36,22 @@ class Transactions:
     def _reads(self, queue: str) -> bool:
         return self._caller.identity.owner or self._caller.rights.may("read", queue)
 
-    def commit(self, xid: str, of: str | None = None) -> int:
-        return self._decide("commit", xid, of)
+    def commit(self, xid: str, of: str | None = None, by_hand: bool = False) -> int:
+        return self._decide("commit", xid, of, by_hand)
 
-    def rollback(self, xid: str, of: str | None = None) -> None:
-        self._decide("rollback", xid, of)
+    def rollback(self, xid: str, of: str | None = None, by_hand: bool = False) -> None:
+        self._decide("rollback", xid, of, by_hand)
 
-    def rollback_all(self, of: str | None = None) -> int:
+    def forget(self, xid: str, of: str | None = None) -> None:
+        self._decide("forget", xid, of)
+
+    def rollback_all(self, of: str | None = None, by_hand: bool = False) -> int:
         self.decided_for = self._user(of)
-        return self._broker.rollback_all(self._caller.actor, of, self._vhost)
+        return self._broker.rollback_all(self._caller.actor, of, self._vhost, by_hand)
 
-    def _decide(self, verb: Decision, xid: str, of: str | None) -> int:
+    def _decide(self, verb: Decision, xid: str, of: str | None, by_hand: bool = False) -> int:
         caller = self._caller
-        decided = self._broker.decide(verb, xid, caller.actor, caller.rights, self._vhost, of)
+        decided = self._broker.decide(verb, xid, caller.actor, caller.rights, self._vhost, of, by_hand)
         self.decided_for = decided.user
         return decided.dropped
 

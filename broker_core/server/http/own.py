@@ -160,14 +160,14 @@ def _alarms(call: HttpCall) -> list[Row]:
 def _decide(verb: Decision, call: HttpCall) -> Row:
     xid, of = call.params["xid"], call.get("of", str, "")
     actor = call.caller.actor
-    done = call.served.broker.decide(verb, xid, actor, call.rights, call.vhost, of or None)
+    done = call.served.broker.decide(verb, xid, actor, call.rights, call.vhost, of or None, by_hand=True)
     call.record(f"transaction.{verb}", vhost=call.vhost, xid=xid, of=of or None)
     return {"decided": verb, "dropped": done.dropped}
 
 
 def _rollback_all(call: HttpCall) -> Row:
     of = call.get("of", str, "") or None
-    ended = call.served.broker.rollback_all(call.caller.actor, of, call.vhost)
+    ended = call.served.broker.rollback_all(call.caller.actor, of, call.vhost, by_hand=True)
     call.record("transaction.rollback_all", vhost=call.vhost, of=of)
     return {"decided": "rollback", "transactions": ended}
 

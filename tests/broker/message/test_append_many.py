@@ -100,7 +100,9 @@ def test_messages_alike_leave_what_they_leave_one_by_one(transactions, rows, siz
             patch.setattr(module, "OPEN_ROWS", rows)
             patch.setattr(module, "OPEN_BYTES", size_bytes)
         together, one_by_one = Place(), Place()
-        one_by_one.broker.state.names.identity = together.broker.state.names.identity  # chosen at random
+        one_by_one.broker.state.names.of_messages.identity = (
+            together.broker.state.names.of_messages.identity
+        )  # chosen at random
         for transaction in transactions:
             together.commit(*transaction)
             with patch.context() as plain:

@@ -147,7 +147,7 @@ def test_an_operator_decides_for_others_and_names_the_user_where_two_have_used_t
     with amqp(broker, OLGA) as peer:  # it is the only one
         assert said(peer, "rollback", "order-8") == (200, "")
     of(OLGA).rollback("order-8")
-    assert broker.outcome("order-7", of=MALLORY) == "rolled_back"
+    assert broker.outcome("order-7", of=MALLORY) == "heuristically_rolled_back"
     with broker.channel() as channel:
         delivery = channel.get("q", no_ack=True)
         assert delivery is not None and delivery.body == ANN.encode() and channel.get("q") is None
@@ -159,6 +159,45 @@ def test_an_operator_decides_for_others_and_names_the_user_where_two_have_used_t
         if line["event"].startswith(("admin.", "transaction.")) and "xid" in line
     }
     assert found == decided
+
+
+def test_who_has_not_named_a_transaction_neither_hears_of_its_decision_by_hand_nor_forgets_it(
+    broker: Broker, of: Of
+) -> None:
+    """Its owner hears of what an operator has decided, at each listener, and not of what it has decided itself."""
+    for user in (ANN, MALLORY):
+        prepare(of(user), "order-7")
+    prepare(of(ANN), "order-8")
+    of(MALLORY).rollback("order-7")
+    of(OLGA).rollback("order-7", of=ANN)
+    with amqp(broker, OLGA) as peer:
+        assert said(peer, "commit", "order-8") == (200, "")
+    for user, code in ((ANN, 406), (MALLORY, 200)):
+        with amqp(broker, user) as peer:
+            found = said(peer, "rollback", "order-7")
+        assert found[0] == code and ("XA_HEURRB" in found[1]) == (code == 406)
+    assert of(MALLORY).recover() == [] and len(of(ANN).recover()) == 2
+    for user in (MALLORY, LOOKER):
+        with pytest.raises(errors.AccessRefused):
+            of(user).forget("order-7", of=ANN)
+        with pytest.raises(errors.UnknownTransaction):
+            of(user).forget("order-8")
+        with amqp(broker, user) as peer:
+            assert said(peer, "forget", "order-8")[0] == 406
+    of(MALLORY).forget("order-7")  # its own
+    assert len(of(ANN).recover()) == 2
+    with amqp(broker, ANN) as peer:
+        assert said(peer, "forget", "order-7") == (200, "")
+    of(OLGA).forget("order-8")  # as it decides: the only one of this name
+    assert of(ANN).recover() == []
+    prepare(of(ANN), "order-9")
+    with pytest.raises(errors.TransactionState, match="'order-9' is prepared: commit it or roll it back"):
+        of(ANN).forget("order-9")
+    of(OLGA).rollback("order-9", of=ANN)
+    broker.accounts.delete_user(ANN)
+    add(broker, ANN, [])
+    with BrokerClient(broker.url, credentials=Credentials(user=ANN, password=PASSWORD)) as another:
+        assert another.recover() == []  # of a later user of the name
 
 
 def test_a_later_user_of_the_name_does_not_decide_for_one_that_was_deleted(

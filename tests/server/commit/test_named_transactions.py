@@ -116,16 +116,69 @@ def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from
     broker.restart()
     listed = json.loads(txmq(broker, "list", "--json"))
     assert [(found["xid"], found["publishes"]) for found in listed] == [("xa-1", 1)]
-    txmq(broker, decision, "xa-1", "--yes")
+    for _ in range(2):  # twice is fine
+        txmq(broker, decision, "xa-1", "--yes")
+    broker.restart()
     with closing(connect(broker)) as connection:
         channel = connection.channel()
         committed = decision == "commit"
-        assert outcome(channel, "xa-1") == ("committed" if committed else "rolled_back")
+        state = "heuristically_committed" if committed else "heuristically_rolled_back"
+        assert outcome(channel, "xa-1") == state
         assert (ready(channel, "in"), ready(channel, "out")) == ((0, 1) if committed else (1, 0))
         if not committed:
             method, _, body = channel.basic_get("in")
             assert (method.redelivered, body) == (True, b"request")
     assert json.loads(txmq(broker, "list", "--json")) == []
+
+
+@pytest.mark.parametrize("decision", ["commit", "rollback"])
+@pytest.mark.parametrize("forgets", ["amqp", "python", "cli"])
+def test_20_who_prepared_it_hears_of_a_decision_by_hand_until_it_forgets_that_also_after_a_kill(
+    broker: AmqpServed, decision: str, forgets: str
+) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("out", durable=True)
+        channel.tx_select()
+        publish(channel, "out", b"a")
+        channel.basic_publish(NAMED, "prepare", b"xa-1")
+        channel.tx_commit()
+    txmq(broker, decision, "xa-1", "--yes")
+    broker.restart()
+    code, state = (
+        ("XA_HEURCOM", "heuristically_committed")
+        if decision == "commit"
+        else ("XA_HEURRB", "heuristically_rolled_back")
+    )
+    with closing(connect(broker)) as connection, broker.client() as client:
+        for verb in ("commit", "rollback"):
+            channel = connection.channel()
+            channel.confirm_delivery()
+            with pytest.raises(ChannelClosedByBroker) as closed:
+                channel.basic_publish(NAMED, verb, b"xa-1")
+            assert closed.value.reply_text.startswith(f"PRECONDITION_FAILED - {code}: transaction 'xa-1' was")
+            with pytest.raises(errors.HeuristicOutcome, match=code):
+                getattr(client, verb)("xa-1")
+        assert [(row.xid, row.state) for row in client.recover()] == [("xa-1", state)]
+        (row,) = json.loads(connection.channel().basic_get(f"{NAMED}@recover", auto_ack=True)[2])
+        (listed,) = json.loads(txmq(broker, "recover", "--json"))
+        assert (row["xid"], row["state"]) == (listed["xid"], listed["state"]) == ("xa-1", state)
+        for _ in range(2):  # twice is fine
+            if forgets == "amqp":
+                channel = connection.channel()
+                channel.confirm_delivery()
+                channel.basic_publish(NAMED, "forget", b"xa-1")
+            elif forgets == "python":
+                client.forget("xa-1")
+            else:
+                txmq(broker, "forget", "xa-1", "--yes")
+        assert client.recover() == [] and client.outcome("xa-1") == state.removeprefix("heuristically_")
+    broker.restart()
+    with closing(connect(broker)) as connection, broker.client() as client:
+        channel = connection.channel()
+        assert outcome(channel, "xa-1") == state.removeprefix("heuristically_")
+        getattr(client, decision)("xa-1")  # as any other that it has decided
+        assert client.recover() == [] and ready(channel, "out") == (decision == "commit")
 
 
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
@@ -225,6 +278,8 @@ def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: Am
         (False, "prepare", b"x", 406, "channel is not transactional"),
         (False, "commit", b"x", 406, "no transaction has the xid 'x'"),
         (False, "rollback", b"x", 406, "no transaction has the xid 'x'"),
+        (False, "forget", b"x", 406, "no transaction has the xid 'x'"),
+        (True, "forget", b"x", 406, "cannot forget transaction 'x' on a channel that is transactional"),
     ],
 )
 def test_a_wrong_publish_to_amq_transaction_closes_the_channel_with_its_reason(

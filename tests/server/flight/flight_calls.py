@@ -177,6 +177,7 @@ ADMIN: dict[str, dict[str, Any]] = {
     "commit": {"xid": "xa"},
     "rollback": {"xid": "xa"},
     "rollback_all": {},
+    "forget": {"xid": "xa"},
     "recover": {},
 }
 ACCOUNTS: dict[str, dict[str, Any]] = {

@@ -84,7 +84,9 @@ ROWS = (
     *(Row(f"admin.{word}", (LOOK,)) for word in (*call_permissions.LISTS, "prepared")),
     Row("admin.status", (LOOK,)),
     Row("admin.close", (OPERATE,)),
-    *(Row(f"admin.{word}") for word in ("commit", "rollback", "rollback_all")),  # access/test_shares.py
+    *(
+        Row(f"admin.{word}") for word in ("commit", "rollback", "rollback_all", "forget")
+    ),  # access/test_shares.py
     *(
         Row(f"admin.{word}")
         for word in (
