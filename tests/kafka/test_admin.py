@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from broker_core.core import errors
+from broker_core.core.change import Change
 from broker_core.kafka.admin import KafkaAdmin
 from broker_core.kafka.engine import KafkaEngine
+from broker_core.kafka.topics.routing import Rules
 from tests.kafka.bench.fake_kafka import FakeKafka
 
 URL = "kafka://fake:1,fake:2,fake:3"
@@ -120,6 +122,39 @@ def test_an_exchange_that_delays_is_refused(bench: Bench) -> None:
     with pytest.raises(errors.PreconditionFailed, match="keeps no message back"):
         bench.admin.declare_exchange("later", "x-delayed-message", {"x-delayed-type": "topic"})
     assert "later" not in [exchange.name for exchange in bench.admin.exchanges()]
+
+
+def test_a_key_of_a_consistent_hash_goes_to_one_topic_in_every_process(bench: Bench) -> None:
+    bench.admin.declare_exchange("h", "x-consistent-hash")
+    for queue, weight in (("orders", "1"), ("paid", "3")):
+        bench.admin.bind(queue, "h", weight)
+    with pytest.raises(errors.PreconditionFailed, match="must be an integer"):
+        bench.admin.bind("orders", "h", "red")
+    for number in range(40):
+        assert bench.process().publish([b"%d" % number], "h", f"key {number}") == 1
+    reached = {queue: bench.bodies(queue) for queue in ("orders", "paid")}
+    assert 0 < len(reached["orders"]) < len(reached["paid"]), "by weight; keys never change their topic"
+    assert bench.process().publish([b"again"], "h", "key 7") == 1
+    (queue,) = (queue for queue, before in reached.items() if bench.bodies(queue) != before)
+    assert b"7" in reached[queue]
+
+
+def test_a_binding_that_the_new_type_of_its_exchange_cannot_have_stops_nobody(bench: Bench) -> None:
+    """Two processes at once: one binds, another has made the exchange anew in the meantime, of another type."""
+    bench.admin.declare_exchange("h", "direct")
+    bench.admin.bind("paid", "h", "red")
+    other, late = bench.process(), bench.engine().topology
+
+    def bind(rules: Rules, change: Change) -> None:
+        other.delete_exchange("h")
+        other.declare_exchange("h", "x-consistent-hash")
+        other.bind("orders", "h", "2")
+        rules.bind(change, "paid", "h", "red")
+
+    late.change(bind, "paid")
+    for process in (bench.admin, other, bench.process()):
+        assert process.publish([b"x"], "h", "red") == 1
+    assert (len(bench.bodies("orders")), bench.bodies("paid")) == (3, [])
 
 
 def test_a_queue_is_declared_again_with_what_it_has_and_with_nothing_else(bench: Bench) -> None:

@@ -186,15 +186,19 @@ def _rules(records: Iterable[Record]) -> Rules:
             )
     for record in found:
         with contextlib.suppress(errors.PreconditionFailed):  # another process made it anew, of another type
-            if isinstance(record, BindingRecord):
-                source = rules.exchanges.get(record.exchange)
-                if source is not None:
-                    source.bind(_add_queue(rules, record.queue), record.routing_key, record.arguments)
-            elif isinstance(record, ExchangeBindingRecord):
-                source, target = rules.exchanges.get(record.source), rules.exchanges.get(record.destination)
-                if source is not None and target is not None:
-                    source.bind(target, record.routing_key, record.arguments)
+            _bind(rules, record)
     return rules
+
+
+def _bind(rules: Rules, record: Record) -> None:
+    """Raises PreconditionFailed if the exchange takes no such binding."""
+    if isinstance(record, BindingRecord):
+        if (source := rules.exchanges.get(record.exchange)) is not None:
+            source.bind(_add_queue(rules, record.queue), record.routing_key, record.arguments)
+    elif isinstance(record, ExchangeBindingRecord):
+        source, target = rules.exchanges.get(record.source), rules.exchanges.get(record.destination)
+        if source is not None and target is not None:
+            source.bind(target, record.routing_key, record.arguments)
 
 
 def _add_queue(rules: Rules, name: str) -> RoutedTopic:
