@@ -118,6 +118,7 @@ def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
         arguments={"alternate-exchange": "other"},
     )
     life.do("topology.declare_exchange", "headers", "headers")
+    life.do("topology.declare_exchange", "shares", "x-consistent-hash")
     life.do("topology.declare_queue", "orders", arguments={"x-max-priority": 5, "x-expires": 60_000})
     life.do("topology.declare_queue", "mine", exclusive=True, connection="me")
     life.do("topology.declare_queue", "abandoned", auto_delete=True)
@@ -125,6 +126,10 @@ def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     life.do("topology.bind", "orders", "topics", "b.*")
     life.do("topology.bind", "abandoned", "amq.direct", "x")
     life.do("topology.bind", "abandoned", "headers", "", {"x-match": "all", "a": 1})
+    life.do("topology.bind", "orders", "shares", "1")
+    life.do("topology.bind", "abandoned", "shares", "30")
+    life.do("topology.bind", "abandoned", "shares", "2")  # which becomes its weight
+    life.do("topology.unbind", "abandoned", "shares", "2")
     life.do("topology.bind_exchange", "other", "topics", "c")
     life.do("topology.unbind", "orders", "topics", "b.*")
     life.do("topology.unbind_exchange", "other", "topics", "c")
