@@ -118,10 +118,6 @@ class _Log:
             return False
         return end <= self.floor or self.settled.covers(max(start, self.floor), end)
 
-    def counts(self, offset: int) -> bool:
-        """Returns whether a delivery count of this entry may be used: a policy may have set the limit."""
-        return not self.is_settled(offset)
-
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or self.settled.contains(offset)
 
@@ -235,11 +231,8 @@ class _Repair:
     def _deliveries(self) -> None:
         self.keep(
             DeliveryRecord,
-            lambda record: record.count > 0 and self.logs[record.queue_id].counts(record.offset),
-            lambda gone: (
-                f"{len(gone)} delivery counts of settled messages, or of queues that do not count, "
-                "were dropped"
-            ),
+            lambda record: record.count > 0 and not self.logs[record.queue_id].is_settled(record.offset),
+            lambda gone: f"{len(gone)} delivery counts of settled messages were dropped",
         )
 
     def _runs(self) -> None:

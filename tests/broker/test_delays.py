@@ -1,7 +1,7 @@
 """Messages that wait in an exchange of type x-delayed-message: which ones, until when, and where they go then,
 whichever way they came.
 
-Not here: kills (``crash/test_delays_crash.py``), the clients (``interop/test_delays.py``).
+Not here: kills (``crash/test_delays_crash.py``), the clients (``interop/test_celery.py``).
 """
 
 from __future__ import annotations
@@ -418,6 +418,31 @@ def test_many_are_delivered_in_several_commits(
         arrived += map(int, ready.drain(QUEUE))
         assert sorted(arrived) == [ms for ms in range(1, 301) if ms <= end]
     assert waiting(ready) == 0
+
+
+def test_after_a_restart_a_new_message_does_not_wait_until_all_older_ones_are_looked_at(
+    ready: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        spilled(ready, (b"old %d" % number, 60_000 + number))
+    ready.restart()
+    arrived_at_look: list[int] = []
+
+    def look(block: pa.RecordBatch) -> pa.RecordBatch:
+        """Between two works of the upkeep: blocks are read outside of the lock."""
+        if not arrived_at_look:
+            plain(ready, (b"new", 5))
+            ready.clock.advance(1)
+        arrived_at_look.append(len(ready.browse(QUEUE)))
+        return intact(block)
+
+    intact = delays.delays_of_rows
+    monkeypatch.setattr(delays, "delays_of_rows", look)
+    upkeep(ready)
+    assert arrived_at_look[:3] == [0, 1, 1], "it waited for the blocks of the others"
+    assert len(arrived_at_look) >= 10, "the others wait in blocks of their own"
+    wait(ready, 60_000)
+    assert ready.drain(QUEUE) == [b"new", *(b"old %d" % number for number in range(10))]
 
 
 # -- the clock -----------------------------------------------------------------------------------------------

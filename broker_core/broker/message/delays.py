@@ -52,10 +52,9 @@ class Delays:
         """Returns when to call ``deliver``; None: nothing waits."""
         index = _index(queue)
         try:
-            self._look(queue, index)
+            return index.next_us() if self._look(queue, index) else _AT_ONCE
         except (NotLoaded, StoreError, ResourceShortage):
             return _AT_ONCE
-        return _AT_ONCE if index.end < queue.log.visible_end else index.next_us()
 
     def deliver(
         self, change: Change, queue: Queue, now: int, room: int, room_bytes: int, removals: Removals
@@ -63,8 +62,12 @@ class Delays:
         """Delivers the next messages that are due. Returns what it used of ``room`` and ``room_bytes``, and
         whether the next one is not due yet. Raises NotLoaded.
         """
-        index = _index(queue)
-        self._look(queue, index)
+        index, complete = _index(queue), False
+        try:
+            complete = self._look(queue, index)
+        except NotLoaded:  # what is due goes before it: after a restart the blocks are many
+            if not index.due(now, 1).size:
+                raise
         due = index.due(now, min(room, PIECE))
         offsets: list[int] = due[1].tolist()
         places = _places(queue, sorted(offsets))
@@ -99,7 +102,7 @@ class Delays:
                 change.repeats = publishes is letters
                 self._messages.enqueue(change, publishes, now, removals=removals)
         change.repeats = False
-        if not whole or index.end < queue.log.visible_end:
+        if not (whole and complete):
             return room, size_bytes, False  # others commit in between
         return count, size_bytes, not index.due(now, 1).shape[1]
 
@@ -145,28 +148,37 @@ class Delays:
         return found
 
     # -- the index -------------------------------------------------------------------------------------------
-    def _look(self, queue: Queue, index: DueIndex[Queue]) -> None:
-        """Takes entries into the index that became visible. Raises NotLoaded, StoreError."""
+    def _look(self, queue: Queue, index: DueIndex[Queue]) -> bool:
+        """Takes entries into the index that became visible, those since the first look before the others.
+        Returns whether none is left. Raises NotLoaded, StoreError.
+        """
         log, left = queue.log, _LOOKED_AT
-        while index.end < log.visible_end and left:
-            start = queue.progress.first_unsettled(index.end)
-            if start > index.end:
-                index.end = min(start, log.visible_end)
-                continue
-            try:
-                run, number = log.locate(start)
-            except StoreError:  # it stays
-                index.end = start + 1
-                continue
-            if run.block.inbox is not None:
-                row = run.block.inbox[number]
-                index.add(row.committed_at + delay_ms(row.properties) * 1000, start)
-                index.end, left = start + 1, left - 1
-            else:
-                part = run.clip(start, min(run.end, log.visible_end))
-                with suppress(StoreError):  # they stay: reading them raises the error
-                    self._look_at(queue, index, part)
-                index.end, left = part.end, max(0, left - 1 - part.count // 64)
+        new, old = index.unread
+        if not new[1]:
+            new[0] = old[1] = log.visible_end
+        new[1] = log.visible_end
+        for part in index.unread:
+            while part[0] < part[1] and left > 0:
+                start = queue.progress.first_unsettled(part[0])
+                if start > part[0]:
+                    part[0] = min(start, part[1])
+                    continue
+                left -= 1
+                try:
+                    run, number = log.locate(start)
+                except StoreError:  # it stays
+                    part[0] = start + 1
+                    continue
+                if run.block.inbox is not None:
+                    row = run.block.inbox[number]
+                    index.add(row.committed_at + delay_ms(row.properties) * 1000, start)
+                    part[0] = start + 1
+                else:
+                    stored = run.clip(start, min(run.end, part[1]))
+                    with suppress(StoreError):  # they stay: reading them raises the error
+                        self._look_at(queue, index, stored)
+                    part[0], left = stored.end, left - stored.count // 64
+        return all(start >= end for start, end in index.unread)
 
     def _look_at(self, queue: Queue, index: DueIndex[Queue], run: Run) -> None:
         """Takes entries of a stored block into the index."""

@@ -3,8 +3,8 @@
 Not here: what an entry is due for (``broker/message/delays.py``), and reading it.
 An index is made of the messages themselves, from the oldest on, and again after a restart: nothing of it is
 durable. It has 16 bytes for each entry, in sorted arrays.
-Invariant: every visible and unsettled entry below ``end`` that is due at some time is in it; so may be some
-settled ones, which its user leaves out. Entries at or above ``end`` are not looked at yet.
+Invariant: every visible and unsettled entry that is due at some time is in it, unless it is ``unread``; so
+may be some settled ones, which its user leaves out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ Times = npt.NDArray[np.int64]  # 2 rows: microseconds since the epoch, offsets; 
 
 
 class DueIndex(Generic[Q]):
-    """``exchange``: which routes the messages that are due."""
+    """``exchange``: which routes the messages that are due. ``unread``: first and end of the entries since
+    the first look, then of those before it.
+    """
 
-    __slots__ = ("_arrays", "_fresh", "_next_fresh", "_undo", "end", "exchange")
+    __slots__ = ("_arrays", "_fresh", "_next_fresh", "_undo", "exchange", "unread")
 
     def __init__(self, undo: Undo, exchange: DelayedExchange[Q]) -> None:
         self._undo = undo
         self.exchange = exchange
-        self.end = 0
+        self.unread = [0, 0], [0, 0]
         self._fresh: list[tuple[int, int]] = []
         self._next_fresh = _NEVER
         self._arrays: list[Times] = []
