@@ -69,17 +69,15 @@ def _answers(port: int) -> bool:
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # its data is deleted, so nothing must be written
-    process.wait()
-
-
-@dataclass(frozen=True)
+@dataclass
 class Node:
     """A node that runs. ``uri``: of AMQP, for guest."""
 
     uri: str
     environment: dict[str, str]
+    folder: Path
+    port: int
+    _server: subprocess.Popen[bytes] | None = None
 
     def ctl(self, *arguments: str) -> str:
         """The output of rabbitmqctl."""
@@ -88,6 +86,34 @@ class Node:
         if done.returncode:
             raise SystemExit(f"{' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def start(self) -> None:
+        """Returns when it greets."""
+        self._server = self.run(str(SERVER))
+        deadline = time.monotonic() + START_S
+        while not _answers(self.port):
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                output = (self.folder / "output.log").read_text()
+                raise SystemExit(f"RabbitMQ did not start:\n{output[-3000:]}")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._server is not None
+        self._server.kill()
+        self._server.wait()
+
+    def run(self, *command: str) -> subprocess.Popen[bytes]:
+        """One of its processes."""
+        with (self.folder / "output.log").open("ab") as out:
+            return subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
 
 
 @contextlib.contextmanager
@@ -103,27 +129,12 @@ def node(folder: Path, plugins: Sequence[str] = ()) -> Iterator[Node]:
     installed()
     port, mapper, distribution = free_ports(3)
     environment = _environment(folder, port, mapper, distribution, plugins)
-    output = folder / "output.log"
-    with contextlib.ExitStack() as stack:
-        out = stack.enter_context(output.open("wb"))
-
-        def start(*command: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-            stack.callback(_end, process)
-            return process
-
-        start("epmd", "-port", str(mapper), "-address", "127.0.0.1")
-        server = start(str(SERVER))
-        deadline = time.monotonic() + START_S
-        while not _answers(port):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"RabbitMQ did not start:\n{output.read_text()[-3000:]}")
-            time.sleep(0.1)
-        yield Node(f"amqp://guest:guest@127.0.0.1:{port}/%2f", environment)
+    running = Node(f"amqp://guest:guest@127.0.0.1:{port}/%2f", environment, folder, port)
+    names = running.run("epmd", "-port", str(mapper), "-address", "127.0.0.1")
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()  # its data is deleted, so nothing must be written
+        names.kill()
+        names.wait()

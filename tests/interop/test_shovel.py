@@ -12,6 +12,7 @@ import pytest
 
 from bench.rabbitmq import Node
 from broker_core.launcher import Broker
+from tests.amqp_server import AmqpServed, serving
 from tests.interop.rabbitmq_node import rabbit
 from tests.progress import wait_until
 
@@ -93,6 +94,71 @@ def test_a_shovel_brings_a_queue_of_rabbitmq_to_txmq(running: Node, broker: Brok
         assert len(_taken(_uri(broker), "in", COUNT)) == COUNT
     finally:
         running.ctl("clear_parameter", "shovel", "in")
+
+
+@pytest.mark.soak
+def test_a_shovel_into_a_queue_without_duplicates_brings_each_message_once_over_kills_of_both_sides(
+    running: Node, tmp_path: Path
+) -> None:
+    """A message without an id may come twice, and none is lost."""
+    kills, each = 20, 100
+    with serving(tmp_path / "data") as served:
+        with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
+            connection.channel().queue_declare(
+                "in", durable=True, arguments={"x-message-deduplication": True, "x-cache-size": 10_000}
+            )
+        _shovel(running, "once", **{
+            "src-protocol": "amqp091", "src-uri": running.uri, "src-queue": "source", "reconnect-delay": 1,
+            "dest-protocol": "amqp091", "dest-uri": served.amqp_url, "dest-queue": "in",
+        })  # fmt: skip
+        found: Counter[str] = Counter()
+        for kill in range(kills):
+            _publish_with_ids(running.uri, kill, each)
+            before = len(found)
+            wait_until(lambda: _come(served, found) > before, "it goes on")  # noqa: B023
+            if kill % 2:
+                running.kill()
+                running.start()
+            else:
+                served.restart()
+        expected = {
+            f"{kill} {kind} {number}"
+            for kill in range(kills)
+            for kind in ("id", "none")
+            for number in range(each)
+        }
+        wait_until(lambda: _come(served, found) == len(expected), "all come")
+        running.ctl("clear_parameter", "shovel", "once")
+        _come(served, found)
+    assert found.keys() == expected
+    assert {body: count for body, count in found.items() if count > 1 and " id " in body} == {}
+
+
+def _publish_with_ids(uri: str, kill: int, count: int) -> None:
+    """To ``source``: so many with an id, and as many without."""
+    with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("source", durable=True)
+        channel.confirm_delivery()
+        for number in range(count):
+            one = pika.BasicProperties(delivery_mode=2, message_id=f"{kill}-{number}")
+            channel.basic_publish("", "source", f"{kill} id {number}".encode(), one)
+            none = pika.BasicProperties(delivery_mode=2)
+            channel.basic_publish("", "source", f"{kill} none {number}".encode(), none)
+
+
+def _come(served: AmqpServed, found: Counter[str]) -> int:
+    """How many have come; what is in ``in`` now is taken, and counted in one transaction."""
+    with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        taken: Counter[str] = Counter()
+        while (delivery := channel.basic_get("in"))[0] is not None:
+            taken[delivery[2].decode()] += 1
+            channel.basic_ack(delivery[0].delivery_tag)
+        channel.tx_commit()
+    found += taken
+    return len(found)
 
 
 def test_a_shovel_brings_a_queue_of_txmq_to_rabbitmq_and_survives_a_restart_of_txmq(
