@@ -1,8 +1,8 @@
 """Waiting by progress: a test gives up when nothing moves any more, not when a clock says so.
 
 What moves is the CPU time of this process and all that it has started. On a machine that is busy with
-something else that takes longer, and is no reason to fail. ``GUARD_S`` is for waits within one process that
-end at once or never.
+something else that takes longer, and is no reason to fail. Nor is a machine that was suspended: between two looks
+at most ``_MOST_S`` count. ``GUARD_S`` is for waits within one process that end at once or never.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ GUARD_S = 600.0
 STILL_S = 90.0  # so long without a move is the end
 LIVELOCK_S = 900.0  # moving, but getting nowhere
 _LOOK_S = 5.0
+_MOST_S = 2 * _LOOK_S
 _MOVE = 0.02  # of one core, over a look: an idle JVM takes less
 
 
@@ -26,19 +27,21 @@ class Meter:
     """``check`` fails the test once nothing has moved for ``STILL_S``."""
 
     def __init__(self) -> None:
-        self._begun = self._moved = self._looked = time.monotonic()
+        self._looked = time.monotonic()
         self._cpu_s = _cpu_s()
+        self._waited_s = self._still_s = 0.0
 
     def check(self, what: str) -> None:
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return
-        cpu_s = _cpu_s()
-        if cpu_s - self._cpu_s > _MOVE * (now - self._looked) or cpu_s < self._cpu_s:  # or something ended
-            self._moved = now
+        cpu_s, passed_s = _cpu_s(), min(now - self._looked, _MOST_S)
+        moved = cpu_s - self._cpu_s > _MOVE * passed_s or cpu_s < self._cpu_s  # or something ended
+        self._still_s = 0.0 if moved else self._still_s + passed_s
+        self._waited_s += passed_s
         self._looked, self._cpu_s = now, cpu_s
-        assert now - self._moved < STILL_S, f"nothing has moved for {STILL_S} s, and not yet: {what}"
-        assert now - self._begun < LIVELOCK_S, f"not within {LIVELOCK_S} s: {what}"
+        assert self._still_s < STILL_S, f"nothing has moved for {STILL_S} s, and not yet: {what}"
+        assert self._waited_s < LIVELOCK_S, f"not within {LIVELOCK_S} s: {what}"
 
 
 def wait_until(
