@@ -1,8 +1,8 @@
 """The rows of the crash table that are Spark's, on txmq and some on Kafka too: real drivers, brokers and tables.
 
 A driver costs seconds to start. So one driver runs the pipelines of many rows, one after the other, each until
-its thread reaches the failpoint of its row and stays there; then the driver is killed. Another one restarts
-all of them; the tests look at what is left. Row numbers are those of the crash table in
+its thread reaches the failpoint of its row and stays there; then the driver is killed. The process of the test
+restarts all of them; the tests look at what is left. Row numbers are those of the crash table in
 docs/commit_rules.md.
 
 ``make test`` kills at one or two steps of each row; the pipelines of ``SELDOM`` are killed in ``make soak``.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from broker_core.core.errors import PreconditionFailed
 from broker_core.engines import connect
@@ -26,6 +27,7 @@ from tests.gates import seldom
 from tests.spark import shapes
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
+from tests.spark.successor import run_each
 from tests.spark.targets import Api, postgres
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
@@ -176,7 +178,7 @@ def _restarts(
     kafka_url: str | None,
     left_out: set[str],
 ) -> list[Pipeline]:
-    """Every run of the one driver that recovers, in order; an app that stands twice is run twice. ``later``: at last."""
+    """Every run of the driver that recovers, in order; an app that stands twice is run twice. ``later``: at last."""
     lost = [app for app in killed if "lost" in app]
     for app in lost:
         shutil.rmtree(killed[app].checkpoint)
@@ -266,6 +268,7 @@ def targets() -> Iterator[Targets]:
 @pytest.fixture(scope="module")
 def outcome(
     request: pytest.FixtureRequest,
+    spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     kafka: str | None,
     targets: Targets,
@@ -302,7 +305,7 @@ def outcome(
             replace(pipeline, before=[["wake", str(stopped.process.pid)]]) for pipeline in in_driver.values()
         ]
         runs = _restarts(scratch, killed | overtaken, later, served, dropping, mortal, kafka, left_out)
-        errors = Driver(scratch, runs).require_done_each()
+        errors = run_each(spark, runs)
         stopped.require_killed()
         first = {run.app: error for run, error in reversed(list(zip(runs, errors, strict=True)))}
         last = {run.app: error for run, error in zip(runs, errors, strict=True)}

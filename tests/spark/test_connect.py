@@ -20,8 +20,8 @@ from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
 from tests.gates import seldom
 from tests.spark import shapes
-from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
-from tests.spark.test_other_sources import NOT_TOLD
+from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, delta_rows, empty_table
+from tests.spark.test_other_sources import NOT_TOLD, two_batches_behind
 from tests.spark.test_user_code import INNER, made, require_once
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -159,6 +159,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
             found["both"] = both
             files = [["file", "1"], ["file", "2"]]
             runs += [replace(both, before=files), replace(both, checkpoint_of="function")]
+            older = Pipeline.create("older", served.url, scratch, source="files", tables=[], ledger="auto")
+            found["older"] = older
+            runs += [run for run, _ in two_batches_behind(older)]
             errors = Driver(scratch, runs, session={"connect": "true"}).require_done_each()
             with broker.channel() as channel:
                 got = [channel.get(tls.out) for _ in MESSAGES]
@@ -224,6 +227,17 @@ def test_on_connect_another_query_of_the_app_and_a_lost_or_older_checkpoint_lose
     assert all("TXMQ_CHECKPOINT_MISMATCH" in str(errors[at]) for at in (1, 2, 5)), errors
     first.require_once([*MESSAGES, "e", "f", "g"])
     assert replace(first, queue=f"{first.queue}.{shapes.OTHER}").depth() == len(INNER)
+
+
+def test_on_connect_an_older_checkpoint_of_files_stops_and_the_newest_loses_nothing(
+    outcome: Outcome,
+) -> None:
+    """Row 16, of a source that is not txmq."""
+    older = outcome.pipelines["older"]
+    for error, (_, told) in zip(outcome.errors_of("older"), two_batches_behind(older), strict=True):
+        assert (error is None) == (told == "") and told in (error or ""), error
+    older.require_once(["1", "2", "3", "4", "5", "6"])
+    assert len(delta_rows(Path(f"{older.checkpoint}_ledger"))) == older.entries()
 
 
 def test_on_connect_a_queue_beside_files_is_refused_before_its_first_batch_without_the_checkpoint(

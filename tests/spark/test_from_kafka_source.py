@@ -31,69 +31,109 @@ ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "taken.over"
 
 
+COLUMNS = ["CAST(body AS STRING) AS body", "key", "headers"]
+BEFORE = [f"before {number}" for number in range(5)]
+# what another client sends: the headers of a record, by its key
+HEADERS = [("a", b"1"), ("b", b""), ("a", b"\xff"), ("txmq.exchange", b"x"), ("n", None)]
+OF_ANOTHER = {b"": HEADERS, b"\xff\x00": HEADERS[:1], TOPIC.encode(): []}
+
+
 def newest_committed(checkpoint: Path) -> str:
     """The offsets at which the newest committed batch ended: step 1 of the page."""
     batch = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
     return (checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
 
 
+def write_checkpoint(checkpoint: Path, *ends: int) -> None:
+    """As Spark's Kafka source leaves it, of batches with these ends, of which the last one was not committed."""
+    for name, lines in (
+        ("offsets", '{{"batchWatermarkMs":0}}\n{{"{topic}":{{"0":{end}}}}}'),
+        ("commits", "{{}}"),
+    ):
+        (checkpoint / name).mkdir(parents=True)
+        for batch, end in enumerate(ends[:-1] if name == "commits" else ends):
+            (checkpoint / name / str(batch)).write_text("v1\n" + lines.format(topic=TOPIC, end=end))
+
+
+class SparksQuery:
+    """A query of Spark's own Kafka source, in a process with its jars."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder, self._errors, self._output = folder, folder / "stderr", folder / "stdout"
+        folder.mkdir()
+        module = [sys.executable, "-m", "tests.spark.kafka_source_query"]
+        with self._output.open("w") as out, self._errors.open("w") as err:
+            self._process = subprocess.Popen(
+                [*module, ",".join(hosts(url)), TOPIC, str(folder)],
+                cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=err, text=True,
+            )  # fmt: skip
+
+    def wait_committed(self) -> None:
+        """Of all that is there."""
+        ended = self._process.poll
+        wait_until(
+            lambda: COMMITTED in self._output.read_text() or ended() is not None, "a batch is committed"
+        )
+        assert ended() is None, self._errors.read_text()[-3000:]
+
+    def wait_failed(self) -> None:
+        """In a batch that is in its offset log and is not committed."""
+        assert self._process.stdin is not None
+        with self._process.stdin:
+            self._process.stdin.write("\n")
+        assert wait_for_end(self._process, "the query fails") != 0
+        assert "as told" in self._errors.read_text(), self._errors.read_text()[-3000:]
+        offsets, commits = (self.folder / "checkpoint" / name / "1" for name in ("offsets", "commits"))
+        assert offsets.exists() and not commits.exists()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.parametrize("live", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["", "live"])
 def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_source(
-    spark: SparkSession, kafka_url: str, tmp_path: Path
+    spark: SparkSession, kafka_url: str, tmp_path: Path, live: bool
 ) -> None:
+    """The checkpoint is one that Spark's source writes beside this test, or as that is known to write it."""
     old, table = tmp_path / "old", str(tmp_path / "table")
     make_topics(kafka_url, TOPIC)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.spark.kafka_source_query",
-        ",".join(hosts(kafka_url)),
-        TOPIC,
-        str(old),
-    ]
-    send(kafka_url, TOPIC, [f"before {number}" for number in range(5)])
+    send(kafka_url, TOPIC, BEFORE)
     producer = Producer({"bootstrap.servers": ",".join(hosts(kafka_url))})
-    of_another = [("a", b"1"), ("b", b""), ("a", b"\xff"), ("txmq.exchange", b"x"), ("n", None)]
-    for key, headers in ((b"", of_another), (b"\xff\x00", of_another[:1]), (TOPIC.encode(), [])):
+    for key, headers in OF_ANOTHER.items():
         producer.produce(TOPIC, b"of another", key=key, headers=headers)
     assert producer.flush(GUARD_S) == 0
     options = {"url": kafka_url, "queue": TOPIC, "includeKey": "true", "includeHeaders": "true"}
-    columns = ["CAST(body AS STRING) AS body", "key", "headers"]
-    output, errors = tmp_path / "stdout", tmp_path / "stderr"
-    with output.open("w") as out, errors.open("w") as err:
-        query = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=err, text=True)
-    try:
-        wait_until(
-            lambda: COMMITTED in output.read_text() or query.poll() is not None, "a batch is committed"
-        )
-        assert query.poll() is None, errors.read_text()[-3000:]
-        batch = spark.read.format("txmq").options(**options).load()
-        theirs = spark.read.format("delta").load(str(old / "table"))
-        assert batch.select("key", "headers").schema == theirs.select("key", "headers").schema
-        found = [sorted(frame.selectExpr(*columns).collect(), key=repr) for frame in (batch, theirs)]
-        assert found[0] == found[1] and len(found[0]) == 8 and None in {row.key for row in found[0]}
-        # a batch that is in the offset log and was not committed
+    batch = spark.read.format("txmq").options(**options).load()
+    found = sorted(batch.selectExpr(*COLUMNS).collect(), key=repr)
+    read = {
+        bytes(row.key): [tuple(each) for each in row.headers or ()] for row in found if row.key is not None
+    }
+    assert read == OF_ANOTHER and sorted(row.body for row in found if row.key is None) == BEFORE
+    if live:
+        query = SparksQuery(kafka_url, old)
+        try:
+            query.wait_committed()
+            theirs = spark.read.format("delta").load(str(old / "table"))
+            assert batch.select("key", "headers").schema == theirs.select("key", "headers").schema
+            assert found == sorted(theirs.selectExpr(*COLUMNS).collect(), key=repr)
+            send(kafka_url, TOPIC, ["logged 0", "logged 1"])
+            query.wait_failed()
+        finally:
+            query.end()
+    else:
         send(kafka_url, TOPIC, ["logged 0", "logged 1"])
-        assert query.stdin is not None
-        with query.stdin:
-            query.stdin.write("\n")
-        assert wait_for_end(query, "the query fails") != 0
-    finally:
-        query.kill()
-        query.wait()
-    assert "as told" in errors.read_text(), errors.read_text()[-3000:]
-    assert (old / "checkpoint" / "offsets" / "1").exists() and not (
-        old / "checkpoint" / "commits" / "1"
-    ).exists()
+        write_checkpoint(old / "checkpoint", len(found), len(found) + 2)
     send(kafka_url, TOPIC, ["after 0"])
 
     starts = newest_committed(old / "checkpoint")
-    options |= {"appId": "taken", "startingOffsets": starts}
+    options |= {"appId": f"taken-{live}", "startingOffsets": starts}
     stream = spark.readStream.format("txmq").options(**options).load()
 
     def each(batch: DataFrame, tx: BatchTransaction) -> None:
-        tx.append(batch.selectExpr(*columns), table)
+        tx.append(batch.selectExpr(*COLUMNS), table)
 
-    writer = stream.writeStream.foreachBatch(transactional(each, url=kafka_url, app_id="taken"))
+    writer = stream.writeStream.foreachBatch(transactional(each, url=kafka_url, app_id=f"taken-{live}"))
     writer = writer.option("checkpointLocation", str(tmp_path / "new")).trigger(availableNow=True)
     writer.start().awaitTermination()
     rows = sorted(spark.read.format("delta").load(table).collect())

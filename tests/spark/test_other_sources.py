@@ -43,11 +43,36 @@ def kept(pipeline: Pipeline, *before: list[str], **more: Any) -> Pipeline:
     return replace(pipeline, before=list(before), **more)
 
 
-@pytest.mark.parametrize("session", ["classic", "connect"])
+def copied(of: Pipeline) -> list[str]:
+    return ["copy", of.checkpoint, f"{of.checkpoint}-old"]
+
+
+def restored(of: Pipeline) -> list[str]:
+    return ["copy", f"{of.checkpoint}-old", of.checkpoint]
+
+
+def files_before(*names: str) -> list[list[str]]:
+    return [["file", name] for name in names]
+
+
+def two_batches_behind(of: Pipeline) -> list[tuple[Pipeline, str]]:
+    """Runs with the error of each: two batches were decided since the copy, and then the newest checkpoint comes back."""
+    newest = f"{of.checkpoint}-new"
+    return [
+        (kept(of, *files_before("1", "2")), ""),
+        (kept(of, copied(of), *files_before("3", "4")), ""),
+        (kept(of, ["copy", of.checkpoint, newest], restored(of), *files_before("5", "6")), OLDER),
+        (kept(of), OLDER),
+        (kept(of, ["copy", newest, of.checkpoint]), ""),
+    ]
+
+
+# test_connect.py goes two batches back on Connect before a change lands
+@pytest.mark.parametrize("session", ["classic", pytest.param("connect", marks=pytest.mark.soak)])
 def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing(
     spark: SparkSession, tmp_path: Path, session: str
 ) -> None:
-    """``behind``: two batches were decided since the copy, and the newest checkpoint comes back; ``last``: one batch,
+    """``behind``: ``two_batches_behind``; ``last``: one batch was decided since the copy,
     and a new checkpoint goes on with another directory; ``again``: Spark lost a commit alone, and replays the batch;
     ``both``: a queue beside the files; ``untold``: the session alone
     says where the checkpoint is.
@@ -62,38 +87,24 @@ def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_err
         if session == "connect":
             behind = replace(behind, ledger="auto")
 
-        def copied(of: Pipeline) -> list[str]:
-            return ["copy", of.checkpoint, f"{of.checkpoint}-old"]
-
-        def restored(of: Pipeline) -> list[str]:
-            return ["copy", f"{of.checkpoint}-old", of.checkpoint]
-
-        def files(*names: str) -> list[list[str]]:
-            return [["file", name] for name in names]
-
         new = {
             "checkpoint": f"{last.checkpoint}-new",
             "on_new_checkpoint": "resume",
             "lake": f"{last.lake}-new",
         }
-        newest = ["copy", behind.checkpoint, f"{behind.checkpoint}-new"]
         runs: list[tuple[Pipeline, str]] = [
-            (kept(behind, *files("1", "2")), ""),
-            (kept(behind, copied(behind), *files("3", "4")), ""),
-            (kept(behind, newest, restored(behind), *files("5", "6")), OLDER),
-            (kept(behind), OLDER),
-            (kept(behind, ["copy", f"{behind.checkpoint}-new", behind.checkpoint]), ""),
-            (kept(last, *files("1")), ""),
-            (kept(last, copied(last), *files("2")), ""),
-            (kept(last, restored(last), *files("3")), OLDER),
-            (kept(last, *files("3"), **new), ""),
-            (kept(again, *files("1", "2")), ""),
-            (kept(again, ["remove", f"{again.checkpoint}/commits/1"], *files("3")), ""),
-            (kept(both, *files("1")), ""),
-            (kept(both, copied(both), *files("2"), ["send", "m2"]), ""),
-            (kept(both, restored(both), *files("3")), OLDER),
+            *two_batches_behind(behind),
+            (kept(last, *files_before("1")), ""),
+            (kept(last, copied(last), *files_before("2")), ""),
+            (kept(last, restored(last), *files_before("3")), OLDER),
+            (kept(last, *files_before("3"), **new), ""),
+            (kept(again, *files_before("1", "2")), ""),
+            (kept(again, ["remove", f"{again.checkpoint}/commits/1"], *files_before("3")), ""),
+            (kept(both, *files_before("1")), ""),
+            (kept(both, copied(both), *files_before("2"), ["send", "m2"]), ""),
+            (kept(both, restored(both), *files_before("3")), OLDER),
             (
-                kept(untold, *files("1", "2"), checkpoint_of="session"),
+                kept(untold, *files_before("1", "2"), checkpoint_of="session"),
                 NOT_TOLD if session == "connect" else "",
             ),
             (kept(untold, checkpoint_of="function"), ""),
