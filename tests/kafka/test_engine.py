@@ -145,18 +145,6 @@ def test_two_drivers_of_one_checkpoint_decide_each_batch_once(bench: Bench) -> N
     assert bench.bodies(TO) == bench.bodies(FROM)
 
 
-def test_a_new_checkpoint_resumes_where_the_ledger_ends(bench: Bench) -> None:
-    driver = bench.engine()
-    bench.send(0, b"a")
-    micro_batch(driver, driver, 0, {FROM: START})
-    bench.send(0, b"b")
-    with pytest.raises(errors.CheckpointMismatch, match="a new checkpoint starts"):
-        bench.engine().claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
-    engine = bench.engine()
-    end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "resume")
-    assert engine.resolve(APP, {FROM: START}, end)["orders/0"] == (1, 2)
-
-
 def test_a_topic_that_was_made_again_is_not_decided(bench: Bench) -> None:
     bench.send(0, b"a")
     driver = bench.engine()
@@ -174,21 +162,6 @@ def test_a_topic_that_was_made_again_is_not_decided(bench: Bench) -> None:
     with pytest.raises(errors.DataLoss):
         bench.engine().commit_batch(APP, "q", 0, opened.token, [branch])
     assert bench.bodies(TO) == []
-
-
-def test_a_released_queue_is_claimed_anew_and_its_ledger_does_not_bind(bench: Bench) -> None:
-    driver = bench.engine()
-    bench.send(0, b"a")
-    end = micro_batch(driver, driver, 0, {FROM: START})
-    bench.engine().release(APP, FROM)
-    bench.send(0, b"b")
-    with pytest.raises(errors.CheckpointMismatch):
-        driver.claim(APP, [FROM], end, Limit(), Origin(), "fail")
-    with pytest.raises(errors.PreconditionFailed):
-        bench.engine().release("other", FROM)
-    engine = bench.engine()
-    end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
-    assert engine.resolve(APP, {FROM: START}, end)["orders/0"] == (0, 2)
 
 
 # -- what an engine is ---------------------------------------------------------------------------------------

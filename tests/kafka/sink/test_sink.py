@@ -79,22 +79,6 @@ def test_an_app_whose_topic_was_emptied_hides_no_other_app(
     assert sorted(app.app_id for app in again.apps()) == sorted([APP, "other"])
 
 
-def test_c1_a_gap_and_another_lineage_are_refused(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    with pytest.raises(errors.BatchGap, match="starts app 'app' with batch 3"):
-        driver.open(3)
-    driver.run(0, [b"a", b"b"])
-    for each in (driver, cluster.driver()):
-        with pytest.raises(errors.BatchGap, match="expects batch 1"):
-            each.open(2)
-        with pytest.raises(errors.CheckpointMismatch, match="is a new checkpoint under appId 'app'"):
-            each.open(0, "q2")
-    driver.open(0, "q2", on_new="resume")
-    for each in (driver, cluster.driver()):
-        with pytest.raises(errors.CheckpointMismatch, match="an older checkpoint was started again"):
-            each.open(1)
-
-
 def test_c1_a_driver_that_was_overtaken_sees_no_false_gap_and_no_stale_already(cluster: Cluster) -> None:
     stale, other = cluster.driver(), cluster.driver()
     stale.run(0, [b"a", b"b"])
@@ -119,37 +103,12 @@ def test_c1_with_a_kept_epoch_an_open_that_is_new_asks_kafka_nothing() -> None:
 # -- C4: decide ----------------------------------------------------------------------------------------------
 
 
-def test_c4_a_batch_is_decided_once_with_what_it_published(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    cluster.journal.reads[(QUERY, 0)] = {"input/0": [0, 7], "input/1": [3, 5]}
-    cluster.journal.position = 4
-    committed = driver.run(0, [b"%d" % number for number in range(10)])
-    entry = committed.entry
-    assert not committed.already and (entry.published, entry.messages) == (10, 9)
-    assert entry.ranges == {"input/0": (0, 7), "input/1": (3, 5)} and entry.applied and not entry.mirrored
-    assert sorted(cluster.bodies()) == [b"%d" % number for number in range(10)]
-    for each in (driver, cluster.driver()):
-        again = each.commit(0, "", [])
-        assert again.already and again.entry == entry
-    assert driver.sink.last_entry(APP) == cluster.driver().sink.last_entry(APP) == entry
-    assert cluster.entries() == [(1, 0)]
-
-
 def test_c4_an_entry_has_the_token_of_its_attempt_whatever_it_looks_like(cluster: Cluster) -> None:
     """The embedded broker alone keeps a token with its user, as "@user:token"."""
     driver = cluster.driver()
     token = driver.open(0, token="@night:7").token
     assert driver.commit(0, token, [driver.stage(token, [b"row"])]).entry.token == "@night:7"
     assert cluster.driver().sink.entries(APP)[0].token == "@night:7"
-
-
-def test_c4_only_the_named_attempt_of_a_task_is_published(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    token = driver.open(0).token
-    named, other = (driver.stage(token, [b"row"], partition=1) for _ in range(2))
-    assert named.branch != other.branch and named.receipt != other.receipt
-    driver.commit(0, token, [named])
-    assert cluster.bodies() == [b"row"]
 
 
 def test_c4_batches_are_decided_in_their_order(cluster: Cluster) -> None:
@@ -647,18 +606,6 @@ def test_c5_skipped_rows_are_applied_by_nobody(cluster: Cluster) -> None:
         assert entry.to_apply == (function,)
     driver.sink.skip(APP, 1, function.branches, "/files")
     assert cluster.driver().sink.unapplied(APP) == []
-
-
-def test_c6_entries_are_mirrored_in_order(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    for number in range(4):
-        driver.run(number, [b"a", b"b"])
-    assert [entry.sequence for entry in driver.sink.unmirrored(APP, 3)] == [1, 2, 3]
-    driver.sink.mark_mirrored(APP, 2)
-    for each in (driver, cluster.driver()):
-        assert [entry.sequence for entry in each.sink.unmirrored(APP)] == [3, 4]
-        entry = each.sink.last_entry(APP)
-        assert entry is not None and not entry.mirrored
 
 
 def test_c6_old_entries_are_dropped_for_every_driver(

@@ -26,18 +26,6 @@ def bench() -> SourceBench:
 # -- S2, S3 --------------------------------------------------------------------------------------------------
 
 
-def test_s2_a_claim_is_the_same_for_every_process_and_every_limit(bench: SourceBench) -> None:
-    bench.send(0, b"a", b"b")
-    bench.send(1, b"c")
-    first, second = bench.source(), bench.source()
-    assert claim(first) == {"orders/0": 2, "orders/1": 1}
-    bench.send(0, b"d")
-    assert claim(second, limit=Limit(max_rows=1)) == claim(first) == {"orders/0": 2, "orders/1": 1}
-    assert claim(bench.source(), {"orders/0": 2, "orders/1": 1}) == {"orders/0": 3, "orders/1": 1}
-    start = {"orders/0": 3, "orders/1": 1}
-    assert claim(first, start) == start  # nothing is new
-
-
 def test_s2_a_claim_that_finds_nothing_writes_nothing(bench: SourceBench) -> None:
     source = bench.source()
     assert claim(source) == {QUEUE: START}
@@ -67,13 +55,6 @@ def test_s3_a_range_is_resolved_counted_and_read_again(bench: SourceBench) -> No
         source.resolve(APP, {QUEUE: START}, {"orders/0": 1, "orders/1": 1})
     with pytest.raises(errors.CheckpointMismatch, match="not a range that it claimed"):
         source.count(APP, {"orders/0": (0, 1)})
-
-
-def test_s2_a_start_that_no_claim_ended_at_is_refused(bench: SourceBench) -> None:
-    bench.send(0, b"a", b"b")
-    claim(bench.source())
-    with pytest.raises(errors.CheckpointMismatch, match="not the end of a range"):
-        claim(bench.source(), {"orders/0": 1, "orders/1": 0})
 
 
 def test_s6_two_apps_read_one_queue(bench: SourceBench) -> None:
