@@ -71,10 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # The gate says whether a change is good, so it draws the same examples each time; the soak draws others.
-    rounds = config.getoption("--soak-rounds")
-    settings.register_profile("gate", QUIET, derandomize=True, database=None)
-    settings.register_profile("soak", QUIET, max_examples=100 * max(1, rounds), print_blob=True)
-    settings.load_profile("soak" if rounds else "gate")
+    gates.load_profile(config.getoption("--soak-rounds"), QUIET)
     if config.getoption("--seed") is None:
         inherited = getattr(config, "workerinput", {}).get("txmq_seed")
         config.option.seed = inherited if inherited is not None else random.SystemRandom().randrange(2**32)

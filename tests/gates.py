@@ -1,7 +1,8 @@
 """What runs before a change lands, and what only in ``make soak``.
 
 A test with the marker ``product`` runs its parameters in all combinations in ``make soak``. Before a change lands it
-runs so many of them that each value of each parameter is there once.
+runs so many of them that each value of each parameter is there once. A property is tried with the same examples each
+time before a change lands, so they are few; a round of ``make soak`` draws ``ROUND`` times as many, and others.
 """
 
 from __future__ import annotations
@@ -10,8 +11,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+ROUND = 4
 
 Values = frozenset[tuple[str, int]]  # parameters, each with the identity of its value
+
+
+def load_profile(rounds: int, base: settings) -> None:
+    """The examples of a property that says nothing about their number; ``rounds``: of ``make soak``, 0 before."""
+    settings.register_profile("gate", base, max_examples=100 // ROUND, derandomize=True, database=None)
+    settings.register_profile("soak", base, max_examples=100 * max(1, rounds), print_blob=True)
+    settings.load_profile("soak" if rounds else "gate")
+
+
+def examples(of_a_round: int) -> settings:
+    """For a property that needs more of them than others, or less."""
+    return settings(max_examples=max(1, of_a_round * settings().max_examples // 100))
 
 
 def thin_out(items: Iterable[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder, Method, encode_content, encode_method
@@ -25,6 +25,7 @@ from broker_core.amqp.v0_9_1.states import ChannelState, ConnectionState
 from broker_core.core.errors import AccessRefused, ConnectionAccessRefused, ConnectionForced
 from tests.amqp.strategies import STREAM, buffered_bytes, chunked
 from tests.amqp.test_fuzz import FRAME_MAX, MAX_BODY, MAX_PENDING, mutated
+from tests.gates import examples
 
 OFFER = Offer(
     frame_max=FRAME_MAX,
@@ -317,7 +318,7 @@ def seen(wire: Wire, chunks: list[bytes]) -> list[str]:
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.booleans(), chunked(st.binary(max_size=300)))
 def test_random_bytes_never_raise_and_end_in_one_close_at_most(
     open_first: bool, stream: tuple[bytes, list[bytes]]
@@ -332,7 +333,7 @@ ENDED = [HANDSHAKE + encode_method(1, m.ChannelClose(0, "", 0, 0)), encode_metho
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @example((b"".join(ENDED), ENDED))  # on a channel that has ended
 @given(
     chunked(

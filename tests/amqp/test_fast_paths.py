@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import (
@@ -50,6 +50,7 @@ from tests.amqp.strategies import (
     chunked,
 )
 from tests.amqp.test_fuzz import mutated
+from tests.gates import examples
 
 TAG = st.integers(0, 2**64 - 1)
 
@@ -81,7 +82,7 @@ LIMITS = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(chunked(STREAM | mutated(STREAM) | REPEATED | mutated(REPEATED)), LIMITS)
 def test_the_fast_path_the_plain_path_and_every_way_to_cut_the_stream_give_the_same_events(
     stream: tuple[bytes, list[bytes]], limits: dict[str, int]
@@ -211,7 +212,6 @@ def test_a_client_that_publishes_on_very_many_channels_is_remembered_within_boun
     FRAME_MAX,
     st.lists(st.tuples(TAG, st.booleans(), SHORT, SHORT, ENCODED_PROPERTIES, BODY), max_size=5),
 )
-@settings(deadline=None)
 def test_a_delivery_has_the_bytes_of_the_plain_encoder(
     channel: int, tag: str, frame_max: int, deliveries: list[tuple[int, bool, str, str, bytes, bytes]]
 ):
@@ -235,7 +235,6 @@ def test_a_delivery_has_the_bytes_of_the_plain_encoder(
     ),
     st.sampled_from([-1, 0, 300, 10_000, 1 << 20]),
 )
-@settings(deadline=None)
 def test_many_deliveries_have_the_bytes_of_the_plain_encoder_and_end_where_they_are_too_many(
     channel: int,
     tag: str,
@@ -300,7 +299,7 @@ def test_a_delivery_tag_that_does_not_fit_is_the_same_error_on_every_path(tag: i
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     PROPERTIES.map(Properties.encode) | mutated(PROPERTIES.map(Properties.encode)) | st.binary(max_size=30)
 )

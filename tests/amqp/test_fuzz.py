@@ -8,7 +8,7 @@ import random
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import (
@@ -24,6 +24,7 @@ from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionOpen, Connec
 from broker_core.core.errors import ConnectionException
 from broker_core.message.properties import Properties
 from tests.amqp.strategies import STREAM, buffered_bytes, chunked
+from tests.gates import examples
 
 FRAME_MAX = 4096
 MAX_BODY = 20_000
@@ -73,20 +74,20 @@ def small(*, handshake: bool = False) -> Decoder:
     return Decoder(FRAME_MAX, MAX_BODY, MAX_PENDING, handshake=handshake)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(chunked(st.binary(max_size=300)), st.booleans())
 def test_random_bytes_give_events_or_one_violation(stream: tuple[bytes, list[bytes]], handshake: bool):
     fed(small(handshake=handshake), stream[1])
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(chunked(mutated(STREAM)))
 def test_damaged_streams_give_events_or_one_violation(stream: tuple[bytes, list[bytes]]):
     fed(small(), stream[1])
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.sampled_from(sorted(METHODS)), st.binary(max_size=80))
 def test_random_fields_of_every_method_give_a_command_or_one_violation(ids: tuple[int, int], fields: bytes):
     payload = struct.pack(">HH", *ids) + fields

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core.broker.load import load
@@ -37,6 +37,7 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import BlockInfo, StoreImage
 from broker_core.store.salvage.verify import verify
+from tests.gates import examples
 
 GONE = 77  # a block, or a queue, that does not exist
 
@@ -265,7 +266,7 @@ def written(found: Sequence[Record], journal: Sequence[Record | Drop]) -> list[R
 
 @pytest.mark.slow
 @example([ProgressRecord(1, "", 1, 1, 1, 1), RunRecord(1, 0, 2, 1, 0, b"", 1, 1)], [(1, 0)])
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.lists(records, max_size=25), st.lists(st.tuples(queue_ids, small), max_size=6))
 def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(
     drawn: list[Record], places: list[tuple[int, int]]

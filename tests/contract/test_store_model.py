@@ -27,6 +27,7 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.salvage.verify import verify
 from tests.contract.test_store_contract import messages
+from tests.gates import examples
 
 keys = st.integers(0, 3)
 records = st.one_of(
@@ -211,5 +212,5 @@ class TwoStores(RuleBasedStateMachine):
             assert not mine.schema.equals(MESSAGE_SCHEMA) or mine.num_rows == 3
 
 
-TwoStores.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TwoStores.TestCase.settings = settings(examples(40), stateful_step_count=25)
 TestTwoStores = pytest.mark.slow(TwoStores.TestCase)

@@ -43,7 +43,7 @@ QUIET = (
 )
 
 
-@pytest.mark.parametrize(("machine", "histories"), [(WholeBroker, 150), (NothingInMemory, 120), (OnDisk, 80)])
+@pytest.mark.parametrize(("machine", "histories"), [(WholeBroker, 75), (NothingInMemory, 40), (OnDisk, 30)])
 def test_every_history_of_a_broker_agrees_with_plain_lists(
     machine: type[WholeBroker], histories: int, rounds: int
 ) -> None:
@@ -52,7 +52,7 @@ def test_every_history_of_a_broker_agrees_with_plain_lists(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=histories * max(1, soak),
+            max_examples=2 * histories * soak or histories,
             stateful_step_count=40,
             deadline=None,
             derandomize=not soak,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.broker.topology.topology import Topology
@@ -118,7 +118,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_only_the_keys_of_what_comes_or_goes_move_and_the_order_of_binding_is_nothing(
     steps: list[tuple[str, str, int]],

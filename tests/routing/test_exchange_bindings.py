@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.broker.topology.topology import Topology
@@ -212,7 +212,6 @@ def declared(alternates: dict[str, str]) -> Topology:
     return found
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), EDGE), max_size=25), ALTERNATES)
 def test_after_any_binds_and_unbinds_every_route_is_what_the_definition_says(
     steps: list[tuple[bool, tuple[str, str, str]]], alternates: dict[str, str]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
@@ -20,6 +20,7 @@ from broker_core.store.sums import (
     whole_rows,
     write_sums,
 )
+from tests.gates import examples
 
 
 def block_of(rows: int, size: int, schema: pa.Schema = MESSAGE_SCHEMA) -> pa.RecordBatch:
@@ -42,7 +43,7 @@ shapes = st.tuples(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(shapes, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=4))
 def test_a_row_that_counts_as_whole_has_the_values_that_were_written(
     shape: tuple[int, int, pa.Schema], flips: list[tuple[float, int]]
@@ -67,7 +68,7 @@ def test_a_row_that_counts_as_whole_has_the_values_that_were_written(
         assert whole.all()
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.integers(0, 4 * CHUNK_ROWS - 1))
 def test_a_flipped_byte_of_one_body_loses_the_rows_of_its_block_alone(row: int) -> None:
     block = block_of(4 * CHUNK_ROWS, 5)

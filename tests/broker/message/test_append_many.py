@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core.broker.channel import Channel
@@ -14,6 +14,7 @@ from broker_core.core.change import Change
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
 from tests.broker.conftest import Node
+from tests.gates import examples
 from tests.undo.snapshot import difference, snapshot
 
 DURABLE = Properties(delivery_mode=2).encode()
@@ -91,7 +92,7 @@ class Place(Node):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(TRANSACTION, max_size=8), st.integers(1, 20), st.integers(1, 60))
 @example([(False, ("a",), [(None, b"", False, body) for body in (b"12", b"3456", b"")])], 3, 6)
 def test_messages_alike_leave_what_they_leave_one_by_one(transactions, rows, size_bytes):

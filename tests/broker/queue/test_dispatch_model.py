@@ -22,6 +22,7 @@ from broker_core.message.properties import Properties
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock
+from tests.gates import examples
 
 
 @dataclass
@@ -381,8 +382,7 @@ class DispatchModel(RuleBasedStateMachine):
 
 TestDispatchModel = pytest.mark.slow(DispatchModel.TestCase)
 TestDispatchModel.settings = settings(
-    max_examples=150,
+    examples(150),
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -18,6 +18,7 @@ from broker_core.core.change import Change, Drop, InboxRow
 from broker_core.core.records import HoleRecord, ProgressRecord, RunRecord
 from broker_core.core.undo import Undo
 from broker_core.engine import Limit
+from tests.gates import examples
 from tests.reading import oldest, purgeable
 
 
@@ -207,7 +208,7 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = pytest.mark.slow(QueueModel.TestCase)
-TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueueModel.settings = settings(examples(150), stateful_step_count=40)
 
 
 def filled(count: int) -> Queue:

@@ -12,7 +12,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
@@ -27,6 +27,7 @@ from connector.typed.avro import (
 )
 from connector.typed.decode_udf import UnsupportedSchema
 from connector.typed.registry.wire_format import header
+from tests.gates import examples
 
 ORDER = {
     "type": "record",
@@ -171,14 +172,14 @@ def told(value: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.lists(orders, max_size=4))
-@settings(max_examples=60)
+@examples(60)
 def test_what_is_written_is_read(values: list[dict[str, Any]]) -> None:
     assert decoded([body(value) for value in values]) == [(told(value), None) for value in values]
 
 
 @given(orders, st.data())
 @example(orders, None)
-@settings(max_examples=150)
+@examples(150)
 def test_a_damaged_body_has_a_fault_or_is_another_value_and_harms_no_other(value: Any, data: Any) -> None:
     if data is None:
         return

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
@@ -20,6 +20,7 @@ from connector.typed.protobuf.descriptors import Descriptors, descriptor_of, of_
 from connector.typed.protobuf.read import SchemaMismatch, columns_of, reading
 from connector.typed.protobuf.write import writing
 from connector.typed.registry.client import RegisteredSchema
+from tests.gates import examples
 from tests.protobuf_files import LINE, OLD, ORDER, descriptor_set, file, serialized
 
 NAMED = (("shop/line.proto", serialized(LINE)),)
@@ -152,7 +153,7 @@ def test_a_long_chain_of_imports_is_read_and_one_without_an_end_is_refused() -> 
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_damaged_files_are_read_or_refused(data: Any) -> None:
     sound = base64.b64decode(serialized(data.draw(st.sampled_from([ORDER, OLD]))))
     damaged = bytearray(sound)

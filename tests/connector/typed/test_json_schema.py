@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.core.errors import OptionError
@@ -19,6 +19,7 @@ from connector.typed import json_schema as module
 from connector.typed.decode_udf import UnsupportedSchema
 from connector.typed.json_schema import checker, encoder, fault_of, validator
 from connector.typed.registry.client import RegisteredSchema
+from tests.gates import examples
 
 ORDER = {
     "type": "object",
@@ -109,7 +110,7 @@ JSON = st.recursive(
 
 @pytest.mark.slow
 @given(JSON)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_what_the_library_accepts_is_valid_and_nothing_else(value: Any) -> None:
     accepted = jsonschema.Draft7Validator(ORDER).is_valid(value)
     assert (fault(ORDER, value) is None) == accepted

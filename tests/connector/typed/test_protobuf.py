@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
@@ -29,6 +29,7 @@ from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import FIRST, written
 from connector.typed.registry.wire_format import header
 from tests import ddl
+from tests.gates import examples
 from tests.protobuf_files import LINE, OLD, ORDER, descriptor_set, file, message_class, serialized
 
 NAMED = ((LINE.name, serialized(LINE)),)
@@ -142,7 +143,7 @@ def message(value: dict[str, Any]) -> bytes:
 
 @pytest.mark.slow
 @given(st.lists(orders, max_size=3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_google_protobuf_writes_is_read(values: list[dict[str, Any]]) -> None:
     found = decoded([body(message(value)) for value in values])
     assert sorted_maps(found) == [(told(value), None) for value in values]
@@ -150,7 +151,7 @@ def test_what_google_protobuf_writes_is_read(values: list[dict[str, Any]]) -> No
 
 @pytest.mark.slow
 @given(st.lists(orders, max_size=3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_is_encoded_google_protobuf_and_decode_read(values: list[dict[str, Any]]) -> None:
     rows = [{**value, "tags": list(value["tags"].items()), "shelves": list(value["shelves"].items())} for value in values]  # fmt: skip
     structs = pa.array(rows, to_arrow_type(COLUMNS, timezone="UTC"))
@@ -163,7 +164,7 @@ def test_what_is_encoded_google_protobuf_and_decode_read(values: list[dict[str, 
 
 @pytest.mark.slow
 @given(orders, st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_damaged_body_has_a_fault_or_is_another_value_and_harms_no_other(value: Any, data: Any) -> None:
     sound = body(message(value))
     damaged = bytearray(sound)

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.core import errors
@@ -15,6 +15,7 @@ from broker_core.kafka.protocol import port
 from broker_core.kafka.protocol.frame import VersionedRequest
 from broker_core.kafka.protocol.port import NodeAddress, Producer, TopicPartition
 from broker_core.kafka.protocol.request_codecs import codec_of
+from tests.gates import examples
 
 NODE = NodeAddress("node", 9092)
 LOG = TopicPartition("orders", 3)
@@ -69,7 +70,7 @@ def test_the_highest_common_version_is_taken() -> None:
             VersionedRequest(codec, {codec.key: theirs}, NODE)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.sampled_from(REQUESTS), st.binary(max_size=120))
 def test_any_bytes_are_an_answer_or_one_error(request: port.Request[Any], body: bytes) -> None:
     message = VersionedRequest(codec_of(request), None, NODE)

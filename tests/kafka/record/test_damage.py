@@ -9,7 +9,7 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 
@@ -18,6 +18,7 @@ from broker_core.kafka.record import decode as module
 from broker_core.kafka.record.compression import deflate
 from broker_core.kafka.record.decode import decode, header_pairs
 from broker_core.kafka.record.record_batch import Codec
+from tests.gates import examples
 from tests.kafka.bench.batches import (
     CONTROL,
     EVERYTHING,
@@ -96,7 +97,7 @@ def require_right(found: list[Row] | None, data: bytes) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(BATCHES, st.integers(0, 2**32))
 def test_damaged_records_under_a_right_checksum_are_refused_or_right(batch: Batch, seed: int) -> None:
     content = mutated(batch.plain(), random.Random(seed), 0)
@@ -115,7 +116,7 @@ def refuse(*_: object) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(BATCHES, st.integers(0, 2**32))
 def test_damaged_heads_under_a_right_checksum_are_refused_or_right(batch: Batch, seed: int) -> None:
     rng, data = random.Random(seed), bytearray(batch.encoded())
@@ -131,7 +132,7 @@ def test_damaged_heads_under_a_right_checksum_are_refused_or_right(batch: Batch,
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(BATCHES, st.sampled_from(list(Codec)[1:]), st.integers(0, 2**32))
 def test_damaged_compression_is_refused_or_right(batch: Batch, codec: Codec, seed: int) -> None:
     whole = bytes(deflate(codec, memoryview(batch.plain())))

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.core import errors
@@ -16,6 +16,7 @@ from broker_core.kafka.record import decode as module
 from broker_core.kafka.record import record_batch
 from broker_core.kafka.record.decode import RECORD_BYTES, decode
 from broker_core.kafka.record.record_batch import Codec, windows
+from tests.gates import examples
 from tests.kafka.bench.batches import (
     EVERYTHING,
     LOG,
@@ -56,7 +57,7 @@ def reference(batches: list[Batch], start: int = 0, end: int = EVERYTHING) -> li
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(LOGS, st.integers(0, 1500), st.integers(0, 1500))
 def test_every_record_is_that_of_kafka_python(batches: list[Batch], first: int, count: int) -> None:
     data, base = bytes_of(batches), batches[0].base
@@ -66,7 +67,7 @@ def test_every_record_is_that_of_kafka_python(batches: list[Batch], first: int, 
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(LOGS)
 def test_the_plain_form_reads_the_same_records(batches: list[Batch]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -147,7 +148,7 @@ def test_what_does_not_fit_into_memory_is_left_for_the_next_fetch() -> None:
 # -- transactions --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(0, 60))
 def test_aborted_transactions_and_markers_are_no_rows(seed: int, first: int, count: int) -> None:
     rng = random.Random(seed)

@@ -6,7 +6,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
@@ -16,6 +16,7 @@ from broker_core.kafka.record.compression import TooLarge, deflate, inflate
 from broker_core.kafka.record.decode import decode
 from broker_core.kafka.record.encode import encode, encode_headers, encode_large, stamp
 from broker_core.kafka.record.record_batch import Codec
+from tests.gates import examples
 from tests.kafka.bench.batches import EVERYTHING, LOG, Row, rows, rows_of_kafka_python
 
 NOW = 1_700_000_000_000
@@ -30,7 +31,7 @@ def blocks(headers: list[tuple[tuple[str, bytes | None], ...]]) -> pa.BinaryArra
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(BYTES, BYTES, HEADERS), min_size=1, max_size=8),
     st.integers(1, 40),
@@ -55,7 +56,7 @@ def test_every_row_is_read_back(
     assert rows(decode(data, 0, EVERYTHING, log=LOG)) == expected
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.binary(max_size=80), BYTES.map(lambda value: value or b""), HEADERS),

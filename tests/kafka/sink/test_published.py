@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
@@ -25,6 +25,7 @@ from broker_core.kafka.sink.encoded_batches import Batch, Publisher
 from broker_core.kafka.topics import routing, topics
 from broker_core.kafka.topics.routing import ClusterTopology, Rules
 from broker_core.message.properties import Properties
+from tests.gates import examples
 from tests.kafka.bench.sink_bench import APP, QUERY, Cluster, rows
 
 NOW_MS = 1_700_000_000_123
@@ -244,7 +245,7 @@ _messages = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(_messages, min_size=1, max_size=60),
     st.integers(250, 800),

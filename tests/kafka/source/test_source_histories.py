@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core.core.errors import CheckpointMismatch, TxmqError
@@ -26,6 +26,7 @@ from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import Request, TopicPartition
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.micro_batch.claims import claim as claims_module
+from tests.gates import examples
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, read
 
@@ -182,7 +183,7 @@ def _much_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32))
 @example(1215)  # a driver ends batch 0 while another one asks for its start
 @example(2208)  # and is not answered yet

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import Decoder, encode_content, encode_method
@@ -32,6 +32,7 @@ from broker_core.server.quotas import Quotas
 from broker_core.store.memory import MemoryStore
 from tests.amqp.test_fast_paths import PlainDecoder
 from tests.broker.conftest import Clock
+from tests.gates import examples
 
 DURABLE = Properties(delivery_mode=2).encode()
 PROPERTIES = [
@@ -206,7 +207,7 @@ def encoded(step: tuple[Any, ...]) -> bytes:
     return b"".join(encode_content(channel, method, properties, body, 131072) for body in bodies)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     st.tuples(*[st.sampled_from(["plain", "tx", "tx", "confirm"])] * 2),
     st.lists(STEP, max_size=10),

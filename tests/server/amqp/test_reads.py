@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import Decoder, encode_content, encode_method
@@ -22,6 +22,7 @@ from broker_core.broker.transaction.transaction import Limits
 from broker_core.message.properties import Properties
 from broker_core.server import turns
 from broker_core.server.amqp.options import AmqpOptions
+from tests.gates import examples
 from tests.server.amqp.test_publish_many import Server, begun
 
 CHANNELS = (1, 2)
@@ -201,7 +202,7 @@ def sequence(*commands: tuple[int, str]) -> list[Sent]:
     return [sent(*each) for each in commands]
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     st.tuples(*[st.sampled_from(MODES)] * 2),
     st.lists(COMMAND, min_size=1, max_size=14),

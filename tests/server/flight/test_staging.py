@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.arrow.part_file import PartFile, PartWriter
@@ -27,6 +27,7 @@ from broker_core.launcher import Broker
 from broker_core.message.message import MESSAGE_SCHEMA, READ_SCHEMA
 from broker_core.server.quotas import QuotaLimits
 from broker_core.store.salvage.verify import verify
+from tests.gates import examples
 from tests.server.conftest import Served, bodies, fill
 from tests.server.flight.flight_calls import Raw, messages
 
@@ -80,7 +81,7 @@ def test_no_rows_are_no_parts() -> None:
     assert list(parts([empty, empty], PUBLISH)) == []
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.lists(st.integers(0, 150_000), max_size=6))
 def test_parts_are_the_rows_in_order_and_never_over_the_limits(counts: list[int]) -> None:
     first = 0
@@ -117,7 +118,6 @@ def _intervals(limit: int) -> st.SearchStrategy[Intervals]:
     ).map(tuple)
 
 
-@settings(deadline=None)
 @given(
     chosen=st.lists(st.booleans(), min_size=1, max_size=40),
     row=st.integers(0, 5),
