@@ -34,9 +34,6 @@ SEED := $(strip $(SEED))
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 
-# A test starts hundreds of processes: none of them compiles the sources again.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: first demo demo-kafka test quick quick-checks quick-tests soak matrix bench bench-kafka compiled lint docs audit lock
 
 # In an environment of their own: 22 packages in place of the 178 of the tests. Python finds txmq in the checkout.

@@ -48,6 +48,9 @@ SESSION_CONF = {
     "spark.log.level": "OFF",
 }
 
+# A run starts hundreds of processes: none of them compiles the sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 jvm.use_startup()
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
