@@ -4,6 +4,7 @@ docs/from_kafka_source.md says.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.stream.spark_version import has_admission_control
 from tests.progress import GUARD_S, wait_for_end, wait_until
-from tests.spark.kafka_pipelines import hosts, make_topics, send
+from tests.spark.kafka_pipelines import PARTITIONS, hosts, make_topics, send
 from tests.spark.kafka_source_query import COMMITTED
 
 pytestmark = [
@@ -44,15 +46,14 @@ def newest_committed(checkpoint: Path) -> str:
     return (checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
 
 
-def write_checkpoint(checkpoint: Path, *ends: int) -> None:
-    """As Spark's Kafka source leaves it, of batches with these ends, of which the last one was not committed."""
-    for name, lines in (
-        ("offsets", '{{"batchWatermarkMs":0}}\n{{"{topic}":{{"0":{end}}}}}'),
-        ("commits", "{{}}"),
-    ):
+def write_checkpoint(checkpoint: Path, *ends: dict[int, int]) -> None:
+    """As Spark's Kafka source leaves it: where batches ended, by partition; the last one was not committed."""
+    for name, batches in (("offsets", ends), ("commits", ends[:-1])):
         (checkpoint / name).mkdir(parents=True)
-        for batch, end in enumerate(ends[:-1] if name == "commits" else ends):
-            (checkpoint / name / str(batch)).write_text("v1\n" + lines.format(topic=TOPIC, end=end))
+        for batch, of_partitions in enumerate(batches):
+            offsets = json.dumps({TOPIC: of_partitions}, separators=(",", ":"))
+            lines = ["v1", '{"batchWatermarkMs":0}', offsets] if name == "offsets" else ["v1", "{}"]
+            (checkpoint / name / str(batch)).write_text("\n".join(lines))
 
 
 class SparksQuery:
@@ -122,8 +123,12 @@ def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_sourc
         finally:
             query.end()
     else:
+        rows = batch.groupBy("partition").agg(F.max("offset").alias("offset")).collect()
+        ends = dict.fromkeys(range(PARTITIONS), 0)
+        ends |= {row.partition: row.offset + 1 for row in rows}
+        logged = {partition: end + 1 for partition, end in ends.items()}
+        write_checkpoint(old / "checkpoint", ends, logged)
         send(kafka_url, TOPIC, ["logged 0", "logged 1"])
-        write_checkpoint(old / "checkpoint", len(found), len(found) + 2)
     send(kafka_url, TOPIC, ["after 0"])
 
     starts = newest_committed(old / "checkpoint")
@@ -136,7 +141,6 @@ def test_a_new_query_starts_at_the_offsets_of_a_checkpoint_of_sparks_kafka_sourc
     writer = stream.writeStream.foreachBatch(transactional(each, url=kafka_url, app_id=f"taken-{live}"))
     writer = writer.option("checkpointLocation", str(tmp_path / "new")).trigger(availableNow=True)
     writer.start().awaitTermination()
-    rows = sorted(spark.read.format("delta").load(table).collect())
-    assert rows == [(body, None, None) for body in ("after 0", "logged 0", "logged 1")], (
-        "nothing that was committed comes again, nothing is left out"
-    )
+    assert sorted(spark.read.format("delta").load(table).collect()) == [
+        (body, None, None) for body in ("after 0", "logged 0", "logged 1")
+    ], "nothing that was committed comes again, nothing is left out"
