@@ -32,19 +32,12 @@ from pyspark.sql.types import (
 from broker_core.admin import PAGE, Admin, ConsumerInfo, LedgerInfo, QueueInfo, TransactionInfo
 from broker_core.core.errors import OptionError
 from broker_core.engine import AppInfo, Engine
-from broker_core.message.message import TIMESTAMP
+from connector.arrow_type import arrow_type
 from connector.options import TableOptions
 
 Row = dict[str, Any]
 _TEXT, _NUMBER = StringType(), LongType()
 _KINDS: dict[object, DataType] = {int: _NUMBER, float: DoubleType(), bool: BooleanType()}
-_ARROW: dict[type[DataType], pa.DataType] = {
-    StringType: pa.string(),
-    LongType: pa.int64(),
-    DoubleType: pa.float64(),
-    BooleanType: pa.bool_(),
-    TimestampType: TIMESTAMP,
-}
 _SPAN = StructType().add("start", _NUMBER).add("end", _NUMBER)  # offsets, the end is not in it
 
 
@@ -131,10 +124,7 @@ def _pages(table: str, admin: Admin) -> Iterator[list[Any]]:
 def _batch(table: str, found: Iterable[Any]) -> pa.RecordBatch:
     wanted = SCHEMAS[table]
     rows = [_row(table, dataclasses.asdict(each), wanted) for each in found]
-    columns = [
-        pa.array([row[field.name] for row in rows], _arrow_type(field.dataType)) for field in wanted.fields
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=wanted.names)
+    return pa.RecordBatch.from_pylist(rows, pa.schema(arrow_type(wanted)))
 
 
 def _row(table: str, row: Row, wanted: StructType) -> Row:
@@ -157,16 +147,6 @@ def _value(value: Any, kind: DataType) -> object:
     if isinstance(kind, StringType):
         return (value or None) if isinstance(value, str) else json.dumps(value, default=str)
     return value
-
-
-def _arrow_type(kind: DataType) -> pa.DataType:
-    if isinstance(kind, StructType):
-        return pa.struct([pa.field(field.name, _arrow_type(field.dataType)) for field in kind.fields])
-    if isinstance(kind, ArrayType):
-        return pa.list_(_arrow_type(kind.elementType))
-    if isinstance(kind, MapType):
-        return pa.map_(_arrow_type(kind.keyType), _arrow_type(kind.valueType))
-    return _ARROW[type(kind)]
 
 
 # -- the reader ----------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
+from connector.arrow_type import arrow_type
 from connector.delta.before.staged_files import StagedFiles, physical
 from connector.delta.table_files import TableFiles
 
@@ -56,7 +56,7 @@ class DeltaExportedFiles:
                     yield self._logical(batch, add["partitionValues"])
 
     def _logical(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
-        wanted = to_arrow_schema(self._wanted, timezone="UTC")
+        wanted = pa.schema(arrow_type(self._wanted))
         columns = []
         for column in wanted:
             field = self._fields[column.name]

@@ -28,6 +28,7 @@ from broker_core.arrow.outside import line
 from broker_core.core.errors import OptionError, cause
 from broker_core.engine import BranchHeader, BranchKind, BranchTarget, StagedBranch
 from broker_core.message import spans
+from connector.arrow_type import arrow_type
 from connector.options import AddressOptions
 from connector.reject.dead_letters import Rejection
 from connector.sql import has, plain
@@ -45,16 +46,7 @@ _STAGED_COLUMNS = (
     .add("receipt", StringType())
 )
 _NOTHING = StructType().add("nothing", IntegerType())
-_STAGED_SCHEMA = pa.schema(
-    [
-        ("branch", pa.string()),
-        ("partition", pa.int32()),
-        ("attempt", pa.int32()),
-        ("rows", pa.int64()),
-        ("checksum", pa.int64()),
-        ("receipt", pa.string()),
-    ]
-)
+_STAGED_SCHEMA = pa.schema(arrow_type(_STAGED_COLUMNS))
 ROWS_PER_READ_TASK = 200_000
 
 
@@ -134,10 +126,8 @@ def staged(frame: DataFrame) -> list[StagedBranch]:
 
 
 def described(branch: StagedBranch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array([getattr(branch, column.name)], column.type) for column in _STAGED_SCHEMA],
-        schema=_STAGED_SCHEMA,
-    )
+    row = {name: getattr(branch, name) for name in _STAGED_SCHEMA.names}
+    return pa.RecordBatch.from_pylist([row], _STAGED_SCHEMA)
 
 
 def prepared(

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -41,6 +40,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.core.errors import OptionError
+from connector.arrow_type import arrow_type
 from connector.sql import has
 from connector.typed.decode_udf import (
     DecodedBody,
@@ -303,7 +303,7 @@ class _Decoder:
             for number, texts in writers.items()
         }
         columns = wanted.columns()
-        self._type = to_arrow_type(columns, timezone="UTC")
+        self._type = arrow_type(columns)
         self._shaped = _shaping(columns)
 
     def __call__(self, bodies: pa.Array) -> pa.Array:

@@ -14,7 +14,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -35,6 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from connector.arrow_type import arrow_type
 from connector.sql import nullable
 from connector.typed.decode_udf import DecodedBody, UnsupportedSchema, decode_each, fault_text, once_in_task
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
@@ -337,7 +337,7 @@ class _Decoder:
         self, schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None
     ) -> None:
         self._columns = columns
-        self._type = to_arrow_type(nullable(columns), timezone="UTC")
+        self._type = arrow_type(nullable(columns))
         self._allowed = allowed
         self._files = {number: Descriptors.of(schema) for number, schema in schemas.items()}
         # by id and indexes, which are of types that exist; a text says why its messages cannot be read
