@@ -30,9 +30,10 @@ from pyspark.sql.types import (
 )
 
 from broker_core.core.errors import OptionError, RemoteProtocolError
-from broker_core.message.message import HEADERS, READ_SCHEMA, TIMESTAMP
+from broker_core.message.message import HEADERS, READ_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.message.spans import PARENT
+from connector.arrow_type import arrow_type
 from connector.options import PLAIN, Included
 
 _OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
@@ -54,12 +55,7 @@ _PROPERTY_TYPES: dict[str, DataType] = {
 }
 PROPERTIES_TYPE = StructType([StructField(name, kind) for name, kind in _PROPERTY_TYPES.items()])
 
-_ARROW_PROPERTY_TYPES = {
-    name: pa.map_(pa.string(), pa.string()) if name == "headers" else pa.int8() if isinstance(kind, ByteType)
-    else TIMESTAMP if name == "timestamp" else pa.string()
-    for name, kind in _PROPERTY_TYPES.items()
-}  # fmt: skip
-ARROW_PROPERTIES = pa.struct([pa.field(name, kind) for name, kind in _ARROW_PROPERTY_TYPES.items()])
+ARROW_PROPERTIES = arrow_type(PROPERTIES_TYPE)
 
 _COLUMNS = StructType(
     [

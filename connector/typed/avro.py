@@ -44,6 +44,7 @@ from connector.arrow_type import arrow_type
 from connector.sql import has
 from connector.typed.decode_udf import (
     DecodedBody,
+    OverArrays,
     UnsupportedSchema,
     decode_each,
     encode_each,
@@ -285,14 +286,11 @@ def _avro_type(kind: DataType, name: str) -> Any:
 # -- values, in tasks ----------------------------------------------------------------------------------------
 
 
-def decoder(writers: Mapping[int, Texts], reader: Texts) -> Callable[[pa.Array], pa.Array]:
+class _Decoder:
     """A function over bodies with an id: structs of ``value``, of the columns of ``reader``, and ``fault``
     (string). Both are null for an id that is not in ``writers``.
     """
-    return once_in_task(_Decoder, writers, reader)
 
-
-class _Decoder:
     def __init__(self, writers: Mapping[int, Texts], reader: Texts) -> None:
         self._read = library().schemaless_reader
         wanted = AvroSchema.of(reader)
@@ -326,6 +324,9 @@ class _Decoder:
         return value, None
 
 
+decoder = once_in_task(_Decoder)
+
+
 def _shaping(kind: DataType) -> Callable[[Any], Any]:
     """A function from a value of fastavro to one that Arrow takes."""
     if isinstance(kind, StructType):
@@ -341,15 +342,10 @@ def _shaping(kind: DataType) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
+def _encoder(header: bytes, text: str) -> OverArrays:
     """A function over structs: bodies of ``header`` and the value by the schema ``text``. It raises
     OptionError for a value that does not fit.
     """
-
-    return once_in_task(_encoder, header, text)
-
-
-def _encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
     fastavro = library()
     schema = fastavro.schema.parse_schema(json.loads(text))
 
@@ -361,6 +357,9 @@ def _encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
         return buffer.getvalue()
 
     return partial(encode_each, body_of=body, format="Avro")
+
+
+encoder = once_in_task(_encoder)
 
 
 def columns_of(texts: Texts) -> StructType:

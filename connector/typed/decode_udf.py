@@ -7,13 +7,16 @@ Invariant: a broken body does not change the results of the other bodies of its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import pyarrow as pa
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType
 
 from broker_core.core.errors import OptionError, one_line
+
+P = ParamSpec("P")
+OverArrays = Callable[[pa.Array], pa.Array]
 
 VALUE, FAULT = "value", "fault"
 _LONGEST_FAULT = 300  # characters
@@ -25,18 +28,20 @@ class UnsupportedSchema(ValueError):
     """A schema that no message can be read with; the text follows "schema id 5" or "the schema"."""
 
 
-def once_in_task(
-    make: Callable[..., Callable[[pa.Array], pa.Array]], *arguments: object
-) -> Callable[[pa.Array], pa.Array]:
-    """The function that ``make`` returns, which a task makes when it first calls it."""
-    made: list[Callable[[pa.Array], pa.Array]] = []
+def once_in_task(make: Callable[P, OverArrays]) -> Callable[P, OverArrays]:
+    """As ``make``; the function over arrays is made in the task that first calls it."""
 
-    def call(column: pa.Array) -> pa.Array:
-        if not made:
-            made.append(make(*arguments))
-        return made[0](column)
+    def later(*arguments: P.args, **named: P.kwargs) -> OverArrays:
+        once: list[OverArrays] = []
 
-    return call
+        def call(column: pa.Array) -> pa.Array:
+            if not once:
+                once.append(make(*arguments, **named))
+            return once[0](column)
+
+        return call
+
+    return later
 
 
 def encode_each(values: pa.Array, body_of: Callable[[Any], bytes], format: str) -> pa.Array:

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.core.errors import OptionError
-from connector.typed.decode_udf import UnsupportedSchema, encodable, fault_text, once_in_task
+from connector.typed.decode_udf import OverArrays, UnsupportedSchema, encodable, fault_text, once_in_task
 from connector.typed.registry.client import RegisteredSchema
 
 Validator = Any  # of jsonschema
@@ -117,14 +117,10 @@ def checker(schemas: Mapping[int, RegisteredSchema]) -> Callable[[pa.Array, pa.A
     return checked
 
 
-def encoder(header: bytes, schema: RegisteredSchema) -> Callable[[pa.Array], pa.Array]:
+def _encoder(header: bytes, schema: RegisteredSchema) -> OverArrays:
     """A function over bodies (string): each behind ``header``. It raises OptionError for one that is not
     valid.
     """
-    return once_in_task(_encoder, header, schema)
-
-
-def _encoder(header: bytes, schema: RegisteredSchema) -> Callable[[pa.Array], pa.Array]:
     made = validator(schema)
 
     def encoded(bodies: pa.Array) -> pa.Array:
@@ -140,6 +136,9 @@ def _encoder(header: bytes, schema: RegisteredSchema) -> Callable[[pa.Array], pa
         return pa.array(found, pa.binary())
 
     return encoded
+
+
+encoder = once_in_task(_encoder)
 
 
 def fault_of(made: Validator, body: bytes, schema: str) -> str | None:

@@ -323,18 +323,13 @@ def name_of(field: Field) -> str:
 # -- bodies, in tasks ----------------------------------------------------------------------------------------
 
 
-def decoder(
-    schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None = None
-) -> Callable[[pa.Array], pa.Array]:
+class _Decoder:
     """A function over bodies with an id: structs of ``value``, of ``columns``, and ``fault`` (string). Both
     are null for an id that is not in ``schemas``. ``allowed``: of the one message that bodies may be.
     """
-    return once_in_task(_Decoder, schemas, columns, allowed)
 
-
-class _Decoder:
     def __init__(
-        self, schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None
+        self, schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None = None
     ) -> None:
         self._columns = columns
         self._type = arrow_type(nullable(columns))
@@ -382,3 +377,6 @@ class _Decoder:
             found = f"the message {descriptor.full_name} of schema id {number} does not fit: {error}"
         self._readings[number, indexes] = found
         return found
+
+
+decoder = once_in_task(_Decoder)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -24,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from connector.typed.decode_udf import encode_each, once_in_task
+from connector.typed.decode_udf import OverArrays, encode_each, once_in_task
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.protobuf.read import (
     DOUBLE,
@@ -54,20 +53,15 @@ Scalar = Callable[[Any], Any]  # from a value of a row to one of protobuf
 Fill = Callable[[Any, Any], None]  # a message with a value of a row
 
 
-def encoder(
-    header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType
-) -> Callable[[pa.Array], pa.Array]:
+def _encoder(header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType) -> OverArrays:
     """A function over structs of ``columns``: bodies of ``header`` and the message. It raises OptionError for
     a row that does not fit.
     """
-    return once_in_task(_encoder, header, schema, indexes, columns)
-
-
-def _encoder(
-    header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType
-) -> Callable[[pa.Array], pa.Array]:
     message = writing(Descriptors.of(schema).at(indexes), columns)
     return partial(encode_each, body_of=lambda value: header + message(value), format="Protobuf")
+
+
+encoder = once_in_task(_encoder)
 
 
 def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, Any]], bytes]:

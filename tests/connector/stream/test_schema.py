@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -25,6 +24,7 @@ from pyspark.sql.types import (
 from broker_core.core.errors import LocalProtocolError, OptionError
 from broker_core.message.message import READ_SCHEMA
 from broker_core.message.properties import Properties
+from connector.arrow_type import arrow_type
 from connector.options import Included
 from connector.stream.schema import (
     PROPERTIES_TYPE,
@@ -61,7 +61,7 @@ def test_batches_have_exactly_the_arrow_schema_that_spark_derives(
     included: Included, properties: list[bytes]
 ) -> None:
     (given,) = to_spark(iter([batch(properties)]), included)
-    assert given.schema.equals(to_arrow_schema(read_schema(included), timezone="UTC"))
+    assert given.schema.equals(pa.schema(arrow_type(read_schema(included))))
     given.validate(full=True)
 
 

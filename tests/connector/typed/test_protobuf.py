@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
+from connector.arrow_type import arrow_type
+from connector.sql import nullable
 from connector.typed.protobuf.descriptors import Descriptors, of_set
 from connector.typed.protobuf.read import (
     SchemaMismatch,
     columns_of,
     decoder,
-    nullable,
     reading,
     unknown,
 )
@@ -154,7 +154,7 @@ def test_what_google_protobuf_writes_is_read(values: list[dict[str, Any]]) -> No
 @examples(60)
 def test_what_is_encoded_google_protobuf_and_decode_read(values: list[dict[str, Any]]) -> None:
     rows = [{**value, "tags": list(value["tags"].items()), "shelves": list(value["shelves"].items())} for value in values]  # fmt: skip
-    structs = pa.array(rows, to_arrow_type(COLUMNS, timezone="UTC"))
+    structs = pa.array(rows, arrow_type(COLUMNS))
     bodies = encoder(header(1) + written(FIRST), SCHEMA, FIRST, COLUMNS)(structs)
     for value, made in zip(values, bodies.to_pylist(), strict=True):
         assert Order.FromString(made[6:]) == Order.FromString(message(value))
@@ -381,7 +381,7 @@ def test_fields_may_have_the_names_of_methods() -> None:
         within = within.add(name, "string")
     columns = StructType([*within.fields]).add("m", within)
     rows = [{**dict.fromkeys(names, "x"), "m": dict.fromkeys(names, None)}]
-    bodies = encoder(header(1) + b"\0", made, FIRST, columns)(pa.array(rows, to_arrow_type(columns)))
+    bodies = encoder(header(1) + b"\0", made, FIRST, columns)(pa.array(rows, arrow_type(columns)))
     assert decoded(bodies.to_pylist(), columns, {1: made}) == [(rows[0], None)]
 
 
@@ -418,9 +418,7 @@ def test_a_type_of_the_caller_reads_what_a_registry_has_only_as_text() -> None:
 
 def encoded(rows: list[dict[str, Any]], columns: str, schema: RegisteredSchema = SCHEMA) -> list[bytes]:
     kind = ddl.columns(columns)
-    made: list[bytes] = encoder(b"", schema, FIRST, kind)(
-        pa.array(rows, to_arrow_type(kind, timezone="UTC"))
-    ).to_pylist()
+    made: list[bytes] = encoder(b"", schema, FIRST, kind)(pa.array(rows, arrow_type(kind))).to_pylist()
     return made
 
 
