@@ -21,6 +21,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -100,16 +101,8 @@ def transactional(
     functions = dict(after_commit or {})
     check_functions(functions)
     _check(persist, ledger if ledger_sync else AUTO, conflict_timeout_s)
-    function = Transactional(
-        fn,
-        options,
-        functions,
-        ledger=ledger,
-        ledger_sync=ledger_sync,
-        persist=persist,
-        resume_from=resume_from,
-        tables=table_format(conflict_timeout_s),
-    )
+    tables = table_format(conflict_timeout_s)
+    function = Transactional(fn, options, functions, ledger, ledger_sync, persist, resume_from, tables)
     if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
         function.resume(spark)  # before the source asks where it begins
     return function
@@ -142,33 +135,25 @@ def active_session() -> SparkSession | None:
     return session
 
 
+@dataclass(eq=False, repr=False)
 class Transactional:
     """The callable object for ``foreachBatch``; see :func:`transactional`. It can be pickled, for Spark
     Connect.
     """
 
-    def __init__(
-        self,
-        fn: Callable[[DataFrame, BatchTransaction], object],
-        options: WriteOptions,
-        functions: dict[str, AfterCommit],
-        *,
-        ledger: str | None,
-        ledger_sync: bool,
-        persist: bool | Literal["auto"],
-        resume_from: str | None,
-        tables: TableFormat,
-    ) -> None:
-        self._resume_from = resume_from
-        self.tables = tables
-        self.app_id = options.app_id
-        self._options = options
-        self._fn = fn
-        self._functions = functions
-        self._ledger_option = self._ledger_table = ledger
-        self._ledger_sync = ledger_sync
-        self._persist = persist
-        self._reads_again = False  # the last batch was read by several operations
+    _fn: Callable[[DataFrame, BatchTransaction], object]
+    _options: WriteOptions
+    _functions: dict[str, AfterCommit]
+    _ledger_option: str | None
+    _ledger_sync: bool
+    _persist: bool | Literal["auto"]
+    _resume_from: str | None
+    tables: TableFormat
+    _reads_again: bool = False  # the last batch was read by several operations
+
+    def __post_init__(self) -> None:
+        self.app_id = self._options.app_id
+        self._ledger_table = self._ledger_option
         self._forget_process()
 
     def _forget_process(self) -> None:

@@ -24,21 +24,11 @@ _VIEWS = "org.apache.spark.sql.execution.command.ViewHelper$"
 _ALWAYS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 # Of how a query runs: what Spark leaves out for a view, and the like.
 _RUNS = (
-    "spark.sql.adaptive.",
-    "spark.sql.artifact.",
-    "spark.sql.autoBroadcastJoinThreshold",
-    "spark.sql.catalog.",
-    "spark.sql.codegen.",
-    "spark.sql.execution.",
-    "spark.sql.files.",
-    "spark.sql.hive.convert",
-    "spark.sql.maven.",
-    "spark.sql.optimizer.",
-    "spark.sql.shuffle.",
-    "spark.sql.streaming.",
-    "spark.sql.ui.",
-    "spark.sql.view.",
-)
+    "spark.sql.adaptive.", "spark.sql.artifact.", "spark.sql.autoBroadcastJoinThreshold",
+    "spark.sql.catalog.", "spark.sql.codegen.", "spark.sql.execution.", "spark.sql.files.",
+    "spark.sql.hive.convert", "spark.sql.maven.", "spark.sql.optimizer.", "spark.sql.shuffle.",
+    "spark.sql.streaming.", "spark.sql.ui.", "spark.sql.view.",
+)  # fmt: skip
 _DELTA = tuple(
     f"spark.databricks.delta.{name}"
     for name in (

@@ -39,15 +39,9 @@ _NARROW = {
 }
 # Plan nodes whose partitions are those of their child.
 _IN_PLACE = {
-    "ProjectExec",
-    "FilterExec",
-    "WholeStageCodegenExec",
-    "InputAdapter",
-    "ColumnarToRowExec",
-    "RowToColumnarExec",
-    "InMemoryTableScanExec",
-    "RDDScanExec",
-}
+    "ProjectExec", "FilterExec", "WholeStageCodegenExec", "InputAdapter", "ColumnarToRowExec",
+    "RowToColumnarExec", "InMemoryTableScanExec", "RDDScanExec",
+}  # fmt: skip
 # What a client of Spark Connect asks for that has a row for each row.
 _CHOOSES = {"Project", "WithColumns", "WithColumnsRenamed", "Drop", "ToDF", "ToSchema"}
 # Nodes that hold another plan, which is not among their children: name -> method.

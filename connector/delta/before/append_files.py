@@ -26,25 +26,11 @@ from connector.tables.table_format import Writing
 # Options and table features that mean the same to a commit of files.
 _OPTIONS = {"mergeschema", "maxrecordsperfile", "compression", "optimizewrite"}
 _FEATURES = {
-    "allowColumnDefaults",
-    "appendOnly",
-    "changeDataFeed",
-    "checkConstraints",
-    "checkpointProtection",
-    "clustering",
-    "columnMapping",
-    "deletionVectors",
-    "domainMetadata",
-    "generatedColumns",
-    "identityColumns",
-    "inCommitTimestamp",
-    "invariants",
-    "rowTracking",
-    "timestampNtz",
-    "typeWidening",
-    "v2Checkpoint",
-    "vacuumProtocolCheck",
-}
+    "allowColumnDefaults", "appendOnly", "changeDataFeed", "checkConstraints", "checkpointProtection",
+    "clustering", "columnMapping", "deletionVectors", "domainMetadata", "generatedColumns",
+    "identityColumns", "inCommitTimestamp", "invariants", "rowTracking", "timestampNtz", "typeWidening",
+    "v2Checkpoint", "vacuumProtocolCheck",
+}  # fmt: skip
 # Columns whose values the commit, or Spark's analysis of a write by name, completes.
 _IDENTITY = "delta.identity.start"
 _DEFAULT = "CURRENT_DEFAULT"

@@ -16,7 +16,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +45,9 @@ _accepted: set[str] = set()
 _evolved: dict[str, str] = {}
 _FILE = f"{ROOT}/accepted"
 _MOST = 32
+_COMMIT_INFO = (
+    '{"commitInfo":{"timestamp":0,"inCommitTimestamp":0,"operation":"REHEARSAL","operationParameters":{}}}'
+)
 
 
 def refused(table: str, error: Exception, place: str = "") -> OptionError:
@@ -79,14 +81,16 @@ def rehearse(
     asked = _key(spark, log, schema, writing, [where, *names, *versions])
     if asked in _accepted:
         return
-    kept = None if where else _Kept.of(table, log)  # a condition may name what only this session has
-    if kept is not None and asked in kept.read():
-        _accepted.add(asked)
-        return
-    _write(spark, table.name, log, schema, writing, where)
+    # not of a new table, and not of a condition: it may name what only this session has
+    on_disk = bool(log) and not where and table.location.startswith(DISK)
+    files = TableFiles.at(table.location) if on_disk else None
+    if files is None or asked not in _accepted_in(files):
+        _write(spark, table.name, log, schema, writing, where)
+        if files is not None:
+            with contextlib.suppress(OSError):  # the table is gone, or not ours: it is tried again
+                files.make(ROOT)
+                files.write(_FILE, "\n".join([*_accepted_in(files)[1 - _MOST :], asked]))
     _accepted.add(asked)
-    if kept is not None:
-        kept.add(asked)
 
 
 def evolved(spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> StructType | None:
@@ -118,15 +122,8 @@ def _write(
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
-            about = {
-                "timestamp": 0,
-                "inCommitTimestamp": 0,
-                "operation": "REHEARSAL",
-                "operationParameters": {},
-            }
-            text = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
-            (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([text, *log]) + "\n")
+            (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([_COMMIT_INFO, *log]) + "\n")
         mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
         options = {**writing.options, **chosen}
         writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**options)
@@ -148,29 +145,14 @@ def _jar(made: JavaObject) -> str:
     return "" if source is None else str(source.getLocation()).rpartition("/")[2]
 
 
-@dataclass(frozen=True)
-class _Kept:
+def _accepted_in(files: TableFiles) -> list[str]:
     """What Delta has accepted for a table, in a file of its hidden directory. It may be deleted at any time;
     whoever can write it can write the table.
     """
-
-    files: TableFiles
-
-    @classmethod
-    def of(cls, table: Table, log: Sequence[str]) -> _Kept | None:
-        """None for a table that is new, or not on a disk."""
-        return cls(TableFiles.at(table.location)) if log and table.location.startswith(DISK) else None
-
-    def read(self) -> list[str]:
-        try:
-            return self.files.read(_FILE)[0].split()
-        except (OSError, UnicodeError):
-            return []
-
-    def add(self, asked: str) -> None:
-        with contextlib.suppress(OSError):  # the table is gone, or not ours: it is tried again
-            self.files.make(ROOT)
-            self.files.write(_FILE, "\n".join([*self.read()[1 - _MOST :], asked]))
+    try:
+        return files.read(_FILE)[0].split()
+    except (OSError, UnicodeError):
+        return []
 
 
 def _key(
