@@ -100,6 +100,8 @@ def require_held(spark: SparkSession, table: Table, once: CommitId) -> int | Non
     """The version that has the commit of this batch, None if its log is gone. Raises CheckpointMismatch
     unless the table has it.
     """
+    if (version := log.made_last(spark, table, once.batch)) is not None:
+        return version
     found = _held(spark, table, once, fresh=False)
     if found.known:
         return found.version

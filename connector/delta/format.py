@@ -135,7 +135,8 @@ class Delta:
     transient = staticmethod(transient.why)
 
     def append(self, rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
-        return append_rows.append(rows, table, once, writing, self._limit_s)
+        version = append_rows.append(rows, table, once, writing, self._limit_s)
+        return self._commits.committed(table, version)
 
     def add(
         self,
@@ -172,7 +173,8 @@ class Delta:
         once: CommitId,
         context: Mapping[str, object] | None = None,
     ) -> int | None:
-        return make_change.change(spark, table, change, rows, once, context, self._limit_s)
+        version = make_change.change(spark, table, change, rows, once, context, self._limit_s)
+        return self._commits.committed(table, version)
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql import SparkSession
 
 from connector.delta.table_files import DISK, Stamp, TableFiles
+from connector.tables.table import Table, is_path
 
 if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject
@@ -42,9 +43,12 @@ class LastCommit:
 
 
 class LastCommits:
-    """Of one app, by the location of the table."""
+    """Of one app, by the location of the table. ``told``: where SQL alone tells of tables, id, location and
+    version of those at a path, by their names.
+    """
 
     def __init__(self) -> None:
+        self.told: dict[str, tuple[str, str, int]] = {}
         self._commits: dict[str, LastCommit] = {}
         self._paths: dict[tuple[object, str], str] = {}
         self._lock = threading.Lock()  # of a change: tables are looked at in threads
@@ -74,6 +78,12 @@ class LastCommits:
             with self._lock:
                 _keep(self._paths, key, found)
         return found
+
+    def committed(self, table: Table, version: int | None) -> int | None:
+        if version is not None and is_path(table.name):  # a name may be one of another place now
+            with self._lock:
+                _keep(self.told, table.name, (table.table_id, table.location, version))
+        return version
 
     def note(self, location: str, commit: LastCommit) -> None:
         if not location.startswith(DISK):

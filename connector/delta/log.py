@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
+from connector.stream.offset_log import text_of
 from connector.tables.commit_id import OTHERS, restored_in
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import Later, TableMark
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # a client of Spark Connect has no py4j
 
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
+_LAST = "spark.databricks.delta.lastCommitVersionInSession"
 TOLD = 100
 _PAGES = (1, TOLD, 10_000)
 # operations that take no row away; for another one, somebody looks once too often
@@ -183,6 +185,21 @@ def lacks(spark: SparkSession, table: Table, version: int, token: str) -> bool:
     if found.version == version:
         return token not in (found.metadata.get("token"), *others)
     return int(snapshot(spark, table).version()) < version
+
+
+def made_last(spark: SparkSession, table: Table, batch: Mapping[str, object]) -> int | None:
+    """The version of the commit of ``batch``, if the log has it where Delta says that this session has made
+    its last one; None if that is not certain. Only where the history is a job over the log, as this is not.
+    """
+    if not jvm.only_sql(spark):
+        return None
+    try:
+        version = int(str(spark.conf.get(_LAST, None)))
+        lines = text_of(f"{table.location}/_delta_log/{version:020d}.json", spark).splitlines()
+    except Exception:  # of any class: nothing is said, or nobody may read it
+        return None
+    told = [user_metadata(_json_object(line).get("commitInfo") or {}) for line in lines]
+    return version if any(is_of(each, batch) for each in told) else None
 
 
 class Held(NamedTuple):

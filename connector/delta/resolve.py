@@ -5,9 +5,10 @@ Not here: what a spelling means (``connector/tables/table.py``), reading the log
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.last_commit import LastCommits
 from connector.errors import first_line, unlogged
+from connector.stream.offset_log import text_of
 from connector.tables.table import (
     Table,
     in_sql,
@@ -53,7 +55,7 @@ def resolve(spark: SparkSession, spelling: str, commits: LastCommits | None = No
     parts = _qualified(spark, parts)
     if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not jvm.only_sql(spark):
         return _in_session_catalog(spark, parts, commits)
-    return _in_some_catalog(spark, parts)
+    return _in_some_catalog(spark, parts, commits)
 
 
 def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
@@ -67,8 +69,9 @@ def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
 def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
     if jvm.only_sql(spark):
         name = path.rstrip("/") or "/"
-        there = _is_delta(spark, path)
-        return _told(spark, name, in_sql(path)) if there else Table(name, plain_location(path), "")
+        if not _is_delta(spark, path):
+            return Table(name, plain_location(path), "")
+        return _told(spark, name, in_sql(path), commits)
     qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
     return Table(qualified, location, *_look(spark, qualified, location, commits))
@@ -140,18 +143,38 @@ def _look(spark: SparkSession, place: str, location: str, commits: LastCommits) 
     return last.look if last is not None else look_at(snapshot_at(spark, place))
 
 
-def _told(spark: SparkSession, name: str, sql: str) -> Table:
-    """An existing table, as SQL tells of it."""
-    found = spark.sql(f"DESCRIBE DETAIL {sql}").collect()[0]
-    if str(found["format"]).lower() != "delta":
-        raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
+def _told(spark: SparkSession, name: str, sql: str, commits: LastCommits) -> Table:
+    """An existing table, as SQL tells of it. Its columns are analysed; for the rest, SQL has a job over the
+    log, and Delta a file beside each commit.
+    """
+    schema = spark.table(sql).schema.json()
+    found = _noted(spark, *commits.told[name]) if name in commits.told else None
+    if found is None:
+        found = spark.sql(f"DESCRIBE DETAIL {sql}").collect()[0].asDict()
+        if str(found["format"]).lower() != "delta":
+            raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
     metadata = {
-        "schemaString": spark.table(sql).schema.json(),
+        "schemaString": schema,
         "partitionColumns": list(found["partitionColumns"]),
         "configuration": dict(found["properties"] or {}),
     }
     text = json.dumps({"metaData": metadata}, sort_keys=True)
     return Table(name, plain_location(str(found["location"])), str(found["id"]), text)
+
+
+def _noted(spark: SparkSession, table_id: str, location: str, version: int) -> dict[str, Any] | None:
+    """What Delta has written beside the commit of ``version`` about the table; None if that is not its last
+    commit, or if it is not certain: a file of this name may be one of another table, or of another host.
+    """
+    log = f"{location}/_delta_log"
+    with contextlib.suppress(Exception):  # of any class: nobody has noted it, or nobody may read it
+        try:
+            text_of(f"{log}/{version + 1:020d}.json", spark)
+        except FileNotFoundError:
+            noted = json.loads(text_of(f"{log}/{version:020d}.crc", spark))["metadata"]
+            if noted["id"] == table_id:
+                return {**noted, "location": location, "properties": noted["configuration"]}
+    return None
 
 
 def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastCommits) -> Table:
@@ -197,11 +220,12 @@ def _decoded(spark: SparkSession, url: object) -> str:
     return str(jvm.new(spark, jvm.PATH, url).toString())
 
 
-def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
+def _in_some_catalog(spark: SparkSession, parts: list[str], commits: LastCommits) -> Table:
     name = quoted(parts)
     try:
-        there = spark.catalog.tableExists(name)
-        return _told(spark, name, name) if there else Table(name, f"name:{name.lower()}", "")
+        if not spark.catalog.tableExists(name):
+            return Table(name, f"name:{name.lower()}", "")
+        return _told(spark, name, name, commits)
     except OptionError:
         raise
     except Exception as error:

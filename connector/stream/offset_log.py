@@ -18,11 +18,12 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from broker_core.core.errors import OptionError
 from broker_core.engine import UNKNOWN_OFFSETS
-from connector.errors import error_summary
+from connector.errors import error_summary, unlogged
 from connector.options import AddressOptions
 from connector.stream.offset import is_offset
 from connector.stream.query_plan import other_sources, plans
@@ -61,7 +62,7 @@ class OffsetLog:
         try:
             self._query = self._query or _id(checkpoint, spark)
             if self._query == query_id:
-                return _text(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
+                return text_of(f"{checkpoint.rstrip('/')}/offsets/{batch_id}", spark)
             what = f"checkpoint {checkpoint!r} is of query {self._query}, and this is query {query_id}"
         except Exception as error:
             if spark is None:
@@ -121,7 +122,7 @@ def owner(checkpoint: str, spark: SparkSession) -> str:
 
 
 def _id(checkpoint: str, spark: SparkSession | None) -> str:
-    return str(json.loads(_text(f"{checkpoint.rstrip('/')}/metadata", spark))["id"])
+    return str(json.loads(text_of(f"{checkpoint.rstrip('/')}/metadata", spark))["id"])
 
 
 def _is_missing(offset: str) -> bool:
@@ -129,8 +130,10 @@ def _is_missing(offset: str) -> bool:
     return offset.rpartition(":")[2] in ("-", "null")
 
 
-def _text(path: str, spark: SparkSession | None) -> str:
-    """The text of a file. What is not on a disk of this host, Spark reads."""
+def text_of(path: str, spark: SparkSession | None) -> str:
+    """The text of a file. What is not on a disk of this host, Spark reads. Raises FileNotFoundError, or what
+    Spark raises.
+    """
     local = re.sub(r"^dbfs:/+", "/dbfs/", re.sub(r"^file:/+", "/", path))
     try:
         return Path(local).read_text("utf-8")
@@ -138,5 +141,11 @@ def _text(path: str, spark: SparkSession | None) -> str:
         if spark is None:
             raise
     # a path of Spark is a pattern
-    rows = spark.read.text(re.sub(r"([\\{}\[\]*?])", r"\\\1", path), wholetext=True).collect()
-    return str(rows[0]["value"])
+    pattern = re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+    try:
+        with unlogged():
+            return str(spark.read.text(pattern, wholetext=True).collect()[0]["value"])
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise FileNotFoundError(f"there is no {path}") from None
+        raise

@@ -184,7 +184,7 @@ class Pipeline:
             versions = [
                 version
                 for app, version in delta_transactions(Path(self.lake) / name)
-                if app.partition("@")[0] == self.app
+                if app.rpartition("@")[0] == self.app
             ]
             assert versions == sorted(set(versions)) and set(versions) == {row["sequence"] for row in rows}
         calls = self.collected()

@@ -27,6 +27,8 @@ from tests.spark.test_user_code import INNER, made, require_once
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 MESSAGES = ["a", "b", "c", "d"]
+# all that separates names somewhere: in tags of Spark, in ids of commits, in urls and paths
+ODD_APP = "ä, b=1 %2F/c@d #e~1 '\"`\\ é漢😀"
 
 
 @contextmanager
@@ -103,6 +105,7 @@ def operations(scratch: Path, url: str, tls: Pipeline) -> dict[str, Pipeline]:
     app = Pipeline.create(
         "app", url, scratch, MESSAGES, ledger=str(scratch / "ledger"), options=options, **beside
     )
+    app = replace(app, app=ODD_APP)
     rate = Pipeline.create("rate", url, scratch, source="rate", batches=1)
     messages = shapes.MESSAGES["typed"]
     typed = Pipeline.create("typed", url, scratch, messages, shape="typed", fn="rejects", **beside)
@@ -186,10 +189,10 @@ def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missi
     changes.require_changed(MESSAGES)
     rate.require_once([str(number) for number in range(2 * rate.entries())])
     told = [
-        (row["batch_id"], row["log"], row["start_offset"], row["end_offset"], row["published"])
+        (row["app_id"], row["batch_id"], row["log"], row["start_offset"], row["end_offset"], row["published"])
         for row in app.ledger_rows()
     ]
-    assert sorted(told) == [(0, app.queue, 0, 2, 2), (1, app.queue, 2, 4, 2)]
+    assert sorted(told) == [(ODD_APP, 0, app.queue, 0, 2, 2), (ODD_APP, 1, app.queue, 2, 4, 2)]
 
 
 @pytest.mark.parametrize("name", seldom(WORKS, SELDOM.__contains__))

@@ -341,6 +341,38 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
     assert held(rig, lake) == [("a", 1), ("b", 2), ("z", 30)]
 
 
+def test_a_table_that_is_replaced_or_gone_behind_its_check_gets_no_change_and_is_not_made_again(
+    rig: Any, lake: str, tmp_path: Path
+) -> None:
+    """The function does it when all is staged. An append goes to the table that has the place then."""
+    appended, gone = made(rig, tmp_path / "appended"), made(rig, tmp_path / "gone")
+    other = "USING delta AS SELECT 'new' AS id, 7 AS n, false AS gone"
+
+    def replaces(batch: DataFrame, tx: BatchTransaction) -> None:
+        for table, stage in ((appended, tx.append), (lake, tx.delete)):
+            stage(rows(batch), table, *(["t.id = s.id"] if table == lake else []))
+            batch.sparkSession.sql(f"CREATE OR REPLACE TABLE delta.`{table}` {other}")
+
+    def removes(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(rows(batch), gone)
+        if tx.sequence == 1:  # a replay finds the table that was made again
+            shutil.rmtree(gone)
+
+    rig.publish("in", "a1", "b2")
+    with pytest.raises(Exception, match="was replaced by another one before the delete of batch 1"):
+        run(rig, replaces)
+    assert held(rig, appended) == [("a", 1), ("b", 2), ("new", 7)]
+    assert held(rig, lake) == [("new", 7)]
+
+    rig.declare("in2")
+    rig.publish("in2", "a1", "b2")
+    with pytest.raises(
+        Exception, match=r"was dropped or re(named before the append of batch 1|placed since)"
+    ):
+        run(rig, removes, app_id="removes", queue="in2", checkpoint="removes")
+    assert not Path(gone).exists(), "an append makes no table anew in the place of one that was there"
+
+
 ODD = ("k.e y", "a`b", "Ünit é", "MiXed", "s")  # the alias of the rows too
 
 
