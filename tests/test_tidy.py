@@ -93,7 +93,6 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
         17,
         "what a commit needs to know, in one place",
     ),
-    "connector.batch.foreach_batch.Transactional": (17, "what a user asks of a pipeline, and its parts"),
     "broker_core.server.amqp.server.AmqpServer": (18, "the composition of a listener"),
     "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),

@@ -128,6 +128,26 @@ def test_what_a_table_is_like_is_asked_only_where_another_commit_than_the_last_k
     assert asked()
 
 
+def test_two_spellings_of_a_new_table_are_operations_of_their_own_until_it_is_there(
+    rig: Any, tmp_path: Path, other_classes: None
+) -> None:
+    place = tmp_path / "new"
+    rig.declare("in")
+
+    def each(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(rows(batch), str(place))
+        tx.append(rows(batch), f"file:{place}")
+
+    rig.publish("in", "a1", "b2")
+    run(rig, each)
+    assert held(rig, str(place)) == [("a", 1), ("a", 1), ("b", 2), ("b", 2)]
+    assert len(delta_transactions(place)) == 2
+    rig.publish("in", "c3")
+    run(rig, each)
+    assert [row for row in held(rig, str(place)) if row == ("c", 3)] == [("c", 3)] * 2
+    assert len(delta_transactions(place)) == 3
+
+
 def test_a_session_without_delta_is_told_apart(rig: Any, other_classes: None) -> None:
     assert jvm.only_sql(rig.spark)
     with pytest.MonkeyPatch.context() as patch:
