@@ -80,10 +80,9 @@ class BindingInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """One row of ``txmq connection channels``: who holds what. ``open_s``: the age of its open transaction, 0
-    for none; ``publishes``, ``acks`` and ``size_bytes`` are of that. ``unacknowledged``: how many deliveries
-    of each queue it holds; ``consumes``: the queues of its consumers.
-    """
+    """One row of ``txmq connection channels``: who holds what. ``open_s``: the age of the open transaction
+    ``transaction``, 0 for none; ``publishes``, ``acks`` and ``size_bytes`` are of that. ``unacknowledged``:
+    how many deliveries of each queue it holds; ``consumes``: the queues of its consumers."""
 
     id: str
     listener: str  # amqp, flight or process
@@ -97,6 +96,7 @@ class ChannelInfo:
     size_bytes: int
     unacknowledged: Mapping[str, int]
     consumes: tuple[str, ...]
+    transaction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ returns it. Credit returns when it left both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
@@ -53,7 +54,8 @@ class Channel:
         self.transactional = False
         self.confirming = False
         self.closed = ""  # the reason, once it is closed
-        self.transaction = self._begin(0)
+        self.transactions = 0  # that it has begun, under tx.select
+        self.transaction = self._begin()
         self.unacked: dict[int, Unacked] = {}
         self.marked: dict[int, tuple[Unacked, Outcome]] = {}
         # under a limit of the channel: the one served least recently is first
@@ -64,15 +66,16 @@ class Channel:
         self.last_tag = 0
         self._lowest = 1  # no lower tag is in ``unacked``
 
-    def _begin(self, now_us: int) -> Transaction:
-        transaction = Transaction(self.limits, now_us)
+    def _begin(self) -> Transaction:
+        transaction = Transaction(self.limits, 0)
+        self.transactions += self.transactional
         transaction.atomic = transaction.transactional = self.transactional
         transaction.connection = self.connection
         self.asked = self.state.users.epoch
         return transaction
 
     # -- modes -----------------------------------------------------------------------------------------------
-    def tx_select(self, now_us: int) -> None:
+    def tx_select(self) -> None:
         """Starts tx mode; it may be repeated. Collected work must be taken first. Raises PreconditionFailed
         on a channel in confirm mode.
         """
@@ -82,7 +85,7 @@ class Channel:
         if not self.transactional:
             assert not self.transaction, "take() what was gathered before the mode changes"
             self.transactional = True
-            self.transaction = self._begin(now_us)
+            self.transaction = self._begin()
 
     def confirm_select(self) -> None:
         """Starts confirm mode. Raises PreconditionFailed on a transactional channel."""
@@ -102,7 +105,7 @@ class Channel:
 
     # -- publishing ------------------------------------------------------------------------------------------
     def publish(self, message: Message, queues: Queues, mandatory: bool, now_us: int) -> None:
-        """Adds a message routed to ``queues``. With ``now_us`` 0, its open time is not recorded.
+        """Adds a message routed to ``queues``. ``now_us`` 0: the transaction does not begin with it.
 
         Raises PreconditionFailed (expiration), TransactionTooLarge.
         """
@@ -119,7 +122,7 @@ class Channel:
         """
         assert not self.transactional
         taken = self.transaction
-        self.transaction = self._begin(0)
+        self.transaction = self._begin()
         return taken
 
     # -- consumers -------------------------------------------------------------------------------------------
@@ -303,16 +306,20 @@ class Channel:
         self._return_credits(deliveries.values())
 
     # -- the transaction -------------------------------------------------------------------------------------
-    def finish(self, now_us: int) -> None:
+    def limit_open_time(self, seconds: float) -> None:
+        """Of the open transaction, from its beginning, and of those to come. Infinity: no limit."""
+        self.limits = self.transaction.limits = replace(self.limits, open_s=seconds)
+
+    def finish(self) -> None:
         """Starts a new transaction after the open one was committed or prepared: its deliveries leave the
         channel, and their credit returns.
         """
         marked, self.marked = self.marked, {}
         if marked:
             self._return_credits([delivery for delivery, _ in marked.values()])
-        self.transaction = self._begin(now_us)
+        self.transaction = self._begin()
 
-    def rollback(self, now_us: int) -> list[BlockId]:
+    def rollback(self) -> list[BlockId]:
         """Drops the publishes and makes acked tags unacked again, without redelivery. Returns the blocks that
         the transaction appended, to be forgotten.
 
@@ -320,12 +327,12 @@ class Channel:
         """
         dropped = self.transaction
         if dropped.state is not State.ACTIVE:
-            self.finish(now_us)
+            self.finish()
             return []
         dropped.become(State.ROLLED_BACK)
         marked, self.marked = self.marked, {}
         self.hold({tag: delivery for tag, (delivery, _) in marked.items()})
-        self.transaction = self._begin(now_us)
+        self.transaction = self._begin()
         return dropped.appended
 
     def hold(self, deliveries: Mapping[int, Unacked]) -> None:
@@ -353,7 +360,7 @@ class Channel:
             if delivery.consumer is not None:
                 undo.attribute(delivery.consumer, "unacked")
         _cancel(self, list(self.consumers.values()))
-        dropped = self.rollback(0)
+        dropped = self.rollback()
         self._give_back(change, now_us)
         self.closed = self.closed or why
         return dropped

@@ -206,7 +206,7 @@ class LocalChannel:
             message = _new(Message, (body, routing_key, exchange, properties))
         if not queues and not mandatory:
             return False
-        channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
+        channel.publish(message, queues, mandatory, self._begun_us())
         if channel.transactional:
             self._commits.spill_full(channel.transaction)
         else:
@@ -301,9 +301,14 @@ class LocalChannel:
             check_call("reject", LocalChannel.reject, {"tag": tag, "requeue": requeue})
         self._settle(tag, "requeue" if requeue else "reject", False)
 
+    def _begun_us(self) -> int:
+        """Returns the time if the open transaction may begin now, else 0."""
+        channel = self._channel
+        return self._clock() if channel.transactional and not channel.transaction.opened_us else 0
+
     @uninterrupted
     def _settle(self, tag: int, outcome: Outcome, multiple: bool) -> None:
-        self._channel.settle(tag, outcome, multiple, self._clock() if self._timed else 0)
+        self._channel.settle(tag, outcome, multiple, self._begun_us())
         if not self._channel.transactional:
             self._commit_single()
 
@@ -317,7 +322,7 @@ class LocalChannel:
     # -- transactions ----------------------------------------------------------------------------------------
     def tx_select(self) -> None:
         """Starts tx mode; it may be repeated. Raises PreconditionFailed on a channel in confirm mode."""
-        self._channel.tx_select(self._clock())
+        self._channel.tx_select()
 
     def confirm_select(self) -> None:
         """Starts confirm mode: in this process every publish outside a transaction is confirmed when it
@@ -346,7 +351,7 @@ class LocalChannel:
             if self._timed:
                 transaction.check_open_time(self._clock())
             self._commit(transaction, self.call, routed)
-            channel.finish(0)
+            channel.finish()
         except TxmqError as error:
             self._end(f"its commit failed ({error.message})")
             raise
@@ -358,7 +363,7 @@ class LocalChannel:
         """
         self._channel.check_transactional()
         with self._look:
-            block_ids = self._channel.rollback(0)
+            block_ids = self._channel.rollback()
         self._commits.discard(block_ids)
 
     @uninterrupted
@@ -380,7 +385,7 @@ class LocalChannel:
                 channel, transaction, self._rights, call, xid, self._user, change, now
             )
         )
-        channel.finish(0)
+        channel.finish()
         return answer
 
     # -- ending ----------------------------------------------------------------------------------------------

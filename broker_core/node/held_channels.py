@@ -66,6 +66,10 @@ class HeldChannels:
         self._holders[channel] = holder
         channel.who = holder.who
 
+    def transaction_id(self, channel: Channel) -> str:
+        """Returns the id of the transaction of a channel that is transactional."""
+        return _transaction_id(channel, self._holders[channel])
+
     def __len__(self) -> int:
         return len(self._holders)
 
@@ -128,6 +132,10 @@ def _consumer(consumer: Consumer, holder: ChannelHolder) -> ConsumerInfo:
     )
 
 
+def _transaction_id(channel: Channel, holder: ChannelHolder) -> str:
+    return f"{holder.id}/{channel.transactions}"
+
+
 def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
     transaction = channel.transaction
     is_open = channel.transactional and bool(transaction)
@@ -146,6 +154,7 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
         transaction.memory_bytes if is_open else 0,
         dict(held),
         tuple(sorted(each.queue.name for each in list(channel.consumers.values()) if not each.queue.replies)),
+        _transaction_id(channel, holder) if is_open else "",
     )
 
 

@@ -92,6 +92,32 @@ def test_each_listener_shows_who_holds_what(
     assert [row["listener"] for row in _rows(capsys, broker)] == ["amqp"]
 
 
+def test_the_id_of_an_open_transaction_is_that_which_an_operator_and_the_log_have(
+    broker: Broker, peer: pika.BlockingConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    current = "amq.transaction@current"
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="channel is not transactional"):
+        peer.channel().basic_get(current, auto_ack=True)
+    channel = peer.channel()
+    channel.tx_select()
+    ids: list[str] = []
+    with BrokerClient(broker.url) as client:
+        for number in (1, 2, 3):
+            channel.basic_publish("", "b", b"1")
+            ids.append(channel.basic_get(current, auto_ack=True)[2].decode())
+            (row,) = [each for each in client.channels() if each.transaction]
+            assert row.transaction == ids[-1] == f"{row.id}/{number}"
+            assert row.age_s >= row.open_s > 0, "also of a later transaction"
+            if number < 3:
+                channel.tx_commit()
+                assert not [each for each in client.channels() if each.transaction]
+    caplog.set_level("INFO", "txmq.amqp")
+    channel.basic_ack(77)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+        channel.tx_commit()
+    assert f"unknown delivery tag 77; transaction {ids[-1]} is rolled back" in caplog.text
+
+
 def test_a_refused_claim_names_the_command_that_names_the_holders(
     broker: Broker, peer: pika.BlockingConnection, capsys: pytest.CaptureFixture[str]
 ) -> None:

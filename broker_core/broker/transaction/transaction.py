@@ -276,7 +276,7 @@ class Transaction:
         if limit_s is not None and self and now_us - self.opened_us > limit_s * 1_000_000:
             raise TransactionTooLarge(
                 f"the transaction is open for longer than {limit_s} s, the limit: it is rolled back; commit "
-                "more often, or raise --transaction-time"
+                "more often, or raise --transaction-time or the timeout that the client has set"
             )
 
     def spill(self, spilled: Spilled) -> None:

@@ -289,7 +289,8 @@ class Connection(asyncio.Protocol):
             self.end_session(number)
             return
         text = self.protocol.channels.close(*failed)
-        logger.info("%s of user '%s': channel %d is closed: %s", self.name, self.user, number, text)
+        lost = _rolled_back(self.sessions.by_number.get(number))
+        logger.info("%s of user '%s': channel %d is closed: %s%s", self.name, self.user, number, text, lost)
         self.flush_later()
         self.sessions.fail(number, text)
 
@@ -374,9 +375,15 @@ class Connection(asyncio.Protocol):
             if timed_out is not None:
                 self.abort(timed_out.why)
             self.flush_later()
-        if self.server.broker.limits.open_s is not None:
-            for session in list(self.sessions.by_number.values()):
-                session.check_open_time()
+        for session in list(self.sessions.by_number.values()):
+            session.check_open_time()
+
+
+def _rolled_back(session: Session | None) -> str:
+    """For the log: the open transaction that ends with its channel."""
+    if session is None or not (session.channel.transactional and session.channel.transaction):
+        return ""
+    return f"; transaction {session.broker.held.transaction_id(session.channel)} is rolled back"
 
 
 def _address(name: Any) -> str:

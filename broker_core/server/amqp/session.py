@@ -158,8 +158,7 @@ class Session:
     with them, when what came before is answered.
 
     ``state``: as its virtual host sees it. ``last_queue``: declared last. ``replies``: the queue of its
-    direct reply-to consumer, "" without one.
-    ``named``: the name of the open transaction.
+    direct reply-to consumer, "" without one. ``named``: the name of the open transaction.
     """
 
     def __init__(self, connection: ClientConnection, number: int, server: Server) -> None:
@@ -205,9 +204,9 @@ class Session:
         return self.broker.clock()
 
     @property
-    def now(self) -> int:
-        """The time if transactions have a time limit, else 0."""
-        return self.clock() if self.timed else 0
+    def begun_us(self) -> int:
+        """The time if the transaction may begin now, else 0."""
+        return 0 if self.channel.transaction.opened_us else self.clock()
 
     # -- commands in --------------------------------------------------------------------------------------
     def handle(self, command: Command) -> None:

@@ -4,6 +4,7 @@ AMQP 0-9-1 has no method for prepared transactions, and every client has ``basic
 So:
 
     publish to ``amq.transaction`` with the body ``order-7`` (its name) and the routing key
+        timeout     the body is a number of seconds: a longer transaction of this channel is rolled back
         token       then tx.commit: committed under this token
         prepare     then tx.commit: prepared, not committed (XA)
         commit      decide a prepared transaction, from any connection of its user or of an operator,
@@ -14,6 +15,9 @@ So:
         if somebody else has decided, until that is forgotten
     get from ``amq.transaction@recover`` with no_ack
         what the user has prepared: a page as JSON, whose routing key is the queue of the next page, or empty
+
+    get from ``amq.transaction@current`` with no_ack
+        the id of the open transaction of this channel
 
 Empty: it was not committed. ``unknown``: outcomes are forgotten up to the time in the property ``timestamp``,
 and this may be one of them; a transaction that began later was not committed.
@@ -50,15 +54,17 @@ from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import Properties
 
 NAME = "amq.transaction"
-_OUTCOME, _RECOVER = "amq.transaction.", "amq.transaction@recover"
-QUESTIONS = (_OUTCOME, _RECOVER)  # what the names of queues that only answer start with
+_OUTCOME, _RECOVER, CURRENT = "amq.transaction.", "amq.transaction@recover", "amq.transaction@current"
+QUESTIONS = (_OUTCOME, _RECOVER, CURRENT)  # what the names of queues that only answer start with
 Name: TypeAlias = Literal["token", "prepare"]
-_VERBS: dict[str, Name | Decision] = {
+Verb: TypeAlias = Name | Decision | Literal["timeout"]
+_VERBS: dict[str, Verb] = {
     "token": "token",
     "prepare": "prepare",
     "commit": "commit",
     "rollback": "rollback",
     "forget": "forget",
+    "timeout": "timeout",
 }
 
 
@@ -87,8 +93,10 @@ class NamedTransaction(NamedTuple):
         return named
 
 
-def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
-    """The verb, which is the routing key, and the xid. Raises PreconditionFailed, OptionError."""
+def parse(routing_key: str, body: bytes) -> tuple[Verb, str]:
+    """The verb, which is the routing key, and the xid, or the number of seconds. Raises PreconditionFailed,
+    OptionError.
+    """
     verb = _VERBS.get(routing_key)
     if verb is None:
         raise PreconditionFailed(
@@ -104,6 +112,13 @@ def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
     if verb in ("token", "prepare"):
         check_name(xid)
     return verb, xid
+
+
+def seconds(text: str) -> float:
+    """Raises PreconditionFailed."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text):
+        raise PreconditionFailed(f"a timeout is a number of seconds, not '{text[:40]}'")
+    return float(text)
 
 
 class Answer(NamedTuple):

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pika
 import pytest
+from pamqp import commands as c
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
 from broker_core.core import errors
+from tests.amqp_peer import Peer
 from tests.amqp_server import AmqpServed, serving
 
 NAMED = "amq.transaction"
@@ -256,6 +258,28 @@ def test_20_a_manager_that_lost_its_log_finds_what_it_has_prepared_again_after_a
         assert ready(channel, "out") == len(names)
 
 
+@pytest.mark.parametrize(("limit", "timeout"), [("30", b"0.05"), ("0.5", b"3000"), ("0.5", b"0")])
+def test_18_a_client_limits_the_open_time_of_its_transactions_below_that_of_the_broker(
+    tmp_path: Path, limit: str, timeout: bytes
+) -> None:
+    """Its own is no longer than that of the broker. What is prepared waits for ever."""
+    with serving(tmp_path / "data", "--transaction-time", limit) as broker, Peer(broker.amqp_url) as peer:
+        peer.opened(1).call(1, c.Queue.Declare(queue="q", durable=True), c.Queue.DeclareOk)
+        peer.call(1, c.Tx.Select(), c.Tx.SelectOk)
+        with broker.client() as client, client.channel() as channel:
+            channel.tx_select()
+            channel.publish(b"a", routing_key="q")
+            channel.prepare("xa-1")
+        peer.publish(1, NAMED, "timeout", timeout)
+        peer.publish(1, "", "q", b"b")
+        _, closed = peer.receive()  # by itself
+        assert isinstance(closed, c.Channel.Close)
+        seconds = min(float(limit), float(timeout) or float(limit))
+        assert f"is open for longer than {seconds} s, the limit" in closed.reply_text
+        with broker.client() as client:
+            assert client.outcome("xa-1") == "prepared" and client.queues()[0].messages == 0
+
+
 def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: AmqpServed) -> None:
     with closing(connect(broker)) as connection:
         for name in (f"{NAMED}@recover:x", f"{NAMED}@recovered", f"{NAMED}@other", NAMED):
@@ -268,6 +292,9 @@ def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: Am
     ("transactional", "verb", "body", "code", "text"),
     [
         (True, "begin", b"x", 406, "unknown routing key 'begin' for exchange 'amq.transaction'"),
+        (True, "timeout", b"-1", 406, "a timeout is a number of seconds, not '-1'"),
+        (True, "timeout", b"nan", 406, "a timeout is a number of seconds, not 'nan'"),
+        (False, "timeout", b"1", 406, "channel is not transactional"),
         (True, "token", b"", 406, "an empty body names no transaction"),
         (True, "token", b"\xff", 406, "an xid is UTF-8 text of at most 255 bytes"),
         (True, "token", b"x" * 256, 406, "an xid is UTF-8 text of at most 255 bytes"),

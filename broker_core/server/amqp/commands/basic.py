@@ -57,7 +57,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     if channel.transactional:
         if queues or method.mandatory:
             message = _new(Message, (body, routing_key, name, properties))
-            channel.publish(message, queues, method.mandatory, session.clock() if session.timed else 0)
+            channel.publish(message, queues, method.mandatory, session.begun_us)
             session.broker.channel_commits.spill_full(channel.transaction)
         return
     tick_commit = session.tick_commit
@@ -89,7 +89,7 @@ def publish_many(session: Session, publishes: Publishes) -> bool:
         return False
     channel, tick_commit = session.channel, session.tick_commit
     like = _new(Message, (b"", method.routing_key, method.exchange, properties))
-    now = session.clock() if session.timed and channel.transactional else 0
+    now = session.begun_us if channel.transactional else 0
     if not channel.transaction.publish_many(like, bodies, queues, method.mandatory, now):
         return False
     if channel.transactional:

@@ -180,7 +180,7 @@ def reject(session: Session, method: m.BasicReject, _: Command) -> None:
 
 def _settle(session: Session, tag: int, outcome: Outcome, multiple: bool) -> None:
     channel = session.channel
-    channel.settle(tag, outcome, multiple, session.clock() if session.timed else 0)
+    channel.settle(tag, outcome, multiple, session.begun_us if channel.transactional else 0)
     if not channel.transactional and not session.tick_commit.waits and channel.transaction:
         session.tick_commit.gather()
 

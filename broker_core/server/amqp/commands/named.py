@@ -6,6 +6,7 @@ Not here: what the words mean (``transaction_exchange.py``).
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from broker_core.amqp.v0_9_1 import methods as m
@@ -25,6 +26,10 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
     if verb == "prepare" or verb == "token":
         channel.check_transactional()
         session.named = session.named.with_name(verb, xid)
+        return
+    if verb == "timeout":
+        channel.check_transactional()
+        _limit_open_time(session, transaction_exchange.seconds(xid))
         return
     if channel.transactional:
         text = f"cannot {verb} transaction '{xid}' on a channel that is transactional: use another one"
@@ -46,6 +51,13 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
     session.submit(method, work, decided)
 
 
+def _limit_open_time(session: Session, seconds: float) -> None:
+    """As the client wishes, but not beyond the limit of the broker; 0: that alone."""
+    most = session.broker.limits.open_s
+    session.channel.limit_open_time(min(seconds or math.inf, most or math.inf))
+    session.timed = True
+
+
 def get_answer(session: Session, method: m.BasicGet, name: str) -> None:
     """What is asked of the named transactions of the user, by the name of a queue."""
     if not method.no_ack:
@@ -60,4 +72,9 @@ def get_answer(session: Session, method: m.BasicGet, name: str) -> None:
         session.send(head, found.properties, found.body)
         return None
 
+    if name == transaction_exchange.CURRENT:
+        session.channel.check_transactional()
+        current = session.broker.held.transaction_id(session.channel)
+        answer(transaction_exchange.Answer(current.encode(), b"", ""))
+        return
     session.submit(method, transaction_exchange.question(name, session.connection.user), answer)

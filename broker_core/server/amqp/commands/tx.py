@@ -23,7 +23,7 @@ from broker_core.server.amqp.session import Move, Session
 
 @command
 def select(session: Session, method: m.TxSelect, command: Command) -> None:
-    session.channel.tx_select(session.clock())
+    session.channel.tx_select()
     session.send(m.TxSelectOk())
 
 
@@ -99,7 +99,7 @@ def _committed(
         session.go_on()
         return
     with session.look:
-        session.channel.finish(session.now)  # 3. finish
+        session.channel.finish()  # 3. finish
     session.named = transaction_exchange.NamedTransaction()
     if committed is not None:
         for message in committed.returned:
@@ -116,7 +116,7 @@ def rollback(session: Session, method: m.TxRollback, _: Command) -> None:
     session.channel.check_transactional()
     session.named = transaction_exchange.NamedTransaction()
     with session.look:
-        batch_ids = session.channel.rollback(session.now)
+        batch_ids = session.channel.rollback()
     if not batch_ids:
         session.send(m.TxRollbackOk())
         return
