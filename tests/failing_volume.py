@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.progress import wait_until
+
 _TOOLS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _SIZE_BYTES = 256 << 20  # of a file with holes; more than the alarm for a disk asks for
 
@@ -43,8 +45,9 @@ class FailingVolume:
         subprocess.run(["mount", "-o", "remount,abort", self.path], check=True)
 
     def repair(self) -> None:
-        """As an operator does; no file may be open."""
-        subprocess.run(["umount", self.path], check=True)
+        """As an operator does, once no file is open."""
+        unmount = ["umount", self.path]
+        wait_until(lambda: subprocess.run(unmount, capture_output=True).returncode == 0, "no file is open")
         check = shutil.which("e2fsck", path=_TOOLS)
         assert check is not None
         assert subprocess.run([check, "-p", self._image], capture_output=True).returncode in (0, 1)

@@ -57,7 +57,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "sink": ("tests/spark/test_sink.py",),
     "foreachBatch with tables": ("tests/spark/test_foreach_batch.py", "tests/spark/test_merge.py"),
     "crash table": ("tests/crash/test_spark_crash.py",),
-    "Spark Connect": ("tests/spark/test_connect.py", "tests/crash/test_connect_crash.py"),
+    "Spark Connect": ("tests/spark/test_connect.py",),
     "notebook": (
         "tests/test_notebooks.py::test_notebook_runs_cell_by_cell[upserts]",
         "tests/test_notebooks.py::test_notebook_runs_cell_by_cell[exactly_once]",

@@ -1,77 +1,26 @@
 """Rows of the crash table on Spark Connect, where the function of a batch runs in a process of the server: server, client
 and that process are killed while each pipeline is at its failpoint, and another server goes on.
+
+Not here: one kill of each kind before a change lands, in the server of ``tests/spark/test_connect.py``.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gates import seldom
 from tests.spark import shapes
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.soak]
 
 MESSAGES = ["a", "b", "c", "d"]
 TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
-KILLED: dict[str, tuple[str, int, dict[str, object]]] = {
-    "staged": ("foreach.staged", 1, {"options": TWO_BATCHES}),
-    "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
-    "applied-some": ("foreach.applied.0", 1, {"tables": ["first", "second"]}),
-    "marked": ("foreach.marked", 1, {}),
-    "mirrored": ("foreach.mirrored", 1, {"options": TWO_BATCHES}),
-    "changes": ("foreach.applied.1", 1, {"fn": "changes", "tables": []}),
-    "unlogged": ("connector.latest_offset.claimed", 2, {"options": TWO_BATCHES, "tables": []}),
-}
-
-
-# only in ``make soak``: ``decided`` is of the same row, ``mirrored`` of the one before Spark's commit log
-SELDOM = {"applied-some", "marked", "changes"}
-Recovered = dict[str, tuple[Pipeline, str | None]]  # and the error of its run after the kill
-
-
-@pytest.fixture(scope="module")
-def recovered(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Recovered]:
-    left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
-    scratch = tmp_path_factory.mktemp("connect")
-    served = Served(scratch / "broker")
-    try:
-        pipelines = {
-            app: Pipeline.create(app, served.url, scratch, MESSAGES, **special)
-            for app, (_, _, special) in KILLED.items()
-            if app not in left_out
-        }
-        for pipeline in pipelines.values():
-            if pipeline.fn == "changes":
-                empty_table(Path(pipeline.lake) / "changed", CHANGED)
-        runs, connect = list(pipelines.values()), {"connect": "true"}
-        Driver(scratch, runs, at=[KILLED[app][:2] for app in pipelines], session=connect).require_killed()
-        errors = Driver(scratch, runs, session=connect).require_done()
-        yield {app: (pipeline, errors[app]) for app, pipeline in pipelines.items()}
-    finally:
-        served.stop()
-
-
-@pytest.mark.parametrize("app", seldom(KILLED, SELDOM.__contains__))
-def test_on_connect_everything_is_there_once_wherever_the_server_is_killed(
-    recovered: Recovered, app: str
-) -> None:
-    pipeline, error = recovered[app]
-    assert error is None, error
-    pipeline.require_once(MESSAGES)
-    if pipeline.fn == "changes":
-        pipeline.require_changed(MESSAGES)
-
-
 # where each pipeline is when the copy is made
 COPIED = {
     "claimed": ("connector.latest_offset.claimed", 1),
@@ -82,7 +31,6 @@ COPIED = {
 }
 
 
-@pytest.mark.soak
 def test_row_21_on_connect_a_copy_of_the_directory_from_any_step_of_the_first_batch_loses_nothing(
     tmp_path: Path,
 ) -> None:
@@ -144,7 +92,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.soak
 def test_soak_random_kills_of_server_and_worker_leave_each_row_once(
     tmp_path: Path, rounds: int, seed: int
 ) -> None:

@@ -19,12 +19,14 @@ from pyspark.sql import SparkSession
 
 from broker_core.engines import connect
 from broker_core.kafka import names
-from tests.gates import seldom
 from tests.spark.kafka_pipelines import KafkaPipeline, engine, hosts
 from tests.spark.pipelines import Driver, Pipeline, Served
 from tests.spark.successor import run_each
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
+# test_spark_crash.py kills two of them, and tests/spark/test_resume.py between the same steps, before a change lands
+pytestmark = [
+    pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.soak, pytest.mark.xdist_group("spark-crash")
+]  # fmt: skip
 
 MESSAGES = ["a", "b", "c", "d"]
 LATER = ["e", "f"]
@@ -36,7 +38,6 @@ KILLED = {
     "appended": ("ledger.appended", 2),  # the ledger has it, and the engine was not told
     "mirrored": ("foreach.mirrored", 2),  # Spark does not know it
 }
-SELDOM = {"staged", "mirrored"}  # only in ``make soak``
 MARKED = ("foreach.marked", 2)  # applied, and the ledger does not have it
 
 
@@ -52,7 +53,7 @@ class Outcome:
     last: dict[str, str | None]  # and of the one with resume
 
 
-def _made(scratch: Path, url: str, kind: type[Pipeline], left_out: set[str]) -> dict[str, Pipeline]:
+def _made(scratch: Path, url: str, kind: type[Pipeline]) -> dict[str, Pipeline]:
     return {
         app: kind.create(
             f"{scratch.name}-{app}",
@@ -64,17 +65,16 @@ def _made(scratch: Path, url: str, kind: type[Pipeline], left_out: set[str]) -> 
             ledger_sync=True,
         )
         for app in (*KILLED, "marked")
-        if app not in left_out
     }
 
 
-def _identities(pipelines: dict[str, Pipeline]) -> dict[str, str]:
+def identities(pipelines: dict[str, Pipeline]) -> dict[str, str]:
     (url,) = {pipeline.url for pipeline in pipelines.values()}
     with contextlib.closing(connect(url)) as made:
         return {app: made.identity(pipeline.app) for app, pipeline in pipelines.items()}
 
 
-def _runs(pipelines: dict[str, Pipeline], before: dict[str, str]) -> list[Pipeline]:
+def runs_behind(pipelines: dict[str, Pipeline], before: dict[str, str]) -> list[Pipeline]:
     runs = list(pipelines.values())
     runs += [
         replace(
@@ -95,7 +95,7 @@ def _outcome(
     before: dict[str, str],
     session: Session = None,
 ) -> Outcome:
-    runs, half = _runs(pipelines, before), len(pipelines)
+    runs, half = runs_behind(pipelines, before), len(pipelines)
     if session is None:
         errors = run_each(spark, runs)
     else:  # the app goes on in a batch, whose source has begun
@@ -108,6 +108,16 @@ def _outcome(
     )
 
 
+def lose_directory(served: Served, data: Path, pipelines: dict[str, Pipeline]) -> None:
+    """And the messages are sent again, with later ones."""
+    served.stop()
+    shutil.rmtree(data)
+    served.start()
+    for pipeline in pipelines.values():
+        pipeline.declare()
+        pipeline.send([*MESSAGES, *LATER])
+
+
 def _die(scratch: Path, pipelines: dict[str, Pipeline], session: Session = None) -> None:
     at = [KILLED.get(app, MARKED) for app in pipelines]
     Driver(scratch, list(pipelines.values()), at=at, session=session).require_killed()
@@ -116,9 +126,9 @@ def _die(scratch: Path, pipelines: dict[str, Pipeline], session: Session = None)
 @pytest.fixture(scope="module")
 def on_kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Outcome:
     scratch = tmp_path_factory.mktemp("topics")
-    pipelines = _made(scratch, kafka_url, KafkaPipeline, set())
+    pipelines = _made(scratch, kafka_url, KafkaPipeline)
     _die(scratch, pipelines)
-    before = _identities(pipelines)
+    before = identities(pipelines)
     admin = KafkaAdminClient(bootstrap_servers=hosts(kafka_url))
     admin.delete_topics([names.app_topic(pipeline.app) for pipeline in pipelines.values()])
     admin.close()
@@ -127,24 +137,18 @@ def on_kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, kafk
     return _outcome(spark, scratch, pipelines, before)
 
 
-@pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=SESSIONS)
 def embedded(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("directory")
     served = Served(scratch / "broker")
     try:
-        left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
-        pipelines = _made(scratch, served.url, Pipeline, left_out)
+        pipelines = _made(scratch, served.url, Pipeline)
         session = SESSIONS[request.param]
         _die(scratch, pipelines, session)
-        before = _identities(pipelines)
-        served.stop()
-        shutil.rmtree(scratch / "broker")
-        served.start()
-        for pipeline in pipelines.values():
-            pipeline.declare()
-            pipeline.send([*MESSAGES, *LATER])
+        before = identities(pipelines)
+        lose_directory(served, scratch / "broker", pipelines)
         yield _outcome(spark, scratch, pipelines, before, session)
     finally:
         served.stop()
@@ -152,19 +156,22 @@ def embedded(
 
 def _require_rows_once(outcome: Outcome, app: str) -> Pipeline:
     assert outcome.last[app] is None, outcome.last[app]
-    pipeline = outcome.pipelines[app]
+    require_rows_once(outcome.pipelines[app], outcome.before[app])
+    return outcome.pipelines[app]
+
+
+def require_rows_once(pipeline: Pipeline, before: str) -> None:
+    """``before``: the engine that was lost."""
     rows = pipeline.table("first")
     assert sorted(row["body"] for row in rows) == [*MESSAGES, *LATER]
     ledger = sorted(pipeline.ledger_rows(), key=lambda row: (row["sequence"], row["log"]))
     numbers = sorted({row["sequence"] for row in ledger})
     assert numbers == list(range(1, len(numbers) + 1)) and {row["sequence"] for row in rows} == set(numbers)
     engines = {row["engine"] for row in ledger}
-    assert len(engines) == 2 and outcome.before[app] in engines
+    assert len(engines) == 2 and before in engines
     assert sum(row["end_offset"] - row["start_offset"] for row in ledger) >= len(MESSAGES + LATER)
-    return pipeline
 
 
-@pytest.mark.soak  # three minutes; tests/spark/test_resume.py kills between the same steps, and the row below has the other engine
 @pytest.mark.parametrize("app", KILLED)
 def test_row_20_on_kafka_an_app_whose_topic_was_deleted_goes_on_behind_its_ledger_each_message_once(
     on_kafka: Outcome, app: str
@@ -180,7 +187,7 @@ def test_row_20_on_kafka_an_app_whose_topic_was_deleted_goes_on_behind_its_ledge
     assert last is not None and last.sequence == max(row["sequence"] for row in pipeline.ledger_rows())
 
 
-@pytest.mark.parametrize("app", seldom(KILLED, SELDOM.__contains__))
+@pytest.mark.parametrize("app", KILLED)
 def test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once(
     embedded: Outcome, app: str
 ) -> None:
@@ -196,7 +203,6 @@ def test_row_20_a_batch_that_its_table_has_and_the_ledger_not_is_an_error_and_no
     assert sorted(row["body"] for row in embedded.pipelines["marked"].table("first")) == MESSAGES
 
 
-@pytest.mark.soak
 def test_row_20_on_kafka_a_batch_that_its_table_has_and_the_ledger_not_is_an_error(on_kafka: Outcome) -> None:
     assert "the ledger ends with batch 1: its rows would come twice" in str(on_kafka.last["marked"])
     pipeline = on_kafka.pipelines["marked"]

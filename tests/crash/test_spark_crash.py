@@ -23,10 +23,13 @@ from pyspark.sql import SparkSession
 
 from broker_core.core.errors import PreconditionFailed
 from broker_core.engines import connect
+from tests.crash import test_volume_of_tables as on_volume
+from tests.crash.test_resume_crash import identities, lose_directory, require_rows_once, runs_behind
+from tests.failing_volume import FailingVolume, failing_volume
 from tests.gates import seldom
 from tests.spark import shapes
 from tests.spark.kafka_pipelines import KafkaPipeline
-from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
+from tests.spark.pipelines import APPENDED, CHANGED, Driver, Pipeline, Served, empty_table
 from tests.spark.successor import run_each
 from tests.spark.targets import Api, postgres
 
@@ -35,8 +38,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mar
 TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
 MESSAGES = ["a", "b", "c", "d"]
 TWO_TABLES = ["first", "second"]
-
-COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}  # of what the pipelines append
 
 CHANGES: dict[str, object] = {"fn": "changes", "tables": []}
 
@@ -63,7 +64,7 @@ KILLED: Killed = {
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "rate": ("foreach.decided", 1, {"source": "rate", "batches": 2}),
     "lost-decided": ("foreach.decided", 1, {}),
-    "lost-staged": ("foreach.staged", 1, {}),
+    "lost-staged": ("foreach.staged", 1, {"tables": []}),
     "released-decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
     "released-staged": ("foreach.staged", 2, {"options": TWO_BATCHES}),
     "released-marked": ("foreach.marked", 1, {"options": TWO_BATCHES}),
@@ -73,9 +74,11 @@ KILLED: Killed = {
     "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
     "released-unlogged": ("connector.latest_offset.claimed", 2, {"options": TWO_BATCHES, "tables": []}),
 }
-# queries with state, killed when the state of their second batch is written and Spark does not know it yet
+# queries with state, killed when the state of their second batch is written and Spark does not know it yet; what they
+# publish says whether it was kept
 KILLED |= {
-    shape: ("foreach.decided", 2, {"shape": shape, "options": TWO_BATCHES}) for shape in shapes.MESSAGES
+    shape: ("foreach.decided", 2, {"shape": shape, "options": TWO_BATCHES, "tables": []})
+    for shape in shapes.MESSAGES
 }
 KILLED["typed"][2]["fn"] = "rejects"
 # only the Python driver is killed, and its JVM lives on; one pipeline, because its driver is woken only once
@@ -87,6 +90,14 @@ STOPPED: Killed = {
     "files-zombie": ("adding.copied", 1, {}),
     "changes-zombie": ("changing.started", 1, CHANGES),
     "zombie-recipes": ("foreach.applied.0", 1, {"fn": "recipes"}),
+    "two-clusters": ("foreach.decided", 1, {"options": TWO_BATCHES}),
+}
+ON_VOLUME = "table-by-files", "checkpoint"  # row 7, with one of them on a volume that turns read-only
+OF_THEIR_OWN = {"zombie-recipes", "changes-zombie", "two-clusters"}  # tests of what is stopped
+# row 20, on a broker whose directory is lost: the ledger has the second batch, or the engine alone
+EMPTIED: Killed = {
+    "directory-mirrored": ("ledger.appended", 2, {"ledger_sync": True, "options": TWO_BATCHES}),
+    "directory-unmirrored": ("foreach.marked", 2, {"ledger_sync": True, "options": TWO_BATCHES}),
 }
 
 
@@ -121,6 +132,9 @@ class Outcome:
     pipelines: dict[str, Pipeline]
     first: dict[str, str | None]  # app -> error of its first run after the kill
     last: dict[str, str | None]  # and of its last
+    woken: dict[str, str | None]  # of the driver that was stopped, when it went on after them
+    before: dict[str, str]  # the engines whose directory was lost
+    on_volume: dict[str, on_volume.Outcome]  # none where a volume cannot be mounted
 
 
 @dataclass
@@ -154,7 +168,7 @@ def made(scratch: Path, url: str, apps: Killed, kind: type[Pipeline] = Pipeline)
             other.send(reversed(MESSAGES) if pipeline.shape == "join-of-two-queues" else [])
     for app, pipeline in pipelines.items():
         for table in pipeline.tables if "files" in app else ():
-            empty_table(Path(pipeline.lake) / table, COLUMNS)
+            empty_table(Path(pipeline.lake) / table, APPENDED)
         if pipeline.fn == "changes":
             empty_table(Path(pipeline.lake) / "changed", CHANGED)
     return pipelines
@@ -187,7 +201,10 @@ def _restarts(
     for app in killed:
         if app.endswith("state"):
             killed[app].send(["a", "z"])
-    runs = list(killed.values())
+    first = killed["two-clusters"]
+    others = {"checkpoint": f"{first.checkpoint}.other"}, {"checkpoint": f"{first.checkpoint}.resumed"}
+    runs = [pipeline for pipeline in killed.values() if pipeline is not first]
+    runs += [replace(first, **others[0]), replace(first, **others[1], on_new_checkpoint="resume")]
     runs += [replace(killed[app], on_new_checkpoint="resume") for app in lost]
     runs += _released(killed)
 
@@ -201,10 +218,10 @@ def _restarts(
                 runs += [added(f"{before}batch-fails", url, kind, fn="fail_batch_once")] * 2
             if f"{before}nothing" not in left_out:
                 runs.append(added(f"{before}nothing", url, kind, fn="nothing"))
-    runs.append(added("reply-lost", dropping.url))
+    runs.append(added("reply-lost", dropping.url, tables=[]))
     raised = added("commit-raises", served.url)
     runs += [replace(raised, before=[["arm", "foreach.decided", "raise"]]), raised]
-    runs.append(added("two-actions", served.url, fn="two_actions", persist=True))
+    runs.append(added("two-actions", served.url, fn="two_actions", persist=True, tables=[]))
     restored = added("restored", served.url, tables=[])
     copy = f"{restored.checkpoint}.older"
     runs.append(restored)
@@ -266,12 +283,22 @@ def targets() -> Iterator[Targets]:
 
 
 @pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailingVolume | None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(failing_volume(tmp_path_factory.mktemp("volume")))
+        except pytest.skip.Exception:
+            yield None
+
+
+@pytest.fixture(scope="module")
 def outcome(
     request: pytest.FixtureRequest,
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     kafka: str | None,
     targets: Targets,
+    volume: FailingVolume | None,
 ) -> Iterator[Outcome]:
     left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
 
@@ -294,27 +321,46 @@ def outcome(
         killed |= made(scratch, kafka, chosen(ON_KAFKA), KafkaPipeline)
         overtaken |= made(scratch, kafka, STOPPED_ON_KAFKA, KafkaPipeline)
     in_driver = made(scratch, served.url, KILLED_IN_DRIVER)
+    emptied = Served(scratch / "emptied")
+    of_row_20 = made(scratch, emptied.url, EMPTIED)
     # the driver that is stopped goes on when others have taken over, until it is killed itself
     at = [KILLED_IN_DRIVER[app][:2] for app in in_driver]
     then = {"at": at, "how": "driver", "pipelines": [asdict(pipeline) for pipeline in in_driver.values()]}
-    stopped = dying(scratch, overtaken, stopped_apps, "stop", then)
+    failing = on_volume.made_on(volume, scratch, served.url, ON_VOLUME) if volume is not None else {}
+    stopped_apps |= {app: (*on_volume.DECIDED, {}) for app in failing}
+    stopped = dying(scratch, overtaken | failing, stopped_apps, "stop", then)
     try:
-        dying(scratch, killed, apps, "group").require_killed()
+        dying(scratch, killed | of_row_20, apps | EMPTIED, "group").require_killed()
         stopped.wait_stopped()
+        for pipeline in failing.values():
+            on_volume.make_durable(Path(pipeline.checkpoint))
+        if volume is not None:
+            volume.turn_read_only()
+        before = identities(of_row_20)
+        lose_directory(emptied, scratch / "emptied", of_row_20)
         later = [
             replace(pipeline, before=[["wake", str(stopped.process.pid)]]) for pipeline in in_driver.values()
         ]
-        runs = _restarts(scratch, killed | overtaken, later, served, dropping, mortal, kafka, left_out)
+        runs = runs_behind(of_row_20, before)
+        runs += _restarts(scratch, killed | overtaken, later, served, dropping, mortal, kafka, left_out)
         errors = run_each(spark, runs)
         stopped.require_killed()
         first = {run.app: error for run, error in reversed(list(zip(runs, errors, strict=True)))}
         last = {run.app: error for run, error in zip(runs, errors, strict=True)}
         assert supervised.deaths == len(KILLED_BROKER)
-        yield Outcome({run.app: run for run in runs}, first, last)
+        woken, decided = stopped.errors(), {app: pipeline.entries() for app, pipeline in failing.items()}
+        if volume is not None:
+            volume.repair()
+        repaired = dict(zip(failing, run_each(spark, failing.values()), strict=True))
+        of_volume = {
+            app: on_volume.Outcome(pipeline, decided[app], woken[app], repaired[app])
+            for app, pipeline in failing.items()
+        }
+        yield Outcome({run.app: run for run in runs}, first, last, woken, before, of_volume)
     finally:
         stopped.end()
         supervised.end()
-        for each in (served, dropping, mortal):
+        for each in (served, dropping, mortal, emptied):
             each.stop()
 
 
@@ -513,13 +559,48 @@ def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_aga
     )
 
 
-@pytest.mark.parametrize(
-    "app", of([app for app in STOPPED if app not in ("zombie-recipes", "changes-zombie")])
-)
+@pytest.mark.parametrize("app", of([app for app in STOPPED if app not in OF_THEIR_OWN]))
 def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_everything_is_there_once(
     outcome: Outcome, app: str
 ) -> None:
     require_once(outcome, app)
+
+
+def test_of_two_clusters_with_one_app_the_one_that_resumes_goes_on_and_everything_is_there_once(
+    outcome: Outcome,
+) -> None:
+    """Each has a checkpoint of its own; the first one is told that another one has gone on."""
+    refused = str(outcome.first["two-clusters"])
+    assert "[TXMQ_CHECKPOINT_MISMATCH]" in refused and "onNewCheckpoint=resume" in refused
+    assert "[TXMQ_CHECKPOINT_MISMATCH]" in str(outcome.woken["two-clusters"])
+    assert require_once(outcome, "two-clusters").entries() == 2, "who is refused has decided nothing"
+
+
+def test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once(
+    outcome: Outcome,
+) -> None:
+    app = "directory-mirrored"
+    assert "TXMQ_CHECKPOINT_MISMATCH" in str(outcome.first[app]), "the old checkpoint alone does not go on"
+    assert outcome.last[app] is None, outcome.last[app]
+    require_rows_once(outcome.pipelines[app], outcome.before[app])
+    assert outcome.pipelines[app].depth() == 0
+
+
+def test_row_20_a_batch_that_its_table_has_and_the_ledger_not_is_an_error_and_nothing_comes_twice(
+    outcome: Outcome,
+) -> None:
+    app = "directory-unmirrored"
+    assert "the ledger ends with batch 1: its rows would come twice" in str(outcome.last[app])
+    assert sorted(row["body"] for row in outcome.pipelines[app].table("first")) == MESSAGES
+
+
+@pytest.mark.parametrize("app", ON_VOLUME)
+def test_row_7_a_decided_batch_is_appended_once_after_its_volume_was_read_only(
+    outcome: Outcome, app: str
+) -> None:
+    if not outcome.on_volume:
+        pytest.skip("no volume that fails can be mounted here")
+    on_volume.require_appended_once(app, outcome.on_volume[app])
 
 
 def test_row_13_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(

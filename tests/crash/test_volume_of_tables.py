@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker_core.core.files import sync
-from tests.crash.test_spark_crash import COLUMNS
-from tests.failing_volume import failing_volume
-from tests.gates import seldom
-from tests.spark.pipelines import Driver, Pipeline, Served, empty_table
+from tests.failing_volume import FailingVolume, failing_volume
+from tests.spark.pipelines import APPENDED, Driver, Pipeline, Served, empty_table
 from tests.spark.successor import run_each
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
+# test_spark_crash.py has two of the cases before a change lands
+pytestmark = [
+    pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.soak, pytest.mark.xdist_group("spark-crash")
+]  # fmt: skip
 
 MESSAGES = ["a", "b", "c", "d"]
 TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
@@ -33,7 +34,7 @@ ON_VOLUME = {
     "checkpoint": ("checkpoint",),
     "both": ("lake", "checkpoint"),
 }
-SELDOM = {"table", "both"}  # only in ``make soak``
+DECIDED = ("foreach.decided", 1)  # where the driver is when the volume turns read-only
 
 
 @dataclass
@@ -44,7 +45,21 @@ class Outcome:
     repaired: str | None  # and that of the next start, on a writable volume
 
 
-def _make_durable(folder: Path) -> None:
+def made_on(volume: FailingVolume, scratch: Path, url: str, apps: Iterable[str]) -> dict[str, Pipeline]:
+    pipelines = {app: Pipeline.create(app, url, scratch, MESSAGES, options=TWO_BATCHES) for app in apps}
+    for app, pipeline in pipelines.items():
+        if "lake" in ON_VOLUME[app]:
+            pipeline.lake = str(volume.path / app)
+        if "checkpoint" in ON_VOLUME[app]:
+            pipeline.checkpoint = str(volume.path / f"{app}.checkpoint")
+        if app == "table-by-files":
+            for table in pipeline.tables:
+                empty_table(Path(pipeline.lake) / table, APPENDED)
+            make_durable(Path(pipeline.lake))
+    return pipelines
+
+
+def make_durable(folder: Path) -> None:
     """Spark leaves that to the volume: of a checkpoint, without it the offsets of the first batch are gone, as in row
     13; of a table, its protocol.
     """
@@ -52,35 +67,27 @@ def _make_durable(folder: Path) -> None:
         sync(path)
 
 
+def require_appended_once(app: str, outcome: Outcome) -> None:
+    assert ("[TXMQ_NOT_APPLIED]" in str(outcome.failed)) == ("lake" in ON_VOLUME[app]), outcome.failed
+    # Delta has an error of its own where it cannot make a table
+    assert "Read-only file system" in str(outcome.failed) or "Cannot create file" in str(outcome.failed)
+    assert outcome.decided == 1, "nothing is decided after the volume has failed"
+    assert outcome.repaired is None, outcome.repaired
+    outcome.pipeline.require_once(MESSAGES)
+
+
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Outcome]]:
+def outcomes(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Outcome]]:
     scratch = tmp_path_factory.mktemp("volume")
-    left_out = set() if request.config.getoption("--soak-rounds") else SELDOM
     served = Served(scratch / "broker")
     first = None
     try:
         with failing_volume(scratch) as volume:
-            pipelines = {
-                app: Pipeline.create(app, served.url, scratch, MESSAGES, options=TWO_BATCHES)
-                for app in ON_VOLUME
-                if app not in left_out
-            }
-            for app, pipeline in pipelines.items():
-                if "lake" in ON_VOLUME[app]:
-                    pipeline.lake = str(volume.path / app)
-                if "checkpoint" in ON_VOLUME[app]:
-                    pipeline.checkpoint = str(volume.path / f"{app}.checkpoint")
-            files = pipelines["table-by-files"]
-            for table in files.tables:
-                empty_table(Path(files.lake) / table, COLUMNS)
-            _make_durable(Path(files.lake))
-            at = [("foreach.decided", 1)] * len(pipelines)
-            first = Driver(scratch, list(pipelines.values()), at=at, how="stop")
+            pipelines = made_on(volume, scratch, served.url, ON_VOLUME)
+            first = Driver(scratch, list(pipelines.values()), at=[DECIDED] * len(pipelines), how="stop")
             first.wait_stopped()
             for pipeline in pipelines.values():
-                _make_durable(Path(pipeline.checkpoint))
+                make_durable(Path(pipeline.checkpoint))
             volume.turn_read_only()
             os.kill(first.process.pid, signal.SIGCONT)
             failed = first.require_done()
@@ -97,14 +104,8 @@ def outcomes(
         served.stop()
 
 
-@pytest.mark.parametrize("app", seldom(ON_VOLUME, SELDOM.__contains__))
+@pytest.mark.parametrize("app", ON_VOLUME)
 def test_row_7_a_decided_batch_is_appended_once_after_its_volume_was_read_only(
     outcomes: dict[str, Outcome], app: str
 ) -> None:
-    outcome = outcomes[app]
-    assert ("[TXMQ_NOT_APPLIED]" in str(outcome.failed)) == ("lake" in ON_VOLUME[app]), outcome.failed
-    # Delta has an error of its own where it cannot make a table
-    assert "Read-only file system" in str(outcome.failed) or "Cannot create file" in str(outcome.failed)
-    assert outcome.decided == 1, "nothing is decided after the volume has failed"
-    assert outcome.repaired is None, outcome.repaired
-    outcome.pipeline.require_once(MESSAGES)
+    require_appended_once(app, outcomes[app])

@@ -65,7 +65,7 @@ TESTS: Mapping[str, str] = {
         "where a new table is, Connect does not tell: spellings of its path are tables of their own until it is there"
     ),
 }
-_KILLS = "tests/crash/test_connect_crash.py::test_on_connect_everything_is_there_once_wherever_the_server_is_killed"
+_KILLS = "tests/spark/test_connect.py::test_on_connect_everything_is_there_once_wherever_the_server_is_killed"
 # row of the crash table -> the test that kills on Connect
 ON_CONNECT: Mapping[int, str] = {
     **dict.fromkeys((3, 6, 7, 10, 14), _KILLS),

@@ -207,6 +207,7 @@ class Pipeline:
         assert len(commits) == len(set(commits)) == 4 * self.entries()
 
 
+APPENDED = {"body": "string", "marker": "string", "sequence": "integer"}  # those of ``jobs.effects``
 CHANGED = {"body": "string", "marker": "string", "n": "integer"}  # the table of ``jobs.changes``
 
 
@@ -342,9 +343,15 @@ class Driver:
     def _ended(self) -> list[tuple[str, str | None]]:
         code = self.wait()
         assert code == 0, f"ended with {code}: {self._tail()}"
-        return [
-            (line["app"], line["error"]) for line in map(json.loads, self._output.read_text().splitlines())
-        ]
+        return self._told()
+
+    def errors(self) -> dict[str, str | None]:
+        """Of the runs that have ended until now: app -> error of its last run."""
+        return dict(self._told())
+
+    def _told(self) -> list[tuple[str, str | None]]:
+        lines = map(json.loads, self._output.read_text().splitlines())
+        return [(line["app"], line["error"]) for line in lines]
 
     def wait_stopped(self) -> None:
         """Until it has suspended itself at its failpoints."""

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 MESSAGES = ["a", "b", "c", "d"]
 # all that separates names somewhere: in tags of Spark, in ids of commits, in urls and paths
 ODD_APP = "ä, b=1 %2F/c@d #e~1 '\"`\\ é漢😀"
+TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
 
 
 @contextmanager
@@ -84,6 +85,20 @@ SELDOM = {"by_a_function", "joined_before", "persisted", "within_another", "rows
 AGAIN = {"kept_batch", "two_apps", "computed_and_checkpointed"}
 
 
+# app -> where its server, client and function are killed
+KILLED: dict[str, tuple[str, int, dict[str, object]]] = {
+    "staged": ("foreach.staged", 1, {"options": TWO_BATCHES}),
+    "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
+    "applied-some": ("foreach.applied.0", 1, {"tables": ["first", "second"]}),
+    "marked": ("foreach.marked", 1, {}),
+    "mirrored": ("foreach.mirrored", 1, {"options": TWO_BATCHES}),
+    "changed": ("foreach.applied.1", 1, {"fn": "changes", "tables": []}),
+    "unlogged": ("connector.latest_offset.claimed", 2, {"options": TWO_BATCHES, "tables": []}),
+}
+# ``decided`` is of the same row, ``mirrored`` of the one before Spark's commit log
+SELDOM_KILLED = {"applied-some", "marked", "changed"}
+
+
 @dataclass
 class Outcome:
     """Pipelines by name, their runs in order, and the error of each."""
@@ -101,9 +116,8 @@ class Outcome:
 def operations(scratch: Path, url: str, tls: Pipeline) -> dict[str, Pipeline]:
     """Each operation: publish, append, reject, changes of a table, the ledger; sources with and without offsets of txmq."""
     beside = {"call": "beside_the_root"}
-    options = {"maxOffsetsPerTrigger": "2"}
     app = Pipeline.create(
-        "app", url, scratch, MESSAGES, ledger=str(scratch / "ledger"), options=options, **beside
+        "app", url, scratch, MESSAGES, ledger=str(scratch / "ledger"), options=TWO_BATCHES, **beside
     )
     app = replace(app, app=ODD_APP)
     rate = Pipeline.create("rate", url, scratch, source="rate", batches=1)
@@ -138,6 +152,21 @@ def other_checkpoints(first: Pipeline) -> list[Pipeline]:
     ]
 
 
+def killed(scratch: Path, url: str, left_out: set[str]) -> dict[str, Pipeline]:
+    """Pipelines whose server was killed with its client and the processes of functions."""
+    found = {
+        app: Pipeline.create(app, url, scratch, MESSAGES, **special)
+        for app, (_, _, special) in KILLED.items()
+        if app not in left_out
+    }
+    for pipeline in found.values():
+        if pipeline.fn == "changes":
+            empty_table(Path(pipeline.lake) / "changed", CHANGED)
+    at = [KILLED[app][:2] for app in found]
+    Driver(scratch, list(found.values()), at=at, session={"connect": "true"}).require_killed()
+    return found
+
+
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Outcome]:
     soak = bool(request.config.getoption("--soak-rounds"))
@@ -146,7 +175,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     served = Served(scratch / "broker")
     try:
         with encrypted(scratch) as (tls, broker):
-            found = operations(scratch, served.url, tls)
+            found = killed(scratch, served.url, set() if soak else SELDOM_KILLED)
+            found |= operations(scratch, served.url, tls)
             runs = list(found.values())
             for name, what in (*WORKS.items(), *((name, what) for name, (what, _) in REFUSED.items())):
                 if name not in left_out:
@@ -154,7 +184,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
                     runs.append(found[name])
             runs += [replace(found[name], call="directly", fn="effects") for name in REFUSED if name in again]
             found["twice"] = made(scratch, served.url, "twice", {"call": "twice"})
-            found["first"] = made(scratch, served.url, "first", {})
+            found["first"] = replace(made(scratch, served.url, "first", {}), tables=[])
             runs += [found["twice"], *other_checkpoints(found["first"])]
             both = Pipeline.create(
                 "both", served.url, scratch, ["m1"], source="both", tables=[], checkpoint_of="session"
@@ -193,6 +223,19 @@ def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missi
         for row in app.ledger_rows()
     ]
     assert sorted(told) == [(ODD_APP, 0, app.queue, 0, 2, 2), (ODD_APP, 1, app.queue, 2, 4, 2)]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("app", seldom(KILLED, SELDOM_KILLED.__contains__))
+def test_on_connect_everything_is_there_once_wherever_the_server_is_killed(
+    outcome: Outcome, app: str
+) -> None:
+    """Another server goes on."""
+    pipeline = outcome.pipelines[app]
+    assert outcome.errors_of(app) == [None]
+    pipeline.require_once(MESSAGES)
+    if pipeline.fn == "changes":
+        pipeline.require_changed(MESSAGES)
 
 
 @pytest.mark.parametrize("name", seldom(WORKS, SELDOM.__contains__))

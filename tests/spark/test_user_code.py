@@ -20,14 +20,13 @@ from tests.gates import seldom
 from tests.spark import shapes, user_code
 from tests.spark.classic import WAYS
 from tests.spark.kafka_pipelines import KafkaPipeline
-from tests.spark.pipelines import Driver, Pipeline, Served, delta_rows, empty_table
+from tests.spark.pipelines import APPENDED, Driver, Pipeline, Served, delta_rows, empty_table
 from tests.spark.sessions import CONNECT
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
 
 MESSAGES = ["a", "b", "c", "d"]
 INNER = ["y", "z"]  # in the queue of a nested stream
-COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}
 # a Python process that reads or stages is a new one, so that it dies where it is told; a task that is suspended keeps
 # its place in the session
 NEW_WORKERS = {"spark.python.worker.reuse": "false", "spark.master": "local[256,4]"}
@@ -120,7 +119,7 @@ def made(
         other.send(INNER)
     elif shape == "join-of-two-queues":
         other.send(reversed(messages))
-    empty_table(Path(pipeline.lake) / "first", COLUMNS)
+    empty_table(Path(pipeline.lake) / "first", APPENDED)
     return pipeline
 
 
