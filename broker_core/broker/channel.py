@@ -353,7 +353,7 @@ class Channel:
             "take() what was gathered before the channel closes"
         )
         undo = self.state.undo
-        for name in ("unacked", "marked", "transaction", "_lowest", "consuming", "closed"):
+        for name in ("unacked", "marked", "transaction", "transactions", "_lowest", "consuming", "closed"):
             undo.attribute(self, name)
         undo.attribute(self.transaction, "state")
         for delivery, _ in self.marked.values():

@@ -295,11 +295,16 @@ class Upkeep:
         self._expire_all(due)
 
     def _expire_all(self, due: list[Queue]) -> None:
+        """Also what is due meanwhile: it does not wait for the end of a queue with a hundred thousand."""
         with self._committer.look:
             due = [queue for queue in due if not self._is_aside(queue)]
         while due and not self._ending:
             due = self._expire_some(due)
             self._committer.published.tell_consumers()
+            if due:
+                with self._committer.look as state:
+                    found = dict.fromkeys([*due, *state.expiry.due(self._clock())])
+                    due = [queue for queue in found if not self._is_aside(queue)]
             if len(self._state.blocks.full) > WAITING:
                 self.seal()
 

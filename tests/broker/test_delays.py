@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker.message import delays
+from broker_core.broker.message import delays, expiry
 from broker_core.broker.queue import due_index
 from broker_core.core import errors
 from broker_core.engine import BranchHeader
@@ -443,6 +443,33 @@ def test_after_a_restart_a_new_message_does_not_wait_until_all_older_ones_are_lo
     assert len(arrived_at_look) >= 10, "the others wait in blocks of their own"
     wait(ready, 60_000)
     assert ready.drain(QUEUE) == [b"new", *(b"old %d" % number for number in range(10))]
+
+
+def test_what_is_due_meanwhile_does_not_wait_until_another_exchange_has_delivered_all(
+    ready: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "SLICE_BYTES", 64)  # of a commit
+    delayed(ready, name="other")
+    declared(ready, "other")
+    with ready.channel() as channel:
+        channel.queue_bind("other", "other", "k")
+    plain(ready, *((b"0123456789", 10) for _ in range(200)))
+    commits: list[int] = []
+
+    def expire(due: list[Any]) -> list[Any]:
+        left: list[Any] = intact(due)
+        if not commits:
+            with ready.channel() as channel:
+                channel.publish(b"new", "other", "k", waits(5))
+            ready.clock.advance(1)
+        commits.append(len(ready.browse("other")))
+        return left
+
+    intact = ready.broker.upkeep._expire_some
+    monkeypatch.setattr(ready.broker.upkeep, "_expire_some", expire)
+    wait(ready, 10)
+    assert commits[:4][-1] == 1 and len(commits) > 20, "it waited for the others"
+    assert len(ready.drain(QUEUE)) == 200
 
 
 # -- the clock -----------------------------------------------------------------------------------------------

@@ -364,7 +364,7 @@ def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
     life.channel.queue_declare("q")
     life.commit(*[("", "q", b"")] * 3)
     channel = Channel(life.state)
-    channel.tx_select(0)
+    channel.tx_select()
     channel.consume(
         life.state.topology.queue("q"), "tag", lambda *sent: len(sent[-1]), lambda _: None, prefetch=2
     )

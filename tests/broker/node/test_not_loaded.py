@@ -149,7 +149,7 @@ def test_rejects_ask_for_all_their_blocks_together(store: SlowDisk, broker: Loca
             commit(change, transaction, now)
 
         broker.run(work)
-        channel._channel.finish(0)
+        channel._channel.finish()
     assert len(runs) == 2
     assert drained(broker, "dead") == bodies
 

@@ -44,7 +44,7 @@ class Shell:
         channel = Channel(self.state, connection=connection)
         channel.qos(prefetch, False)
         if transactional:
-            channel.tx_select(0)
+            channel.tx_select()
         return channel
 
     def consume(self, channel: Channel, queue: str, tag: str, **options: Any) -> Consumer:
@@ -138,11 +138,11 @@ def test_13_prefetch_credit_comes_back_at_commit_and_neither_at_the_ack_nor_at_r
     assert bodies(shell.dispatch()) == [b"1", b"2"]
     shell.settle(channel, 2, multiple=True)
     assert (consumer.unacked, shell.dispatch()) == (2, [])
-    channel.rollback(0)
+    channel.rollback()
     assert (consumer.unacked, shell.dispatch()) == (2, [])
     shell.settle(channel, 1)
     shell.commit(channel.transaction)
-    channel.finish(0)
+    channel.finish()
     assert bodies(shell.dispatch()) == [b"3"]
     assert consumer.unacked == 2
 
@@ -439,7 +439,7 @@ def test_after_a_rollback_multiple_settles_from_the_first_unacked_tag_on_again(
     shell.consume(channel, "q", "c")
     shell.dispatch()
     shell.settle(channel, 4, multiple=True)
-    channel.rollback(0)
+    channel.rollback()
     shell.settle(channel, 2)
     shell.settle(channel, 3, multiple=True)
     assert (list(channel.unacked), sorted(channel.marked)) == ([4, 5], [1, 2, 3])

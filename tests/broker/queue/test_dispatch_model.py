@@ -191,7 +191,7 @@ class DispatchModel(RuleBasedStateMachine):
     def _open(self, transactional: bool, prefetch: int, together: int) -> None:
         peer = Peer(Channel(self.state))
         if transactional:
-            peer.channel.tx_select(0)
+            peer.channel.tx_select()
         peer.channel.qos(prefetch, False)
         peer.channel.qos(together, True)
         self.peers.append(peer)
@@ -328,10 +328,10 @@ class DispatchModel(RuleBasedStateMachine):
         if commit:
             transaction = channel.transaction
             self.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
-            channel.finish(0)
+            channel.finish()
             self._settled(marked)
         else:
-            channel.rollback(0)
+            channel.rollback()
             for message in marked:
                 message.marked = ""
 

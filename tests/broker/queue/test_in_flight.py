@@ -116,7 +116,7 @@ def tx_channel(node: Node, outcome: str) -> Channel:
     publish(node, "in", b"1", b"2")
     state = node.broker.state
     channel = Channel(state)
-    channel.tx_select(0)
+    channel.tx_select()
     for _ in range(2):
         assert channel.get(state.topology.queue("in")) is not None
     channel.settle(1, outcome, False, 0)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_what_a_committed_transaction_requeued_and_another_holds_is_not_taken_fr
     other = node.channel()
     assert other.get("in").body == b"1"  # type: ignore[union-attr]
     if word == "rollback":
-        assert channel.rollback(0) == []
+        assert channel.rollback() == []
         assert transaction.state is State.COMMITTED
     close(node, channel)
     assert node.drain("in") == [b"2"]
