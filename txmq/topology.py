@@ -19,7 +19,7 @@ OLD_QUEUE = argument("NAME", shell_complete=queue_names)
 ARGUMENT = option(
     "--argument",
     "KEY=VALUE",
-    "for example x-max-length=1000; may be repeated",
+    "for example x-max-length=1000, for a binding x-match=all; true and false are booleans; may be repeated",
     type=key_and_value,
     multiple=True,
 )
@@ -27,13 +27,7 @@ BINDING = (
     argument("EXCHANGE"),
     argument("QUEUE", shell_complete=queue_names),
     argument("KEY", value="[KEY]", default=""),
-    option(
-        "--argument",
-        "KEY=VALUE",
-        "for a headers exchange; may be repeated",
-        type=key_and_value,
-        multiple=True,
-    ),
+    ARGUMENT,
 )
 
 

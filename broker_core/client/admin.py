@@ -117,19 +117,19 @@ class RemoteAdmin:
         count = 0
         with self._client.channel() as channel:
             channel.tx_select()
-            for body in bodies:
-                channel.publish(
-                    body, exchange=exchange, routing_key=routing_key, properties=properties, mandatory=True
-                )
-                count += 1
+            for count, body in enumerate(bodies, 1):  # noqa: B007  # counts them
+                channel.publish(body, exchange, routing_key, properties, mandatory=True)
             channel.tx_commit()
             returned = len(channel.returned)
         if returned:
-            raise Unroutable(
-                f"{returned} of {count} messages reached no queue",
-                f"bind a queue to exchange {exchange!r} for routing key {routing_key!r}",
-            )
+            raise Unroutable(f"{returned} of {count} messages reached no queue", _way(exchange, routing_key))
         return count
+
+
+def _way(exchange: str, routing_key: str) -> str:
+    if exchange:
+        return f"bind a queue to exchange {exchange!r} for routing key {routing_key!r}"
+    return f"declare queue {routing_key!r}" if routing_key else "give a routing key: the name of a queue"
 
 
 def status(client: BrokerClient) -> BrokerStatus:

@@ -262,6 +262,31 @@ def test_publish_to_no_queue_is_an_error(url: str, capsys: pytest.CaptureFixture
     assert "[TXMQ_UNROUTABLE] 2 of 2 messages reached no queue" in _fails(
         capsys, "message", "publish", "--queue", "nowhere", "--url", url, "a", "b"
     )
+    for queue, way in ((("--queue", "new"), "declare queue 'new'"), ((), "the name of a queue")):
+        words = ("message", "publish", *queue, "--url", url, "a")
+        assert _fails(capsys, *words).endswith(way + "\n")
+    _run(capsys, "queue", "declare", "new", "--url", url)
+    assert _run(capsys, "message", "publish", "--queue", "new", "--url", url, "a") == "published 1\n"
+
+
+def test_booleans_are_arguments_of_queues_exchanges_and_bindings(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = ("--url", url)
+    dedup = ("--argument", "x-message-deduplication=yes")
+    assert "give true or false" in _fails(capsys, "queue", "declare", "dq", *dedup, *on)
+    for name, argument in (("dq", "x-message-deduplication"), ("sq", "x-single-active-consumer")):
+        _run(capsys, "queue", "declare", name, "--argument", f"{argument}=true", *on)
+    _run(capsys, "exchange", "declare", "h", "headers", "--argument", "mine=false", *on)
+    _run(capsys, "exchange", "bind", "h", "dq", "--argument", "paid=true", *on)
+    queues = {row["name"]: row["arguments"] for row in _json(capsys, "queue", "list", *on)}
+    assert queues == {"dq": {"x-message-deduplication": True}, "sq": {"x-single-active-consumer": True}}
+    (found,) = (row for row in _json(capsys, "exchange", "list", *on) if row["name"] == "h")
+    assert found["arguments"] == {"mine": False}
+    assert (
+        _run(capsys, "message", "publish", "--exchange", "h", "--header", "paid=true", *on, "a")
+        == "published 1\n"
+    )
 
 
 def test_prepared_transactions_are_listed_committed_and_rolled_back(
@@ -458,7 +483,7 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
         ),
         (
             ["queue", "list", "--url", "txmqs://h:1", "--user", "u"],
-            "option 'user' is 'u', and there is no password",
+            "the user is 'u', and there is no password",
         ),
         (["queue", "list", "--url", "txmqs://h:1", "--tls-ca", "missing"], "option 'tlsCa' is"),
         (

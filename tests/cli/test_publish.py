@@ -43,6 +43,18 @@ def test_a_message_has_the_properties_and_headers_that_were_given(queue: Broker,
     assert _properties(queue) == Properties(delivery_mode=1)
 
 
+def test_copies_go_to_a_list_of_routing_keys(
+    queue: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["message", "publish", "--queue", "q", "m", "--url", url, "--header"]
+    assert cli.main([*words, "CC=r"]) == 1 and "give a list of routing keys" in capsys.readouterr().err
+    with queue.channel() as channel:
+        channel.queue_declare("r")
+    assert cli.main([*words, 'CC=["r"]', "--header", "text=[r"]) == 0
+    assert _properties(queue).headers == {"CC": ["r"], "text": "[r"}
+    assert [each.messages for each in queue.queues()] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -53,7 +53,7 @@ def _property(text: str) -> tuple[str, str | int]:
     option(
         "--header",
         "KEY=VALUE",
-        "a number is one of 64 bits, all else is text; may be repeated",
+        "a number (64 bits), true, false, or a list in JSON; all else is text; may be repeated",
         type=key_and_value,
         multiple=True,
     ),

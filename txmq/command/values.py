@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import click
@@ -12,28 +13,22 @@ MOST = 1_000_000_000  # of seconds 31 years: a clock and a wait take them
 MOST_BYTES = 1 << 53  # JSON has such numbers
 
 
-def _number(
-    read: Callable[[str], float], holds: Callable[[float], bool], text: str, unit: int
-) -> Callable[[str], float]:
-    def value(given: str) -> float:
-        try:
-            number = read(given)
-        except ValueError:
-            raise click.BadParameter(f"{given!r} is not a number") from None
-        if not holds(number):
-            raise click.BadParameter(text)
-        return number * unit
-
-    return value
-
-
 def _within(
     read: Callable[[str], float], least: float, most: float, unit: int = 1, *, above: bool = False
 ) -> Callable[[str], float]:
     """``above``: more than ``least``. What is no number (nan) is within nothing."""
-    text = f"must be {'above' if above else 'at least'} {least:g} and at most {most}"
-    holds = (lambda number: least < number <= most) if above else (lambda number: least <= number <= most)
-    return _number(read, holds, text, unit)
+
+    def value(text: str) -> float:
+        try:
+            number = read(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a number") from None
+        if not (least < number <= most if above else least <= number <= most):
+            bound = "above" if above else "at least"
+            raise click.BadParameter(f"must be {bound} {least:g} and at most {most}")
+        return number * unit
+
+    return value
 
 
 above_zero = _within(float, 0, MOST, above=True)
@@ -46,10 +41,12 @@ count = _within(int, 0, MOST_BYTES)
 
 
 def key_and_value(text: str) -> tuple[str, object]:
+    """A value is a whole number, a boolean, or a list in JSON; all else is text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+    of_json = value in ("true", "false") or value.startswith("[")
     try:
-        return key, int(value)
-    except ValueError:
+        return key, json.loads(value) if of_json else int(value)
+    except (ValueError, RecursionError):
         return key, value
