@@ -28,24 +28,29 @@ LOGIN = (
 
 def credentials(options: Options) -> Credentials:
     """Raises OptionError."""
-    login, _, _ = (options.url or "").rpartition("@")
-    if ":" in login.partition("://")[2] and options.url != os.environ.get("TXMQ_URL"):
+    login = (options.url or "").rpartition("@")[0].partition("://")[2]
+    if ":" in login and options.url != os.environ.get("TXMQ_URL"):
         raise OptionError(
             "--url has a password, which other users of this machine can see",
             f"use --login-password-file or {PASSWORD_VARIABLE}, and --user if the url has none",
         )
+    file = options.login_password_file
+    user, secrets = options.user or login, (file, options.token_file, os.environ.get(PASSWORD_VARIABLE))
+    if user and ":" not in login and not any(secrets):
+        raise OptionError(
+            f"the user is {user!r}, and there is no password",
+            f"give --login-password-file, or set {PASSWORD_VARIABLE}",
+        )
     password = ""
-    if options.login_password_file == STDIN:
+    if file == STDIN:
         # not of the text: it would read ahead what `txmq message publish -` reads next
         password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
         if not password:
-            raise OptionError(
-                "there is no password on standard input", "write the password to standard input"
-            )
+            raise OptionError("there is no password on standard input", "write it to standard input")
     return Credentials(
         user=options.user or "",
         password=password,
-        password_file="" if password else options.login_password_file or "",
+        password_file="" if password else file or "",
         token=read_secret(options.token_file, "--token-file") if options.token_file else "",
         tls_ca=options.tls_ca or "",
         tls_cert=options.tls_cert or "",

@@ -47,7 +47,7 @@ class NamesMemory:
             raise PreconditionFailed(
                 f"{what}: the queues, exchanges and bindings of vhost '{self.vhost}' take {taken} bytes, "
                 f"the limit is {most}, a quarter of what other vhosts leave: "
-                "delete some, or lower x-cache-size of queues"
+                "delete some, or lower x-cache-size in the policy that gives it"
             )
 
 

@@ -110,8 +110,8 @@ class DirectoryLock:
             os.close(self._descriptor)
             pid, host = (*owner, "unknown", "unknown")[:2]
             raise DataDirectoryLocked(
-                f"the data directory {path} is in use by process {pid} on host {host}; connect to that "
-                "broker, or end it first"
+                f"the data directory {path} is in use by process {pid} on host {host}; "
+                + ("connect to that broker, or end it first" if write else "end it first")
             ) from error
         if write:
             os.ftruncate(self._descriptor, 0)

@@ -467,7 +467,7 @@ def test_the_room_for_ids_is_taken_when_a_queue_is_declared_and_is_bounded(
     free = topology.memory.total
     for number in range(9):
         declared(node, f"q{number}", **WINDOW)
-    with pytest.raises(errors.PreconditionFailed, match="lower x-cache-size"):
+    with pytest.raises(errors.PreconditionFailed, match="delete some, or lower x-cache-size in the policy"):
         declared(node, "q9", **WINDOW)
     declared(node, "q9")
     vhosts = Vhosts(node.broker, None)  # type: ignore[arg-type]

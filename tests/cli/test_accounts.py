@@ -60,6 +60,11 @@ def test_users_and_permissions_of_a_running_broker(shell: Shell, tmp_path: Path)
         assert shell.listed("user", "list", *first) == [
             {"name": "guest", "tags": ["administrator"], "source": "default"}
         ]
+        assert shell.code("permission", "set", "guest", ".*", ".*", ".*", *first) == 1
+        assert (
+            "user 'guest' is the default user, and has all permissions: add it with `txmq user add`"
+            in shell.error
+        )
         said = shell.run(
             "user", "add", "root", "--tag", "administrator", "--password-file", str(secret), *first
         )
@@ -115,6 +120,21 @@ def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> N
     assert "'(' is not a regular expression" in shell.error
     shell.run("user", "delete", "ann", "--yes", *data)
     assert [user["name"] for user in shell.listed("user", "list", *data)] == ["root"]
+
+
+def test_the_default_user_is_added_as_the_error_says_and_takes_permissions(
+    shell: Shell, directory: str
+) -> None:
+    on = ("--data", directory)
+    for words in (
+        ("permission", "set", "guest", "a", "b", "c"),
+        ("user", "passwd", "guest", "--password-file", "-"),
+    ):
+        assert shell.code(*words, *on, typed="secret\n") == 1
+        assert "add it with `txmq user add`" in shell.error
+    shell.run("user", "add", "guest", "--password-file", "-", *on, typed="secret\n")
+    shell.run("permission", "set", "guest", "a", "b", "c", *on)
+    assert shell.listed("permission", "list", *on)[0]["write"] == "b"
 
 
 def test_a_password_is_no_argument(shell: Shell, directory: str) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,19 @@ def test_the_password_comes_from_a_file_standard_input_or_the_environment(
     monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
     assert main(["queue", "list", "--json", *known]) == 0
     assert names(capsys) == ["q"]
+
+
+def test_who_gives_no_password_is_told_the_option_for_it(
+    known: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_url = ["--url", known[1].replace("://", "://ann@"), *known[4:]]
+    for words in (of_url, known):
+        assert main(["queue", "list", "--json", *words]) == 1
+    (option, _) = re.findall(r"give (--\S+), or set TXMQ_PASSWORD", capsys.readouterr().err)
+    (tmp_path / "password").write_text(SECRET)
+    for words in (of_url, known):
+        assert main(["queue", "list", "--json", *words, option, str(tmp_path / "password")]) == 0
+        assert names(capsys) == ["q"]
 
 
 def test_a_token_is_read_from_a_file(

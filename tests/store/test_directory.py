@@ -14,6 +14,7 @@ from broker_core.client import starter
 from broker_core.core.errors import DataDirectoryInvalid, DataDirectoryLocked
 from broker_core.server.access.audit import Audit
 from broker_core.store.durable import DurableStore
+from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
 
 HOLD = """
@@ -37,12 +38,14 @@ def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Pat
             match=f"data is in use by process {owner.pid} on host .*connect to that broker, or end it",
         ):
             DurableStore(tmp_path / "data")
-        with pytest.raises(DataDirectoryLocked):
-            verify(tmp_path / "data")
+        for read in (verify, lambda path: salvage(path, tmp_path / "new")):  # they take no url
+            with pytest.raises(DataDirectoryLocked, match=r"on host \S+; end it first$"):
+                read(tmp_path / "data")
     finally:
         owner.kill()
         owner.communicate()
-    DurableStore(tmp_path / "data").close()  # the lock died with its process
+    assert verify(tmp_path / "data").ok  # the lock died with its process
+    DurableStore(tmp_path / "data").close()
 
 
 def test_the_same_process_is_refused_as_well_and_closing_gives_the_lock_back(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def directory(data: str) -> Iterator[Finding]:
         check(place, foreign=place == path)
     except (OSError, DataDirectoryInvalid) as error:
         text = error.message if isinstance(error, DataDirectoryInvalid) else f"{path}: {error.strerror}"
-        yield problem("directory", text, f"let {_me()} write there, or {ANOTHER}")
+        denied = not os.access(place, os.R_OK | os.W_OK) or (place.is_dir() and not os.access(place, os.X_OK))
+        yield problem("directory", text, f"let {_me()} write there, or {ANOTHER}" if denied else ANOTHER)
         return
     yield ok("directory", f"{path} " + ("can be written" if path.exists() else f"can be made in {place}"))
     if path.exists():

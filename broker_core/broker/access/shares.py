@@ -25,6 +25,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from broker_core.broker.access.users import ADMINISTRATOR, Users
+from broker_core.core.address import VHOST
 from broker_core.core.errors import PreconditionFailed, printable
 
 SHARE = 0.1
@@ -32,7 +33,7 @@ SHARE = 0.1
 
 class Shared(NamedTuple):
     """A bound that refuses. ``what``: of it, with ``{n}`` for the number; ``user_advice``: to who is at the
-    share, with ``{user}``; ``advice``: where all together are at the bound.
+    share, with ``{user}`` and ``{at}``; ``advice``: where all together are at the bound.
     """
 
     what: str
@@ -42,8 +43,7 @@ class Shared(NamedTuple):
 
 PREPARED = Shared(
     "{n} prepared transactions",
-    "commit or roll back some, `txmq tx rollback --of {user} --all` ends all of a vhost; or raise "
-    "--user-share",
+    "commit or roll back some (`txmq tx rollback --of {user} --all{at}`: all there), or raise --user-share",
     "`txmq tx list` lists them; commit or roll back the old ones",
 )
 
@@ -83,8 +83,10 @@ class Shares:
             raise PreconditionFailed(f"{what} are there, which is the limit: {shared.advice}")
         if self.over(user, mine + 1, total) > 0:
             what = shared.what.format(n=self._part(total))
-            where = ", ".join(f"'{vhost}'" for vhost in sorted(set(vhosts)))
-            advice = shared.user_advice.format(user=quote(printable(user)))
+            names = sorted(set(vhosts))
+            where = ", ".join(f"'{vhost}'" for vhost in names)
+            at = "".join(f" --vhost {quote(printable(name))}" for name in names[:1] if VHOST not in names)
+            advice = shared.user_advice.format(user=quote(printable(user)), at=at)
             raise PreconditionFailed(
                 f"user '{user}' has {what} in vhost {where}, which is its share of {total}: {advice}"
             )

@@ -100,9 +100,8 @@ class Users:
         return name not in self.by_name and self.exists(name)
 
     def tags(self, name: str) -> frozenset[str]:
-        known = self.by_name.get(name)
-        if known is not None:
-            return frozenset(known.tags)
+        if name in self.by_name:
+            return frozenset(self.by_name[name].tags)
         return frozenset({ADMINISTRATOR} if self.exists(name) else ())
 
     # -- changes ---------------------------------------------------------------------------------------------
@@ -131,8 +130,7 @@ class Users:
         self._user(name)
         if len(self.by_name) == 1 and not self.given - {name}:
             raise OptionError(
-                f"user '{name}' is the last one, and without users the default user '{DEFAULT_USER}' would "
-                "come back",
+                f"user '{name}' is the last one: without users the default user '{DEFAULT_USER}' comes back",
                 "add another user first",
             )
         with self._changing():
@@ -246,15 +244,15 @@ class Users:
         self.own_app(change, app_id, user, vhost)
 
     def _user(self, name: str) -> UserRecord:
-        known = self.by_name.get(name)
-        if known is None:
-            if name in self.given:
-                raise OptionError(
-                    f"user '{name}' is in the users file alone, and has all permissions",
-                    "add it with `txmq user add`, to give it others",
-                )
-            raise OptionError(f"user '{name}' does not exist", "list the users with `txmq user list`")
-        return known
+        if name in self.by_name:
+            return self.by_name[name]
+        if self.exists(name):
+            what = "in the users file alone" if name in self.given else "the default user"
+            raise OptionError(
+                f"user '{name}' is {what}, and has all permissions",
+                "add it with `txmq user add`, to give it others",
+            )
+        raise OptionError(f"user '{name}' does not exist", "list the users with `txmq user list`")
 
     def _put(self, change: Change, record: UserRecord) -> None:
         with self._changing():

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pamqp import commands as c
@@ -151,6 +153,27 @@ def test_the_share_is_of_all_virtual_hosts_and_the_refusal_names_them(opened: Op
         assert olga.rollback_all(of=MAN) == PART - 1
     with client(broker, OLGA, "sales") as olga:
         assert olga.rollback_all(of=MAN) == 1
+
+
+@pytest.mark.parametrize("vhost", ["/", "sales of may"])
+def test_the_command_that_a_full_share_names_makes_room(
+    opened: Open, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = opened(MAN, ANN)
+    if vhost != "/":
+        broker.vhosts.add_vhost(vhost)
+        broker.accounts.set_permissions(MAN, ".*", ".*", ".*", vhost=vhost)
+    with client(broker, MAN, "" if vhost == "/" else quote(vhost)) as there, there.channel() as channel:
+        channel.queue_declare("q")
+        for number in range(PART):
+            channel.tx_select()
+            channel.publish(b"x", routing_key="q")
+            channel.prepare(f"there-{number}")
+    count, refused = prepared_by(broker, "flight", MAN, "a")
+    assert count == 0
+    (line,) = re.findall(r"`txmq ([^`]+)`", refused)
+    assert main([*shlex.split(line), "--yes", "--data", str(tmp_path / "data")]) == 0, capsys.readouterr()
+    assert prepared_by(broker, "flight", MAN, "b")[0] == PART
 
 
 def test_an_option_says_how_large_a_share_is(opened: Open) -> None:
