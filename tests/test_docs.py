@@ -147,7 +147,10 @@ SOAK_CLAIMS = {
     "interop/test_definitions.py": ("test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files",),
     "interop/test_java.py": ("test_java_over_amqps_does_what_its_permissions_allow",),
     "interop/test_java_http.py": ("test_the_java_program_comes_to_all_its_checks_and_no_others",),
-    "interop/test_shovel.py": ("test_a_shovel_brings_a_queue_of_rabbitmq_to_txmq",),
+    "interop/test_shovel.py": (
+        "test_a_shovel_brings_a_queue_of_rabbitmq_to_txmq",
+        "test_a_shovel_into_a_queue_without_duplicates_brings_each_message_once_over_kills_of_both_sides",
+    ),
     "server/http/test_page_browser.py": (
         "test_a_hostile_name_and_body_are_text",
         "test_a_message_shows_its_life_and_a_transaction_what_it_did",

@@ -709,6 +709,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(DeltaFormat, "check_change", lambda *_: checked)
         patch.setattr(DeltaFormat, "context", lambda *_: {})
         patch.setattr(DeltaFormat, "only_latest", lambda *_: False)
+        patch.setattr(connector.delta.log, "made_last", lambda *_: None)  # a shorter way to ``held``
         patch.setattr(DeltaFormat, "settled", lambda _self, _table, _columns, change, _context: change)
         patch.setattr(DeltaFormat, "decided", lambda _self, spark, _context: nullcontext(spark))
         patch.setattr(connector.delta.after.make_change, "isolated", isolated)
