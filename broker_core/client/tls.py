@@ -109,10 +109,10 @@ def _without_tls(plain: socket.socket) -> Refusal:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     try:
-        with anybody.wrap_socket(plain):
-            pass
-    except OSError:
-        return Refusal("")
+        anybody.wrap_socket(plain).close()
+    except OSError as error:
+        why = "no broker answers there: give the port of --listen, not of --amqp or --http, or try again"
+        return Refusal(why if getattr(error, "reason", "") in _NO_TLS else "", certain=False)
     return Refusal("it speaks TLS: use txmqs:// and, for an authority of your own, option 'tlsCa'")
 
 

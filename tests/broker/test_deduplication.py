@@ -458,6 +458,25 @@ def test_a_policy_sets_changes_and_ends_it(node: Node) -> None:
     assert node.browse(QUEUE) == [b"%c" % c for c in b"aabacbbb"]
 
 
+@pytest.mark.parametrize("way", ["delete some", "lower x-cache-size in the policy"])
+def test_who_has_no_room_for_ids_makes_it_as_the_error_says(
+    node: Node, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(memory, "NAMES_BYTES", 4 * 10 * COST_BYTES * 1_000)  # room for ten of these
+    vhosts = Vhosts(node.broker, None)  # type: ignore[arg-type]
+    vhosts.set_policy("p", "of policy", dict(WINDOW))
+    for number in range(9):
+        declared(node, f"of policy {number}")
+    with pytest.raises(errors.PreconditionFailed, match=way):
+        declared(node, "q", **WINDOW)
+    if way == "delete some":
+        with node.channel() as channel:
+            channel.queue_delete("of policy 0")
+    else:
+        vhosts.set_policy("p", "of policy", {**WINDOW, "x-cache-size": 10})
+    declared(node, "q", **WINDOW)
+
+
 def test_the_room_for_ids_is_taken_when_a_queue_is_declared_and_is_bounded(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pyarrow as pa
@@ -21,6 +22,7 @@ from broker_core.client.broker import BrokerClient, connect
 from broker_core.core import endpoint, errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.launcher import Broker
+from broker_core.server.listener_options import ListenerOptions
 from tests.progress import wait_until
 from tests.server.conftest import MicroBatch, Served, bodies, fill
 
@@ -291,6 +293,19 @@ def test_url_where_nothing_listens_says_so_within_seconds_and_names_the_address(
         ):
             BrokerClient(f"txmq://127.0.0.1:{port}").apps()
         assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("listener", ["amqp", "http"])
+def test_url_of_another_port_of_the_broker_says_which_port_to_give(tmp_path: Path, listener: str) -> None:
+    listeners = ListenerOptions(http=["127.0.0.1:0"])
+    with Broker.open(tmp_path / "data", amqp=["127.0.0.1:0"], listeners=listeners) as broker:
+        (other,) = broker.amqp_urls if listener == "amqp" else broker.http_urls
+        url = f"txmq://127.0.0.1:{urlsplit(other).port}"
+        with pytest.raises(
+            errors.ConnectionFailed, match="give the port of --listen, not of --amqp or --http"
+        ):
+            BrokerClient(url, connect_s=1).apps()
+        assert BrokerClient(broker.url).apps() == []
 
 
 def test_restarted_broker_that_never_comes_is_an_error_after_reconnect_s(served: Served) -> None:
