@@ -33,7 +33,7 @@ SHARE = 0.1
 
 class Shared(NamedTuple):
     """A bound that refuses. ``what``: of it, with ``{n}`` for the number; ``user_advice``: to who is at the
-    share, with ``{user}`` and ``{at}``; ``advice``: where all together are at the bound.
+    share, with ``{user}``, and ``--vhost`` of it; ``advice``: where all together are at the bound.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
 
 PREPARED = Shared(
     "{n} prepared transactions",
-    "commit or roll back some (`txmq tx rollback --of {user} --all{at}`: all there), or raise --user-share",
+    "commit or roll back some (`txmq tx rollback --of {user} --all`: all there), or raise --user-share",
     "`txmq tx list` lists them; commit or roll back the old ones",
 )
 
@@ -86,7 +86,7 @@ class Shares:
             names = sorted(set(vhosts))
             where = ", ".join(f"'{vhost}'" for vhost in names)
             at = "".join(f" --vhost {quote(printable(name))}" for name in names[:1] if VHOST not in names)
-            advice = shared.user_advice.format(user=quote(printable(user)), at=at)
+            advice = shared.user_advice.format(user=quote(printable(user)) + at)
             raise PreconditionFailed(
                 f"user '{user}' has {what} in vhost {where}, which is its share of {total}: {advice}"
             )
