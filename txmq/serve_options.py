@@ -122,7 +122,7 @@ LIMITS = (
     ),
     ServeOption(
         "channels", "N", positive, "quotas.channels.total",
-        "channels of AMQP, Spark and BrokerClient; default: no limit",
+        "channels of AMQP, Spark and BrokerClient; default 100000",
     ),
     ServeOption(
         "user-channels", "N", positive, "quotas.channels.user",

@@ -33,6 +33,7 @@ class UserLimit(NamedTuple):
 
 
 UNLIMITED = UserLimit()
+CHANNELS = UserLimit(100_000)  # 4 kB each; of those that end together, all wait for the end
 CALLS = UserLimit(2000, 1000)
 PART_BYTES = UserLimit(1024 * MiB, 512 * MiB)
 CONTENT_BYTES = UserLimit(1024 * MiB, 512 * MiB)
@@ -47,7 +48,7 @@ class QuotaLimits:
     """
 
     connections: UserLimit = UNLIMITED
-    channels: UserLimit = UNLIMITED
+    channels: UserLimit = CHANNELS
     calls: UserLimit = CALLS
     part_bytes: UserLimit = PART_BYTES
     content_bytes: UserLimit = CONTENT_BYTES

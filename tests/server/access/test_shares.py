@@ -390,6 +390,15 @@ def test_a_user_has_its_share_of_channels_at_both_listeners(opened: Open) -> Non
         stack.enter_context(connected(broker, ANN)).open(1)
 
 
+def test_without_an_option_channels_are_limited_too(opened: Open) -> None:
+    quota = opened(MAN, ANN).quotas.channels
+    for number in range(10_000):
+        quota.enter(number, MAN)
+    with pytest.raises(errors.NotAllowed, match=r"allowed user limit of \(10000\).*--user-channels"):
+        quota.enter("one more", MAN)
+    quota.enter("of another", ANN)
+
+
 def test_a_user_has_its_share_of_connections_of_flight(opened: Open) -> None:
     broker = opened(MAN, ANN, BOSS, quotas=QuotaLimits(flight_connections=30))
     with contextlib.ExitStack() as stack:
