@@ -364,7 +364,7 @@ BUDGETS = {
     "broker_core": 1570,
     "broker_core/amqp": 2800,
     "broker_core/arrow": 900,
-    "broker_core/broker": 13426,
+    "broker_core/broker": 13429,
     "broker_core/client": 2020,
     "broker_core/core": 3189,
     "broker_core/flight": 485,

@@ -290,6 +290,21 @@ def test_a_policy_that_is_not_committed_changes_nothing(
     assert {**obeys(host), "rooms": None} == {**before, "rooms": None}
 
 
+@pytest.mark.parametrize("limit", [{"max-length": 2}, {"max-length-bytes": 2}])
+def test_a_kill_between_a_policy_and_its_cut_leaves_no_queue_that_is_too_long(
+    host: Host, limit: dict[str, object]
+) -> None:
+    host.declare("q", "dead")
+    host.publish("q", b"1", b"2", b"3", b"4")
+    failpoint.arm("store.commit.committed", "raise")
+    with pytest.raises((StoreFailed, OSError)):
+        host.set("p", "^q$", {**limit, **DLX})
+    failpoint.disarm()
+    host.node.restart()
+    host.upkeep()
+    assert (host.node.drain("q"), host.node.drain("dead")) == ([b"3", b"4"], [b"1", b"2"])
+
+
 def test_a_work_that_fails_after_its_policy_leaves_no_trace(host: Host) -> None:
     host.declare("q", "dead")
     host.publish("q", b"1", b"2")
