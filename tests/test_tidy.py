@@ -94,7 +94,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
         "what a commit needs to know, in one place",
     ),
     "broker_core.server.amqp.server.AmqpServer": (18, "the composition of a listener"),
-    "broker_core.server.amqp.session.Session": (18, "what a channel of AMQP remembers between commands"),
+    "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }
 
@@ -373,7 +373,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2155,
     "broker_core/node": 3800,
     "broker_core/routing": 2395,
-    "broker_core/server": 14487,
+    "broker_core/server": 14510,
     "broker_core/store": 4200,
     "connector": 1645,
     "connector/batch": 1980,

@@ -121,8 +121,8 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
             state.blocks.pin(part.block_id)
     _load_queues(state, by_class, image, new_block_id)
     for queue in state.queues:  # a kill may have come between a policy and its cut
-        if queue.arguments.limited and not queue.arguments.refuses:
-            state.pending_checks.cut_later(queue, 0)
+        if queue.arguments.limited:
+            state.pending_checks.obey_soon(queue, 0)
     outcomes: list[OutcomeRecord] = by_class.get(OutcomeRecord, [])
     heuristic = [each for each in outcomes if each.state.startswith(HEURISTICALLY)]
     state.names.heuristics.restore(heuristic)

@@ -368,15 +368,13 @@ class Connection(asyncio.Protocol):
         self.input.go_on(session)
 
     def sweep(self, now: float) -> None:
-        """Do what is due: heartbeats, and the time limits of handshake, close and open transactions."""
+        """Do what is due: heartbeats, and the time limits of handshake and close."""
         deadline = self.protocol.next_deadline()
         if deadline is not None and now >= deadline:
             timed_out = self.protocol.tick(now)
             if timed_out is not None:
                 self.abort(timed_out.why)
             self.flush_later()
-        for session in list(self.sessions.by_number.values()):
-            session.check_open_time()
 
 
 def _rolled_back(session: Session | None) -> str:

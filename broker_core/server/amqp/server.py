@@ -26,7 +26,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.closing import close
-from broker_core.server.amqp.commands import COMMANDS, ack_timeout
+from broker_core.server.amqp.commands import COMMANDS, ack_timeout, open_time
 from broker_core.server.amqp.connection import Connection, Unwritten
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
@@ -203,7 +203,11 @@ class AmqpServer(LoopThread):
         now = time.monotonic()
         steps: list[Callable[[], None]] = [self._spill_transactions, self._look_for_alarms]
         for connection in self.connections:
-            steps += [partial(connection.sweep, now), partial(ack_timeout.sweep, connection, now)]
+            steps += [
+                partial(connection.sweep, now),
+                partial(ack_timeout.sweep, connection, now),
+                partial(open_time.sweep, connection),
+            ]
         for step in steps:
             try:
                 step()

@@ -171,7 +171,6 @@ class Session:
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         server.broker.held.add(self.channel, channel_holder(connection, number, server.broker.clock()))
-        self.timed = server.broker.limits.open_s is not None
         self.tick_commit = TickCommit(self)
         self.last_queue = ""
         self.replies = ""
@@ -354,14 +353,6 @@ class Session:
             and self.channel.transactional
             and bool(self.channel.transaction.publishes)
         )
-
-    def check_open_time(self) -> None:
-        """Close the channel if its transaction is open for too long (semantics 18)."""
-        if self.timed and self._phase is Phase.ready and self.channel.transactional:
-            try:
-                self.channel.transaction.check_open_time(self.clock())
-            except TransactionError as error:
-                self.fail(error, None)
 
     # -- ending -------------------------------------------------------------------------------------------
     def stop_deliveries(self) -> None:

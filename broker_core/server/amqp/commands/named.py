@@ -6,7 +6,6 @@ Not here: what the words mean (``transaction_exchange.py``).
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from broker_core.amqp.v0_9_1 import methods as m
@@ -17,6 +16,7 @@ from broker_core.broker.decision import Decided, decide
 from broker_core.core.errors import PreconditionFailed
 from broker_core.node.local import log_dropped
 from broker_core.server.amqp import transaction_exchange
+from broker_core.server.amqp.commands import open_time
 from broker_core.server.amqp.session import Session
 
 
@@ -29,7 +29,7 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
         return
     if verb == "timeout":
         channel.check_transactional()
-        _limit_open_time(session, transaction_exchange.seconds(xid))
+        open_time.limit(session, transaction_exchange.seconds(xid))
         return
     if channel.transactional:
         text = f"cannot {verb} transaction '{xid}' on a channel that is transactional: use another one"
@@ -49,13 +49,6 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
     actor = actor_of(session.state.users, session.connection.user)
     work = partial(decide, verb, xid, actor=actor, rights=session.rights, vhost=session.state.vhost)
     session.submit(method, work, decided)
-
-
-def _limit_open_time(session: Session, seconds: float) -> None:
-    """As the client wishes, but not beyond the limit of the broker; 0: that alone."""
-    most = session.broker.limits.open_s
-    session.channel.limit_open_time(min(seconds or math.inf, most or math.inf))
-    session.timed = True
 
 
 def get_answer(session: Session, method: m.BasicGet, name: str) -> None:

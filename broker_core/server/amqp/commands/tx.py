@@ -17,6 +17,7 @@ from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core.change import Change
 from broker_core.node.channel_commit import reaches_many_queues
 from broker_core.server.amqp import transaction_exchange
+from broker_core.server.amqp.commands import open_time
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Move, Session
 
@@ -24,6 +25,7 @@ from broker_core.server.amqp.session import Move, Session
 @command
 def select(session: Session, method: m.TxSelect, command: Command) -> None:
     session.channel.tx_select()
+    open_time.watch(session)
     session.send(m.TxSelectOk())
 
 
@@ -35,8 +37,7 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     if not transaction and not named:
         session.send(m.TxCommitOk())
         return
-    if session.timed:
-        transaction.check_open_time(session.clock())
+    transaction.check_open_time(session.clock())
     steps = session.broker.channel_commits
     if reaches_many_queues(transaction):  # 1. spill, in another thread
         session.move(Move.submit)
