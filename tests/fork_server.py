@@ -147,12 +147,20 @@ def _answer(connection: socket.socket, number: int) -> None:
         connection.send(b"%d" % number)
 
 
+def rearm() -> None:
+    failpoint.disarm()
+    failpoint.arm_from_environment()
+
+
 def _run(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     sys.path[:] = order.get("path", sys.path)
-    failpoint.arm_from_environment()
+    rearm()
+    os.register_at_fork(
+        after_in_child=rearm
+    )  # a worker that Spark's daemon forks is armed as a new process is
     module = order["module"]
     sys.modules.pop(module, None)
     sys.argv = [module, *order["arguments"]]

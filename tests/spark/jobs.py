@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +88,7 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
     Spark Connect that of its function; then all of them die at once.
 
     ``how``: ``group`` kills driver, JVM and sources, ``driver`` only the Python driver, ``worker`` first the process that
-    comes to each failpoint, of Spark Connect, and then as ``group``; ``stop`` suspends the driver; after
+    comes to each failpoint, of Spark Connect, so that its query fails, and then as ``group``; ``stop`` suspends the driver; after
     SIGCONT the pipelines go on, and ``then`` says what it dies of.
     """
     going_on = threading.Event()
@@ -107,15 +107,15 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
         action = "kill" if death["how"] == "worker" else "stop"
         Path(death["sources"]).write_text(f"{at}@{hit}={action}" if elsewhere else "")
         before = suspended_processes()
+        if death["how"] == "worker":
+            if attempt(spark, pipeline) is None:
+                missed(pipeline["app"], at)
+            continue
         threads.append(threading.Thread(target=attempt, args=(spark, pipeline)))
         threads[-1].start()
-        if death["how"] == "worker":
-            threads[-1].join()
-            continue
         while not reached.wait(0.05) and not (elsewhere and suspended_processes() > before):
             if not threads[-1].is_alive():
-                print(f"{pipeline['app']} ended and did not reach {at}", file=sys.stderr, flush=True)
-                os._exit(1)
+                missed(pipeline["app"], at)
     Path(death["reached"]).touch()
     if death["how"] in ("group", "worker"):
         os.killpg(0, signal.SIGKILL)
@@ -125,6 +125,11 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
         thread.join()
     if death["then"]:
         die(spark, death["then"]["pipelines"], {**death["then"], "then": None})
+
+
+def missed(app: str, at: str) -> NoReturn:
+    print(f"{app} ended and did not reach {at}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def suspended_processes() -> int:
@@ -264,7 +269,7 @@ def prepare(pipeline: dict[str, Any]) -> None:
     ``["file", name]``, which has its name as its only line, ``["send", body]``,
     ``["arm", failpoint, action]``, ``["wake", id]`` of a suspended driver, until it has died.
     """
-    failpoint.disarm()
+    arm()
     for word, *values in pipeline["before"]:
         if word == "copy":
             shutil.rmtree(values[1], ignore_errors=True)
@@ -281,11 +286,23 @@ def prepare(pipeline: dict[str, Any]) -> None:
                 channel.publish(values[0].encode(), routing_key=pipeline["queue"])
         elif word == "wake":
             suspended = psutil.Process(int(values[0]))
-            suspended.resume()
+            os.killpg(suspended.pid, signal.SIGCONT)  # with the functions of Spark Connect
             while suspended.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.05)
         else:
-            failpoint.arm(values[0], values[1])
+            arm(*values)
+
+
+def arm(*named: str) -> None:
+    """A failpoint and its action; without one, none is armed. In the function on Spark Connect too, whose process, as that
+    of a source, reads a file where it starts.
+    """
+    failpoint.disarm()
+    if named:
+        failpoint.arm(*named)
+    listed = os.environ.get("TXMQ_FAILPOINTS", "")
+    if listed.startswith("@"):
+        Path(listed[1:]).write_text("=".join(named))
 
 
 def run(spark: SparkSession, pipeline: dict[str, Any]) -> None:
@@ -352,10 +369,11 @@ def error_of(spark: SparkSession, pipeline: dict[str, Any]) -> str | None:
     return None
 
 
-def attempt(spark: SparkSession, pipeline: dict[str, Any]) -> None:
+def attempt(spark: SparkSession, pipeline: dict[str, Any]) -> str | None:
     """Says on stdout how the query ended."""
     error = error_of(spark, pipeline)
     print(json.dumps({"app": pipeline["app"], "error": error}), flush=True)
+    return error
 
 
 def main(specification: dict[str, Any]) -> None:
@@ -364,8 +382,7 @@ def main(specification: dict[str, Any]) -> None:
         die(spark, specification["pipelines"], specification["death"])
     else:
         for pipeline in specification["pipelines"]:
-            if pipeline["before"]:
-                prepare(pipeline)
+            prepare(pipeline)
             attempt(spark, pipeline)
     spark.stop()
 
