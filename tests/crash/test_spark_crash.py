@@ -206,7 +206,7 @@ def _restarts(
     runs = [pipeline for pipeline in killed.values() if pipeline is not first]
     runs += [replace(first, **others[0]), replace(first, **others[1], on_new_checkpoint="resume")]
     runs += [replace(killed[app], on_new_checkpoint="resume") for app in lost]
-    runs += _released(killed)
+    runs += released(killed)
 
     def added(app: str, url: str, kind: type[Pipeline] = Pipeline, **special: object) -> Pipeline:
         return kind.create(app, url, scratch, MESSAGES, **special)  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def _restarts(
     return runs + later
 
 
-def _released(killed: dict[str, Pipeline]) -> list[Pipeline]:
+def released(killed: dict[str, Pipeline]) -> list[Pipeline]:
     """An operator releases the queues of apps that were killed. They are run with their checkpoints and resume, after
     the run of before without it, and those that this stops with new checkpoints.
     """
@@ -250,12 +250,16 @@ def _released(killed: dict[str, Pipeline]) -> list[Pipeline]:
     return runs
 
 
-class _Supervised:
+class Supervised:
     """Starts a broker again each time it has died, with the next failpoints, until there are none left."""
 
-    def __init__(self, served: Served, failpoints: list[str]) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._failpoints = failpoints
+        self._failpoints = [
+            "engine.stage.durable@2=kill",
+            "engine.commit.received=kill",
+            "engine.commit.decided=kill",
+        ]
         self.deaths = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -308,9 +312,8 @@ def outcome(
     scratch = tmp_path_factory.mktemp("crash")
     served = Served(scratch / "broker")
     dropping = Served(scratch / "dropping", failpoints="server.reply.commit_batch=drop")
-    deaths = ["engine.stage.durable@2=kill", "engine.commit.received=kill", "engine.commit.decided=kill"]
     mortal = Served(scratch / "mortal", failpoints="engine.read.recorded=kill")
-    supervised = _Supervised(mortal, deaths)
+    supervised = Supervised(mortal)
     apps, stopped_apps = chosen(KILLED), chosen(STOPPED)
     killed, overtaken = made(scratch, served.url, apps), made(scratch, served.url, stopped_apps)
     apps["called-recipes"] = ("foreach.called", len(targets.addresses()), {})

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- sessions -->\n", "<!-- end of sessions -->"
 
 # words in a test, and why it is one of a classic session
 WORDS: Mapping[str, str] = {
-    r"failpoint\.arm|monkeypatch|caplog|nonlocal|spans_kept|Event\(\)|\b(between|require_dead|hidden_files)\(": "looks into the process of the function, which is another one on Connect",
+    r"failpoint\.arm|[Mm]onkey[Pp]atch|caplog|nonlocal|spans_kept|Event\(\)|\b(between|require_dead|hidden_files)\(": "looks into the process of the function, which is another one on Connect",
     r"_jsparkSession|\.rdd\b|sparkContext|_jvm\b|_jdf|\.newSession\(|query_thread|getOrCreate": "looks into the JVM",
     r"DeltaTable\b": "compares with Delta's API, whose plug-in the server does not have",
     r"tx\._seen": "looks at the metrics of an execution, which a client of Connect does not get",
@@ -65,16 +65,18 @@ TESTS: Mapping[str, str] = {
         "where a new table is, Connect does not tell: spellings of its path are tables of their own until it is there"
     ),
 }
+_CASES = "tests/crash/test_connect_crash.py::test_on_connect_whoever_is_killed_or_suspended_at_a_row_of_the_crash_table_each_row_is_there_once"
 _KILLS = "tests/spark/test_connect.py::test_on_connect_everything_is_there_once_wherever_the_server_is_killed"
 # row of the crash table -> the test that kills on Connect
 ON_CONNECT: Mapping[int, str] = {
+    **dict.fromkeys((1, 2, 5, 9, 11, 12, 13, 15, 17, 19), _CASES),
     **dict.fromkeys((3, 6, 7, 10, 14), _KILLS),
     8: "tests/crash/test_connect_crash.py::test_soak_random_kills_of_server_and_worker_leave_each_row_once",
     16: "tests/spark/test_connect.py::test_on_connect_another_query_of_the_app_and_a_lost_or_older_checkpoint_lose_and_repeat_nothing",
     20: "tests/crash/test_resume_crash.py::test_row_20_an_app_whose_directory_was_lost_goes_on_behind_its_ledger_each_row_once",
     21: "tests/crash/test_connect_crash.py::test_row_21_on_connect_a_copy_of_the_directory_from_any_step_of_the_first_batch_loses_nothing",
 }
-OF_THE_ENGINE = {4, 18}  # no session takes part
+OF_THE_ENGINE = {4, 18}
 ROWS = range(1, 22)
 
 
@@ -108,9 +110,9 @@ def table() -> str:
         named = f"{count} in {len(files)} files" if not why else _listed(files)
         rows.append(f"| {named} | yes | {'no' if why else 'yes'} | {why} |")
     rows += [f"| the function `{way}` of `user_code` | yes | no | {why} |" for way, why in WAYS.items()]
-    others = [row for row in ROWS if row not in ON_CONNECT and row not in OF_THE_ENGINE]
-    rows += ["", "| rows of the crash table | classic | Connect |", "|---|---|---|"]
-    rows += [f"| {_numbers(ON_CONNECT)} | yes | yes |", f"| {_numbers(others)} | yes | no |"]
+    rows += ["", "| rows of the crash table | classic | Connect | why not |", "|---|---|---|---|"]
+    rows += [f"| {_numbers(ON_CONNECT)} | yes | yes |  |"]
+    rows += [f"| {_numbers(OF_THE_ENGINE)} | no | no | no session takes part: the engine alone is killed |"]
     return "\n".join(rows) + "\n\n"
 
 

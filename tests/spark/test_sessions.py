@@ -5,7 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.spark.classic import BEGIN, END, FILES, ON_CONNECT, PAGE, ROWS, TESTS, WORDS, table
+from tests.crash.test_connect_crash import CASES
+from tests.crash.test_connect_crash import (
+    test_on_connect_whoever_is_killed_or_suspended_at_a_row_of_the_crash_table_each_row_is_there_once as killed_at_rows,
+)
+from tests.spark.classic import (
+    BEGIN,
+    END,
+    FILES,
+    OF_THE_ENGINE,
+    ON_CONNECT,
+    PAGE,
+    ROWS,
+    TESTS,
+    WORDS,
+    table,
+)
 from tests.spark.sessions import Notes
 
 HERE = Path(__file__).parent
@@ -25,6 +40,9 @@ def test_the_page_says_which_session_runs_what() -> None:
     assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0] == table()
     pages = PAGE.parent / "commit_rules.md"
     assert [int(row) for row in re.findall(r"^\| (\d+) \|", pages.read_text(), re.MULTILINE)] == list(ROWS)
+    assert {*ROWS} == {*ON_CONNECT} | OF_THE_ENGINE
+    named = {row for row, test in ON_CONNECT.items() if test.endswith(killed_at_rows.__name__)}
+    assert {case.row for case in CASES.values()} == named
     for test in ON_CONNECT.values():
         file, _, function = test.partition("::")
         text = (PAGE.parents[1] / file).read_text()
