@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from broker_core.core.errors import OptionError
@@ -83,9 +83,11 @@ def _qualified_path(spark: SparkSession, path: str) -> str:
         file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         return str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
-        raise OptionError(
-            f"table {path!r}: {first_line(error)[:300]}", "give a path that Spark can write to"
-        ) from error
+        raise _no_path(path, error) from error
+
+
+def _no_path(path: str, error: Exception) -> OptionError:
+    return OptionError(f"table {path!r}: {first_line(error)[:300]}", "give a path that Spark can write to")
 
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
@@ -94,6 +96,10 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
             return spark.read.format("delta").load(path).schema is not None
     except AnalysisException:  # Spark has several error classes for a missing table
         return False
+    except PySparkException as error:
+        if "UnsupportedFileSystemException" in str(error):
+            raise _no_path(path, error) from error
+        raise
 
 
 def managed(table: str) -> OptionError:
@@ -183,9 +189,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
     name = "org.apache.spark.sql.catalyst.TableIdentifier"
     identifier = jvm.new(spark, name, parts[2], jvm.some(spark, parts[1]))
     if not catalog.databaseExists(parts[1]):
-        raise OptionError(
-            f"table {quoted(parts)!r}: there is no database {parts[1]!r}", "create it, or name another one"
-        )
+        raise _no_database(parts)
     if not catalog.tableExists(identifier):
         location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
         name = quoted(
@@ -216,6 +220,13 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
     return Table(name, plain_location(location), table_id, metadata, protocol)
 
 
+def _no_database(parts: list[str]) -> OptionError:
+    database = ".".join(parts[1:-1])
+    return OptionError(
+        f"table {quoted(parts)!r}: there is no database {database!r}", "create it, or name another one"
+    )
+
+
 def _decoded(spark: SparkSession, url: object) -> str:
     return str(jvm.new(spark, jvm.PATH, url).toString())
 
@@ -224,6 +235,8 @@ def _in_some_catalog(spark: SparkSession, parts: list[str], commits: LastCommits
     name = quoted(parts)
     try:
         if not spark.catalog.tableExists(name):
+            if len(parts) > 2 and not spark.catalog.databaseExists(quoted(parts[:-1])):
+                raise _no_database(parts)
             return Table(name, f"name:{name.lower()}", "")
         return _told(spark, name, name, commits)
     except OptionError:

@@ -21,6 +21,7 @@ from broker_core.engines import connect
 from connector.batch.foreach_batch import transactional
 from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import Driver, Pipeline, Served, delta_rows
+from tests.spark.sessions import CONNECT
 from tests.spark.successor import run_each
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -68,7 +69,10 @@ def two_batches_behind(of: Pipeline) -> list[tuple[Pipeline, str]]:
 
 
 # test_connect.py goes two batches back on Connect before a change lands
-@pytest.mark.parametrize("session", ["classic", pytest.param("connect", marks=pytest.mark.soak)])
+SESSIONS = ["connect"] if CONNECT else ["classic", pytest.param("connect", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("session", SESSIONS)
 def test_row_16_an_older_checkpoint_of_files_stops_and_both_ways_on_that_the_error_names_lose_nothing(
     spark: SparkSession, tmp_path: Path, session: str
 ) -> None:
@@ -197,10 +201,17 @@ def test_the_sink_of_files_whose_checkpoint_it_cannot_read_is_refused_and_both_w
         assert rig.bodies("out") == []
         to_the_end(writer().option("checkpointLocation", str(Path(rig.checkpoint("all")) / "named")))
         assert sorted(rig.bodies("out")) == ["1", "2"]
-        each = transactional(
-            lambda batch, tx: tx.publish(batch, queue="out"), url=rig.broker.url, app_id="other"
-        )
-        to_the_end(files.stream().writeStream.foreachBatch(each).queryName("another"))
+
+        def go(**where: str) -> None:
+            each = transactional(
+                lambda batch, tx: tx.publish(batch, queue="out"), url=rig.broker.url, app_id="other", **where
+            )
+            to_the_end(files.stream().writeStream.foreachBatch(each).queryName("another"))
+
+        if CONNECT:
+            with pytest.raises(Exception, match=NOT_TOLD):
+                go()
+        go(**({"checkpoint": str(Path(rig.checkpoint("all")) / "another")} if CONNECT else {}))
         assert sorted(rig.bodies("out")) == ["1", "1", "2", "2"]
     finally:
         rig.spark.conf.unset(where)
@@ -286,7 +297,7 @@ def test_row_16_the_sink_that_reads_files_beside_a_queue_and_not_its_checkpoint_
 
 
 @pytest.mark.soak  # test_resume.py has the rule
-@pytest.mark.parametrize("session", ["classic", "connect"])
+@pytest.mark.parametrize("session", SESSIONS)
 def test_c7_an_app_of_files_goes_on_behind_its_ledger_with_a_new_checkpoint_and_a_later_start(
     spark: SparkSession, tmp_path: Path, session: str
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from bench.ports import free_ports
 from tests.progress import GUARD_S, wait_until
-from tests.spark.jobs import PLANNED_ONCE
+from tests.spark.jobs import PLANNED_ONCE, is_suspended
 from tests.spark.pipelines import ROOT, Pipeline, Served
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
@@ -116,7 +116,7 @@ def stopped(process: subprocess.Popen[bytes]) -> bool:
     """Whether a process of the run waits at its failpoint."""
     assert process.poll() is None, "it ended"
     found = psutil.Process(process.pid).children(recursive=True)
-    return any(each.status() == psutil.STATUS_STOPPED for each in found if each.is_running())
+    return any(map(is_suspended, found))
 
 
 def test_each_message_is_once_in_table_and_sink_of_a_pipeline_that_is_killed_and_a_full_refresh_is_refused(

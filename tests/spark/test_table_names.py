@@ -74,7 +74,7 @@ def test_what_is_no_delta_table_is_refused_by_its_name(rig: Any, tmp_path: Path)
     rig.spark.sql("CREATE VIEW a_view AS SELECT 1 AS v")
     rig.spark.sql("CREATE TABLE of_parquet (v INT) USING parquet")
     for spelling, told in {
-        "a_view": "it is a view",
+        "a_view": "is a view",
         "of_parquet": "a table of format parquet",
         "parquet.`/x`": "files of format parquet",
         "nowhere.t": "no database 'nowhere'",

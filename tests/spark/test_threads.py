@@ -67,9 +67,12 @@ def pool_of_joblib(batch: DataFrame, tx: BatchTransaction, lake: str) -> None:
 
 
 def inheritable(batch: DataFrame, tx: BatchTransaction, lake: str) -> None:
-    threads = [InheritableThread(lambda: tx.publish(batch.select("body"), queue="out"))]
+    session = batch.sparkSession
+    threads = [InheritableThread(lambda: tx.publish(batch.select("body"), queue="out"), session=session)]
     threads += [
-        InheritableThread(lambda name=name: tx.append(batch.selectExpr(TEXT), f"{lake}/{name}"))
+        InheritableThread(
+            lambda name=name: tx.append(batch.selectExpr(TEXT), f"{lake}/{name}"), session=session
+        )
         for name in ("a", "b", "b")
     ]
     for each in threads:
@@ -236,7 +239,7 @@ def test_an_operation_after_the_function_returned_is_refused_and_says_so(rig: An
     rig.declare("in", "out")
     rig.publish("in", "a", "b", "c", "d")
     kept: list[BatchTransaction] = []
-    refused: list[str] = []
+    refused = rig.notes()
 
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
         kept.append(tx)
