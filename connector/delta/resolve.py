@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
 _SESSION_CATALOG = "spark_catalog"
+_WRITABLE = "give a path that Spark can write to"
 
 
 def digest(metadata: str, protocol: str) -> str:
@@ -69,9 +70,8 @@ def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
 def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
     if jvm.only_sql(spark):
         name = path.rstrip("/") or "/"
-        if not _is_delta(spark, path):
-            return Table(name, plain_location(path), "")
-        return _told(spark, name, in_sql(path), commits)
+        there = _is_delta(spark, path)
+        return _told(spark, name, in_sql(path), commits) if there else Table(name, plain_location(path), "")
     qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
     return Table(qualified, location, *_look(spark, qualified, location, commits))
@@ -83,11 +83,11 @@ def _qualified_path(spark: SparkSession, path: str) -> str:
         file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         return str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
-        raise _no_path(path, error) from error
+        raise _refused(path, error, _WRITABLE) from error
 
 
-def _no_path(path: str, error: Exception) -> OptionError:
-    return OptionError(f"table {path!r}: {first_line(error)[:300]}", "give a path that Spark can write to")
+def _refused(table: str, error: Exception, advice: str) -> OptionError:
+    return OptionError(f"table {table!r}: {first_line(error)[:300]}", advice)
 
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
@@ -97,9 +97,9 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
     except AnalysisException:  # Spark has several error classes for a missing table
         return False
     except PySparkException as error:
-        if "UnsupportedFileSystemException" in str(error):
-            raise _no_path(path, error) from error
-        raise
+        if "UnsupportedFileSystem" not in str(error):
+            raise
+        raise _refused(path, error, _WRITABLE) from error
 
 
 def managed(table: str) -> OptionError:
@@ -186,17 +186,14 @@ def _noted(spark: SparkSession, table_id: str, location: str, version: int) -> d
 def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastCommits) -> Table:
     """Uses the catalog directly: a few milliseconds for each batch."""
     catalog = spark._jsparkSession.sessionState().catalog()
-    name = "org.apache.spark.sql.catalyst.TableIdentifier"
-    identifier = jvm.new(spark, name, parts[2], jvm.some(spark, parts[1]))
     if not catalog.databaseExists(parts[1]):
         raise _no_database(parts)
+    kind = "org.apache.spark.sql.catalyst.TableIdentifier"
+    identifier = jvm.new(spark, kind, parts[2], jvm.some(spark, parts[1]))
     if not catalog.tableExists(identifier):
         location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
-        name = quoted(
-            parts
-            if spark.conf.get("spark.sql.caseSensitive", "false") == "true"
-            else [part.lower() for part in parts]
-        )
+        exact = spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+        name = quoted(parts if exact else [part.lower() for part in parts])
         if _look(spark, location, location, commits)[0]:  # for example, written by its path
             raise OptionError(
                 f"table {name!r}: no such table in the catalog, but its location {location} has one",
@@ -204,14 +201,12 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
             )
         return Table(name, location, "")
     known = catalog.getTableMetadata(identifier)
-    name = quoted(
-        [_SESSION_CATALOG, str(known.identifier().database().get()), str(known.identifier().table())]
-    )
+    identifier = known.identifier()
+    name = quoted([_SESSION_CATALOG, str(identifier.database().get()), str(identifier.table())])
     provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
-    if str(known.tableType().name()) == "VIEW" or provider != "delta":
-        kind = (
-            "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
-        )
+    is_view = str(known.tableType().name()) == "VIEW"
+    if is_view or provider != "delta":
+        kind = "a view" if is_view else f"a table of format {provider or 'hive'}"
         raise OptionError(f"table {name!r}: it is {kind}", "name a Delta table, or its path")
     location = _decoded(spark, known.location())
     table_id, metadata, protocol = _look(spark, location, plain_location(location), commits)
@@ -221,10 +216,8 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
 
 
 def _no_database(parts: list[str]) -> OptionError:
-    database = ".".join(parts[1:-1])
-    return OptionError(
-        f"table {quoted(parts)!r}: there is no database {database!r}", "create it, or name another one"
-    )
+    what = f"table {quoted(parts)!r}: there is no database {'.'.join(parts[1:-1])!r}"
+    return OptionError(what, "create it, or name another one")
 
 
 def _decoded(spark: SparkSession, url: object) -> str:
@@ -242,6 +235,4 @@ def _in_some_catalog(spark: SparkSession, parts: list[str], commits: LastCommits
     except OptionError:
         raise
     except Exception as error:
-        raise OptionError(
-            f"table {name!r}: {first_line(error)[:300]}", "name a Delta table, or its path"
-        ) from error
+        raise _refused(name, error, "name a Delta table, or its path") from error
