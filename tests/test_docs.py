@@ -167,6 +167,7 @@ SOAK_CLAIMS = {
     ),
     "spark/test_merge_values.py": ("test_what_passes_the_check_of_values_is_merged_as_by_delta",),
     "spark/test_only_sql.py": ("test_every_operation_of_a_batch_works_by_sql_alone_and_is_there_once",),
+    "spark/test_page_blocks.py": ("test_an_app_goes_on_behind_its_ledger_on_another_engine",),
     "spark/test_pipeline.py": ("test_a_second_flow_into_a_sink_is_refused_and_with_a_sink_of_its_own_everything_is_once",),
     "spark/test_resume.py": ("test_c7_a_ledger_that_was_vacuumed_and_compacted_is_as_good",),
     "spark/test_state_kafka.py": ("test_the_state_of_apps_on_kafka",),

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core.core.errors import CheckpointMismatch, cause
 from broker_core.launcher import Broker
 from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.delta import jvm, log
 from connector.delta.before.append_rows import append
 from connector.delta.resolve import resolve
 from connector.ledger.delta_ledger import DeltaLedger
@@ -125,6 +126,22 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
         CheckpointMismatch, match=r"holds batch 2 .*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"
     ):
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
+
+
+def test_by_sql_alone_a_batch_that_is_too_far_back_in_its_table_stops_the_query_after_the_decision(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Connect. Somebody has made as many commits since as are looked through."""
+    place.run("a")
+    behind_its_table(place, "b")
+    place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
+    place.ledger = place.root / "another ledger"
+    monkeypatch.setattr(jvm, "only_sql", lambda _spark: True)
+    monkeypatch.setattr(log, "TOLD", 1)
+    with pytest.raises(Exception, match="Delta has skipped batch 2"):
+        place.run("x", on_new_checkpoint="resume")
+    assert place.rig.bodies("in") == [] and place.bodies() == ["a", "b", "of somebody"]
+    assert [entry.sequence for entry in place.rig.broker.engine.unapplied("app")] == [2]
 
 
 @pytest.mark.soak

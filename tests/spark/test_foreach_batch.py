@@ -23,6 +23,7 @@ from tests.progress import GUARD_S
 from tests.spark.conftest import settings
 from tests.spark.jobs import to_the_end
 from tests.spark.pipelines import delta_rows, delta_transactions
+from tests.spark.sessions import CONNECT
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -470,7 +471,10 @@ def test_a_batch_that_several_operations_read_is_counted_once_with_persist_auto(
     query = stream.start()  # with availableNow, Spark 4.1 makes one batch
     query.processAllAvailable()
     sources = [source for progress in query.recentProgress for source in json.loads(progress.json)["sources"]]
+    sums = {progress["numInputRows"] for progress in query.recentProgress}
+    assert query.lastProgress.numInputRows is not None
     query.stop()  # Connect tells what the sources had, and neither their sum nor an offset that is no text
+    assert (sums == {None}) == CONNECT
     first, source = [source for source in sources if source["numInputRows"]]
     assert (first["numInputRows"], source["numInputRows"]) == (6, 2)
     ends = [source["endOffset"], source["latestOffset"]]

@@ -11,6 +11,7 @@ from broker_core.message.properties import Properties
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from tests.progress import GUARD_S
 from tests.spark.jobs import to_the_end
+from tests.spark.sessions import CONNECT
 from tests.tracing import PARENT, named, spans_kept
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -64,6 +65,21 @@ def test_a_micro_batch_is_a_span_with_links_to_what_it_consumed_and_is_told_to_w
     assert contexts(rig, "kept") == {"traced": PARENT, "plain": own}
     assert contexts(rig, "made") == {"traced": own, "plain": own}
     assert contexts(rig, "dead") == {"traced": PARENT, "plain": None}  # as they are
+
+
+def recorded(rig: Any) -> set[str]:
+    """The spans of a run, of a provider of this process."""
+    with spans_kept() as kept:
+        run(rig)
+        return {each.name for each in kept.get_finished_spans()}
+
+
+def test_a_provider_of_the_client_records_no_batch_over_connect_and_headers_are_what_they_were(
+    rig: Any,
+) -> None:
+    assert ("txmq.micro_batch" in recorded(rig)) == (not CONNECT)
+    assert contexts(rig, "kept")["traced"] == PARENT
+    assert (contexts(rig, "made")["plain"] is None) == CONNECT
 
 
 def test_without_a_tracer_headers_are_what_they_were(rig: Any) -> None:
