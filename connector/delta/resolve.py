@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
 _SESSION_CATALOG = "spark_catalog"
-_WRITABLE = "give a path that Spark can write to"
 
 
 def digest(metadata: str, protocol: str) -> str:
@@ -83,11 +82,11 @@ def _qualified_path(spark: SparkSession, path: str) -> str:
         file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         return str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
-        raise _refused(path, error, _WRITABLE) from error
+        raise _wrong(path, error) from error
 
 
-def _refused(table: str, error: Exception, advice: str) -> OptionError:
-    return OptionError(f"table {table!r}: {first_line(error)[:300]}", advice)
+def _wrong(name: str, error: Exception, advice: str = "give a path that Spark can write to") -> OptionError:
+    return OptionError(f"table {name!r}: {first_line(error)[:300]}", advice)
 
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
@@ -99,7 +98,7 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
     except PySparkException as error:
         if "UnsupportedFileSystem" not in str(error):
             raise
-        raise _refused(path, error, _WRITABLE) from error
+        raise _wrong(path, error) from error
 
 
 def managed(table: str) -> OptionError:
@@ -118,11 +117,11 @@ def log_at(spark: SparkSession, location: str) -> JavaObject:
 
     try:
         return jvm.call(spark, f"{jvm.DELTA}.DeltaLog", "forTable", spark._jsparkSession, location)
+    except Py4JJavaError as error:
+        if "CATALOG_MANAGED_TABLE" in str(error):
+            raise managed(location) from None
+        raise
     except Py4JError as error:
-        if isinstance(error, Py4JJavaError):
-            if "CATALOG_MANAGED_TABLE" in str(error):
-                raise managed(location) from None
-            raise
         raise OptionError(
             f"table {location!r}: the Spark session has no Delta Lake",
             "build it with delta.configure_spark_with_delta_pip",
@@ -153,14 +152,13 @@ def _told(spark: SparkSession, name: str, sql: str, commits: LastCommits) -> Tab
     """An existing table, as SQL tells of it. Its columns are analysed; for the rest, SQL has a job over the
     log, and Delta a file beside each commit.
     """
-    schema = spark.table(sql).schema.json()
     found = _noted(spark, *commits.told[name]) if name in commits.told else None
     if found is None:
         found = spark.sql(f"DESCRIBE DETAIL {sql}").collect()[0].asDict()
         if str(found["format"]).lower() != "delta":
             raise OptionError(f"table {name!r} is a table of format {found['format']}", "name a Delta table")
     metadata = {
-        "schemaString": schema,
+        "schemaString": spark.table(sql).schema.json(),
         "partitionColumns": list(found["partitionColumns"]),
         "configuration": dict(found["properties"] or {}),
     }
@@ -188,10 +186,9 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
     catalog = spark._jsparkSession.sessionState().catalog()
     if not catalog.databaseExists(parts[1]):
         raise _no_database(parts)
-    kind = "org.apache.spark.sql.catalyst.TableIdentifier"
-    identifier = jvm.new(spark, kind, parts[2], jvm.some(spark, parts[1]))
-    if not catalog.tableExists(identifier):
-        location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
+    key = jvm.new(spark, "org.apache.spark.sql.catalyst.TableIdentifier", parts[2], jvm.some(spark, parts[1]))
+    if not catalog.tableExists(key):
+        location = plain_location(_decoded(spark, catalog.defaultTablePath(key)))
         exact = spark.conf.get("spark.sql.caseSensitive", "false") == "true"
         name = quoted(parts if exact else [part.lower() for part in parts])
         if _look(spark, location, location, commits)[0]:  # for example, written by its path
@@ -200,13 +197,12 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
                 f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'",
             )
         return Table(name, location, "")
-    known = catalog.getTableMetadata(identifier)
+    known = catalog.getTableMetadata(key)
     identifier = known.identifier()
     name = quoted([_SESSION_CATALOG, str(identifier.database().get()), str(identifier.table())])
     provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
-    is_view = str(known.tableType().name()) == "VIEW"
-    if is_view or provider != "delta":
-        kind = "a view" if is_view else f"a table of format {provider or 'hive'}"
+    kind = "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
+    if kind != "a table of format delta":
         raise OptionError(f"table {name!r}: it is {kind}", "name a Delta table, or its path")
     location = _decoded(spark, known.location())
     table_id, metadata, protocol = _look(spark, location, plain_location(location), commits)
@@ -235,4 +231,4 @@ def _in_some_catalog(spark: SparkSession, parts: list[str], commits: LastCommits
     except OptionError:
         raise
     except Exception as error:
-        raise _refused(name, error, "name a Delta table, or its path") from error
+        raise _wrong(name, error, "name a Delta table, or its path") from error
