@@ -33,7 +33,7 @@ class UserLimit(NamedTuple):
 
 
 UNLIMITED = UserLimit()
-CHANNELS = UserLimit(100_000)  # 4 kB each; of those that end together, all wait for the end
+CHANNELS = UserLimit(100_000)  # 4 kB each
 CALLS = UserLimit(2000, 1000)
 PART_BYTES = UserLimit(1024 * MiB, 512 * MiB)
 CONTENT_BYTES = UserLimit(1024 * MiB, 512 * MiB)

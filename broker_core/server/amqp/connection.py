@@ -38,7 +38,7 @@ from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
-from broker_core.server.amqp.input import Input
+from broker_core.server.amqp.input import Input, Resumable
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import Session, as_amqp
@@ -245,8 +245,7 @@ class Connection(asyncio.Protocol):
                 self.sessions.fail_all(error, ids, math.inf)
             case CloseRequested():
                 self.input.read_on()
-                why = "its connection was closed"
-                self.sessions.close_all(partial(self.sessions.end_all, why, self._send_close_ok))
+                self.sessions.close_all(partial(self.sessions.end_all, self._send_close_ok))
             case _:
                 assert_never(event)
 
@@ -363,9 +362,9 @@ class Connection(asyncio.Protocol):
         """Does nothing if the connection is not paused for ``why``."""
         self.input.resume(why)
 
-    def go_on(self, session: Session) -> None:
-        """Commands of ``session`` that waited are carried out in the next turn."""
-        self.input.go_on(session)
+    def go_on(self, waiting: Resumable) -> None:
+        """What waited in ``waiting`` is carried out in the next turn."""
+        self.input.go_on(waiting)
 
     def sweep(self, now: float) -> None:
         """Do what is due: heartbeats, and the time limits of handshake and close."""

@@ -126,6 +126,6 @@ class ClientConnection(Protocol):
         """Does nothing if the connection is not paused for ``why``."""
         ...
 
-    def go_on(self, session: Any) -> None:
-        """Commands of ``session`` that waited are carried out in the next turn."""
+    def go_on(self, waiting: Any) -> None:
+        """What waited in ``waiting`` is carried out in the next turn."""
         ...

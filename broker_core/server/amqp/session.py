@@ -360,21 +360,17 @@ class Session:
         for consumer in tuple(self.channel.consumers.values()):  # a copy: another thread may change it
             consumer.writable = False
 
-    def end_before(self, failed: float) -> None:
-        """End after the commands that wait, but for those behind the one of order ``failed``."""
+    def drop_behind(self, failed: float) -> None:
+        """Drop what waits behind the command of the order ``failed``."""
         if self._backlog.drop_behind(failed):
             self.connection.protocol.channels.reopen(self.number)
+
+    def close(self) -> None:
+        """End after the commands that wait."""
         self.handle(Command(self.number, m.ChannelClose()))
 
     def end(self, why: str, then: Callable[[], None] | None = None) -> None:
-        """Commit what was gathered, roll back, requeue and cancel the consumers; then call ``then``.
-
-        A second call only calls ``then``.
-        """
-        if self.ended:
-            if then is not None:
-                then()
-            return
+        """Commit what was gathered, roll back, requeue and cancel the consumers; then call ``then``."""
         self.move(Move.end)
         self._backlog.clear()
         self.stop_deliveries()

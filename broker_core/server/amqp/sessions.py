@@ -2,14 +2,17 @@
 
 Not here: what a session does (``session.py``), and which channels are open (``amqp/v0_9_1/channels.py``).
 
-Invariant: every session ends exactly once. After all of them the exclusive queues of the connection are
-deleted; then the function given to ``close_all`` is called.
+Invariant: every session ends exactly once, and counts for its user until its end is durable, unless the
+broker has closed its channel. After all of them the exclusive queues of the connection are deleted. The end
+of a connection takes turns, as its commands do.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -32,7 +35,7 @@ class Sessions:
     """
 
     __slots__ = (
-        "_connection", "_early", "_ended", "_ending", "_failed", "_finish", "_is_lost", "_left", "_over",
+        "_connection", "_cuts", "_ended", "_ending", "_failed", "_finish", "_is_lost", "_line", "_over",
         "_server", "by_number",
     )  # fmt: skip
 
@@ -40,11 +43,11 @@ class Sessions:
         self._connection = connection
         self._server = server
         self.by_number: dict[int, Session] = {}
+        self._line: deque[int] = deque()  # of the sessions that have still to end when the connection closes
+        self._cuts = False  # they do not wait for their commands
         self._ending = 0  # sessions whose end is not durable yet
         self._finish: Callable[[], None] | None = None  # called when all have ended
         self._ended = False
-        self._left = 0  # sessions of ``end_all`` whose channels are not closed
-        self._early = False  # the exclusive queues were to be deleted before all of them were
         self._over = False  # all has ended, and the queues are deleted
         self._is_lost = False
         self._failed: float | None = None  # the order of the command that closes the connection
@@ -74,17 +77,16 @@ class Sessions:
         """All commands before channel.close are done: answer it when the end is durable."""
         session = self.by_number.pop(number, None)
         if session is not None:
-            self._leave(number)
             self._ending += 1
             session.end("it was closed", partial(self._closed, number))
             self._finish_when_all_ended()
 
     def _closed(self, number: int) -> None:
         self._ending -= 1
+        self._leave(number)
         self._connection.protocol.channels.ended(number)
         self._connection.flush_later()
         self._finish_when_all_ended()
-        self._let_go()
 
     def fail_all(self, error: ConnectionException, ids: tuple[int, int], order: float) -> None:
         """Close the connection because of the command with this ``order``.
@@ -103,29 +105,50 @@ class Sessions:
         logger.warning("connection %s is closed: %s", connection.name, text)
         connection.pause(self)
         connection.protocol.stop()
-        self.stop_deliveries()
 
         def finish() -> None:
             connection.close(error, ids)
-            self.end_all(text, None)
+            self.end_all(None)
 
         self.close_all(finish, order)
 
     def close_all(self, finish: Callable[[], None], failed: float = math.inf) -> None:
-        """The connection closes: sessions end after their waiting commands. Then ``finish`` is called, which
-        calls ``end_all``. ``failed``: what came after the command of this order is dropped.
+        """The connection closes: sessions end after their waiting commands, by turns. Then ``finish`` is
+        called, which calls ``end_all``. ``failed``: what came after the command of this order is dropped;
+        0: all is, and a session does not wait for its command.
         """
         self._finish = finish
-        for session in list(self.by_number.values()):
-            session.end_before(failed)
-        self._finish_when_all_ended()
+        self._cuts = not failed
+        self.stop_deliveries()
+        for session in self.by_number.values() if failed != math.inf else ():
+            session.drop_behind(failed)
+        self._line = deque(self.by_number)
+        self.carry_on(0)
+
+    def carry_on(self, ends: float) -> None:
+        """End the next session, and more until ``ends``."""
+        while self._line:
+            number = self._line.popleft()
+            if self._cuts:
+                self.close(number)
+            elif number in self.by_number:
+                self.by_number[number].close()
+            if time.monotonic() > ends:
+                break
+        if self._line:
+            self._connection.go_on(self)
+        else:
+            self._finish_when_all_ended()
 
     def stop_deliveries(self) -> None:
         for session in self.by_number.values():
-            session.stop_deliveries()
+            if session.channel.consumers:
+                session.stop_deliveries()
 
     def resume_deliveries(self) -> None:
         server = self._server
+        if self._finish is not None:  # the connection closes
+            return
         with server.broker.look as state:
             for session in self.by_number.values():
                 for consumer in session.channel.consumers.values():
@@ -137,64 +160,47 @@ class Sessions:
         """The socket is gone."""
         self._is_lost = True
         if self._finish is None:  # else they end by themselves
-            self.end_all("its connection was lost", None)
+            self.close_all(partial(self.end_all, None), 0)
         self._let_go()
 
     def _let_go(self) -> None:
         """Once all is over, the connection, which has this, is freed without the collector."""
-        if self._is_lost and self._over and not self._ending:
+        if self._is_lost and self._over:
             del self._connection, self._finish
 
-    def end_all(self, why: str, then: Callable[[], None] | None) -> None:
-        """End all sessions at once, then delete the exclusive queues of the connection, in pieces, so that
-        other work runs in between.
+    def end_all(self, then: Callable[[], None] | None) -> None:
+        """All sessions have ended. Delete the exclusive queues of the connection once no channel uses them,
+        in pieces, so that other work runs in between; then call ``then``.
         """
-        if self._ended:
-            return
-        self._ended = True
-        sessions = list(self.by_number.values())
-        self.by_number.clear()
-        self._left = len(sessions)
-        for session in sessions:
-            self._leave(session.number)
-            session.end(why, partial(self._channel_closed, then))
-        self._delete_queues(sessions, then)  # in the same commit, unless one of them waits for a block
+        if self._ending:
+            self._finish = partial(self.end_all, then)
+        else:
+            self._ended = True
+            self._delete_queues(then)
 
-    def _channel_closed(self, then: Callable[[], None] | None) -> None:
-        self._left -= 1
-        if self._early and not self._left:
-            self._delete_queues([], then)
-
-    def _delete_queues(self, sessions: list[Session], then: Callable[[], None] | None) -> None:
+    def _delete_queues(self, then: Callable[[], None] | None) -> None:
         connection = self._connection
         topology = connection.seen.topology
 
-        def work(_state: BrokerState, change: Change, _now: int) -> tuple[bool, bool]:
-            """Returns whether all channels are closed, and whether all queues are gone."""
-            if not all(session.channel.closed for session in sessions):
-                return False, False
+        def work(_state: BrokerState, change: Change, _now: int) -> bool:
+            """Returns whether there are more."""
             queues = topology.exclusive_queues(connection)
             for queue in queues[:DELETED]:
                 topology.delete_queue(change, queue.name, connection=connection)
-            return True, len(queues) <= DELETED
+            return len(queues) > DELETED
 
         self._server.commits.submit(work, partial(self._queues_deleted, then))
 
     def _queues_deleted(
-        self, then: Callable[[], None] | None, done: tuple[bool, bool] | None, error: BaseException | None
+        self, then: Callable[[], None] | None, more: bool | None, _error: BaseException | None
     ) -> None:
-        all_closed, all_gone = done or (False, False)
-        if all_closed and not all_gone:
-            self._delete_queues([], then)
-        elif all_closed or error is not None:
-            self._over = True
-            if then is not None:
-                then()
-            self._let_go()
-        elif self._left:
-            self._early = True
-        else:
-            self._delete_queues([], then)
+        if more:
+            self._delete_queues(then)
+            return
+        self._over = True
+        if then is not None:
+            then()
+        self._let_go()
 
     def _leave(self, number: int) -> None:
         self._server.quotas.channels.leave((self._connection, number))
