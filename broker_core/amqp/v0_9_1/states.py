@@ -145,16 +145,16 @@ def connection_step(state: ConnectionState, cause: Cause) -> ConnectionState:
 def channel_step(state: ChannelState, cause: Cause) -> ChannelState:
     """The state of a channel other than 0 after ``cause``.
 
-    Raises ChannelNumberError (504) on a channel that is not open and for a second channel.open,
+    Raises ChannelNumberError (504) on a channel that is closed, and for a channel.open before close-ok,
     CommandInvalid (503) for a method that a client does not send or that belongs on channel 0.
     """
     after = CHANNEL.get((state, cause))
     if after is not None:
         return after
+    if cause is ChannelOpen and state in (ChannelState.open, ChannelState.ending):  # else nobody answers it
+        raise ChannelNumberError("second 'channel.open' seen")
     if state in CHANNEL_IGNORES:
         return state
     if state is ChannelState.closed:
         raise ChannelNumberError("expected 'channel.open'")
-    if cause is ChannelOpen:
-        raise ChannelNumberError("second 'channel.open' seen")
     raise CommandInvalid("unimplemented method")

@@ -214,18 +214,19 @@ def sequence(*commands: tuple[int, str]) -> list[Sent]:
 @example(("tx", "tx"), sequence((1, "publish"), (1, "commit"), (1, "purge"), (2, "prefetch_size")), [50])
 @example(("plain", "confirm"), sequence((2, "publish"), (2, "close"), (1, "damaged")), [50])
 @example(("plain", "plain"), sequence((1, "count"), (1, "no queue"), (1, "too large")), [50])
+@example(("confirm", "tx"), sequence((1, "publish"), (1, "close"), (1, "publish alike"), (1, "close")), [9])
 def test_a_sequence_has_the_same_effects_and_answers_whatever_its_reads_are(
     modes: tuple[str, str], commands: list[Sent], sizes: list[int]
 ) -> None:
     alone = Client(modes)
     done: list[Sent] = []
-    closed: set[int] = set()  # by the client, which sends nothing on them before close-ok
+    closed: set[int] = set()  # by the client: what it sends on them before close-ok is ignored
     for at, each in enumerate(commands):
+        done.append(each)
         if each.channel in closed:
             continue
         if each.name in CLOSES:
             closed.add(each.channel)
-        done.append(each)
         alone.server.feed(each.data)
         if alone.closed:
             done += [other for other in commands[at + 1 :] if other.channel == each.channel and each.channel]
@@ -241,3 +242,17 @@ def test_a_sequence_has_the_same_effects_and_answers_whatever_its_reads_are(
         found = client.left()
         client.close()
         assert found == expected
+
+
+@examples(50)
+@given(st.sampled_from(MODES), st.sampled_from(sorted({**WORKS, **CHANNEL_ERRORS, **CLOSES})))
+def test_what_comes_behind_close_ok_is_refused_and_never_carried_out(mode: str, late: str) -> None:
+    """So the cut decides between silence and an error, as in RabbitMQ, and never about an effect."""
+    client = Client((mode, "plain"))
+    client.server.feed(CLOSES["close"](1))
+    _, queues, _ = client.left()
+    client.server.feed(ALL[late](1))
+    answers, after, _ = client.left()
+    client.close()
+    (refused,) = answers[0]
+    assert refused.method.reply_code == 504 and after == queues
