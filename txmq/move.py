@@ -21,8 +21,8 @@ from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from broker_core.core.checks import MAX_NAME_BYTES
 from broker_core.core.errors import OptionError, QueueNotFound, RemoteProtocolError, ResourceLocked
-from broker_core.message.field_table import FieldReader
-from broker_core.message.properties import raw_headers, rewrite_of
+from broker_core.message.field_table import FieldReader, sized
+from broker_core.message.properties import check, raw_headers, with_raw_headers
 from txmq.address import BROKER, client_at, queue_names
 from txmq.command.declare import YES, Options, argument, command, one_of, option
 from txmq.command.values import count
@@ -30,8 +30,7 @@ from txmq.output import confirm, done
 
 PAGE = 1_000  # messages of one transaction, and of one reading
 QUEUE, REASON, EXCHANGE = "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"
-DEATHS, PREVIOUS = "x-death", "x-previous-death"
-COPIES = "CC"
+DEATHS, PREVIOUS, COPIES = "x-death", "x-previous-death", "CC"
 NAMED = 10  # queues that a text names
 
 
@@ -56,7 +55,7 @@ class MessageSelection:
     def of(self, offset: int, properties: bytes) -> Chosen | None:
         """None: the message stays."""
         try:
-            headers = raw_headers(properties)
+            headers = dict(raw_headers(properties))
         except RemoteProtocolError:  # damaged: it is moved as it is
             headers = {}
         died_in, reason = _text(headers, QUEUE), _text(headers, REASON)
@@ -175,26 +174,28 @@ def move(
                 channel.tx_commit(routed=True)
                 failpoint.here("move.committed")
                 moved.update(waiting[delivery.offset] for delivery in taken)
-                last = taken[-1].offset
-                waiting = {offset: to for offset, to in waiting.items() if offset > last}
+                waiting = {offset: to for offset, to in waiting.items() if offset > taken[-1].offset}
     return moved
 
 
 def without_deaths(properties: bytes) -> bytes:
-    """The properties of a dead letter that is published again: its deaths are kept under
-    ``x-previous-death``.
+    """The properties of a dead letter that is published again: its deaths are in ``x-previous-death``, and
+    all else stays as it is, byte for byte.
 
     With ``x-death`` it would be dropped as a cycle where it dies again without a rejection. With ``CC`` it
     would go to other queues too, by the rights of who moves it; a dead letter with another key loses it too.
     """
-
-    def changed(headers: dict[str, object]) -> dict[str, object]:
-        deaths, earlier = headers.get(DEATHS), headers.get(PREVIOUS)
-        kept = [each for found in (deaths, earlier) if isinstance(found, list) for each in found]
-        return {**dict.fromkeys((DEATHS, QUEUE, REASON, EXCHANGE, COPIES)), PREVIOUS: kept or None}
-
     try:
-        return rewrite_of(properties, changed, (DEATHS, PREVIOUS)) if raw_headers(properties) else properties
+        headers = raw_headers(properties)
+        kept = [each for each in headers if each[0] not in (DEATHS, QUEUE, REASON, EXCHANGE, COPIES)]
+        deaths = [raw for name, raw in headers if name == DEATHS]
+        if deaths:
+            deaths += [raw for name, raw in kept if name == PREVIOUS]
+            items = b"".join(raw[5:] if raw[:1] == b"A" else raw for raw in deaths)  # no list is one item
+            kept = [*(each for each in kept if each[0] != PREVIOUS), (PREVIOUS, b"A" + sized(items))]
+        moved = with_raw_headers(properties, kept) if kept != headers else properties
+        check(moved)  # what is no list may be too deep to be in one
+        return moved
     except RemoteProtocolError:
         return properties
 

@@ -63,7 +63,7 @@ class Deduplication(NamedTuple):
         try:
             name, value = self.header, None
             if properties[0] & _HEADERS and name.encode() in properties:
-                raw = raw_headers(properties).get(name)
+                raw = dict(raw_headers(properties)).get(name)
                 value = None if raw is None else FieldReader(raw).value(0)
             if value is None and self.stays:
                 name, value = "", message_id(properties)

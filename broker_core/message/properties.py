@@ -56,6 +56,7 @@ _FLAG = {name: 1 << (15 - index) for index, name in enumerate(NAMES)}
 _UNKNOWN_FLAGS = 0b11
 TRANSIENT = 1  # a delivery mode
 _OCTETS = frozenset({"delivery_mode", "priority"})
+RawHeaders = list[tuple[str, bytes]]  # a header that was given twice is in it twice; the last one holds
 
 # -- the whole list ------------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ def rewrite_of(
     check(data)
     found = _raw_properties(data) if data else {}
     kept = _raw_headers(found.get("headers"))
-    decoded = {name: _decoded(kept[name]) for name in read if name in kept}
+    decoded = {name: _decoded(raw) for name, raw in kept if name in read}
     rewritten = _rewritten(found, kept, headers(decoded), without)
     require_readable(rewritten)
     return rewritten
@@ -310,18 +311,14 @@ def _decoded(raw: bytes) -> object:
 
 
 def _rewritten(
-    found: dict[str, bytes], kept: dict[str, bytes], headers: Mapping[str, object], without: Collection[str]
+    found: dict[str, bytes], kept: RawHeaders, headers: Mapping[str, object], without: Collection[str]
 ) -> bytes:
-    for name, value in headers.items():
-        kept.pop(name, None)
-        if value is not None:
-            kept[name] = encode_value(value, name, 1)
+    kept = [each for each in kept if each[0] not in headers]
+    kept += [(name, encode_value(value, name, 1)) for name, value in headers.items() if value is not None]
     flags = 0
     parts: list[bytes] = []
     if kept:
-        found["headers"] = sized(
-            b"".join(encode_short_string(name, name) + raw for name, raw in kept.items())
-        )
+        found["headers"] = sized(b"".join(encode_short_string(name, name) + raw for name, raw in kept))
     else:
         found.pop("headers", None)
     for name in NAMES:
@@ -331,14 +328,14 @@ def _rewritten(
     return U16.pack(flags) + b"".join(parts) if flags else b""
 
 
-def raw_headers(data: bytes) -> dict[str, bytes]:
-    """Returns the value of each header undecoded, its type in front. Raises RemoteProtocolError."""
-    return _raw_headers(_raw_properties(data).get("headers")) if data else {}
+def raw_headers(data: bytes) -> RawHeaders:
+    """Returns each header with its value undecoded, the type in front. Raises RemoteProtocolError."""
+    return _raw_headers(_raw_properties(data).get("headers")) if data else []
 
 
-def with_raw_headers(data: bytes, headers: Mapping[str, bytes]) -> bytes:
+def with_raw_headers(data: bytes, headers: RawHeaders) -> bytes:
     """Returns encoded properties with exactly these headers, as :func:`raw_headers` has them."""
-    return _rewritten(_raw_properties(data) if data else {}, dict(headers), {}, ())
+    return _rewritten(_raw_properties(data) if data else {}, headers, {}, ())
 
 
 def encode_headers(headers: Mapping[str, object]) -> bytes:
@@ -405,16 +402,15 @@ def _raw_properties(data: bytes) -> dict[str, bytes]:
     return found
 
 
-def _raw_headers(raw: bytes | None) -> dict[str, bytes]:
-    """Returns each header's value in a table, undecoded, after its type."""
+def _raw_headers(raw: bytes | None) -> RawHeaders:
     if raw is None:
-        return {}
+        return []
     reader = FieldReader(raw)
     end = reader.end_of_length()
-    found: dict[str, bytes] = {}
+    found: RawHeaders = []
     while reader.position < end:
         name = reader.short_string()
         start = reader.position
         reader.value(0)
-        found[name] = raw[start : reader.position]
+        found.append((name, raw[start : reader.position]))
     return found

@@ -81,7 +81,7 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
         if value is not None:
             pairs.append((header, str(value).encode()))
     types: dict[str, object] = {}
-    found = raw_headers(properties)
+    found = dict(raw_headers(properties))
     if (others := _others(found.get(OTHERS))) is not None:
         # first: of several headers with one name the last is that of the message
         pairs = [*others, *pairs]
@@ -117,7 +117,9 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
     }
     properties = Properties(**values).encode()
     if not found:
-        return exchange, (with_raw_headers(properties, {OTHERS: _list_of(others)}) if others else properties)
+        return exchange, (
+            with_raw_headers(properties, [(OTHERS, _list_of(others))]) if others else properties
+        )
     users = [*others, *found.items()]
     types = _types(found)
     raw: dict[str, bytes] = {}
@@ -130,10 +132,10 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
     if others:
         raw[OTHERS] = _list_of(others)
     try:
-        message = with_raw_headers(properties, raw)
+        message = with_raw_headers(properties, [*raw.items()])
         require_readable(message)
     except RemoteProtocolError:  # too many
-        message = with_raw_headers(properties, {OTHERS: _list_of(users)})
+        message = with_raw_headers(properties, [(OTHERS, _list_of(users))])
     return exchange, message
 
 
@@ -145,7 +147,7 @@ def _is_ordinary(name: str, value: bytes) -> bool:
         return value[:1] == b"A"
     if name == "CC":
         try:
-            carbon_copies(with_raw_headers(b"", {name: value}))
+            carbon_copies(with_raw_headers(b"", [(name, value)]))
         except TxmqError:
             return False
     return len(name) * 4 <= _MAX_NAME or len(name.encode()) <= _MAX_NAME

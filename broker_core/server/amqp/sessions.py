@@ -101,8 +101,7 @@ class Sessions:
         if not first or (connection.protocol.closing and order == math.inf):
             return
         self._failed = order
-        text = reply_text(error.reply_name, error.summary)
-        logger.warning("connection %s is closed: %s", connection.name, text)
+        logger.warning("%s is closed: %s", connection.name, reply_text(error.reply_name, error.summary))
         connection.pause(self)
         connection.protocol.stop()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker_core.core import errors
 from broker_core.message.field_table import Long
-from broker_core.message.properties import Properties, rewrite
+from broker_core.message.properties import Properties, raw_headers, rewrite, with_raw_headers
 from broker_core.routing.content import time_to_live_ms
 
 values = st.one_of(
@@ -60,6 +60,12 @@ def test_headers_that_are_not_changed_keep_their_types() -> None:
     added = b"\x01nl\x00\x00\x00\x00\x00\x00\x00\x01"
     assert rewritten == b"\x20\x00" + (len(table) + len(added)).to_bytes(4, "big") + table + added
     assert rewrite(rewritten, {"n": None}) == encoded
+
+
+def test_a_header_that_was_given_twice_stays_twice_and_both_go_with_a_change() -> None:
+    twice = [("k", b"V"), ("n", b"t\1"), ("k", b"B\1"), ("n", b"V")]
+    rewritten = rewrite(with_raw_headers(b"", twice), {"n": Long(1)})
+    assert raw_headers(rewritten) == [("k", b"V"), ("k", b"B\1"), ("n", b"l" + bytes(7) + b"\1")]
 
 
 @pytest.mark.parametrize("data", [b"\x20\x00\x00\x00\x00\x05\x01k", b"\x20", b"\x10\x00\x02\x00"])

@@ -93,7 +93,7 @@ def publishable(encoded: bytes) -> bool:
 @pytest.mark.slow
 @given(short, properties, st.dictionaries(user_names, values, max_size=4))
 def test_a_message_comes_back_byte_by_byte(exchange: str, known: Properties, user: dict[str, bytes]) -> None:
-    encoded = with_raw_headers(known.encode(), user)
+    encoded = with_raw_headers(known.encode(), [*user.items()])
     assume(publishable(encoded))
     found, again = headers.to_message(headers.of_message(exchange, encoded))
     assert (found, again) == (exchange, encoded)
