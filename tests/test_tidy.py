@@ -58,7 +58,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         392,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (432, ENTRY),
+    "broker_core.node.channel.LocalChannel": (447, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (481, ENTRY),
     "broker_core.server.amqp.connection.Connection": (277, ENTRY),
     "broker_core.store.durable.DurableStore": (

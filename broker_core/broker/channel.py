@@ -14,6 +14,7 @@ returns it. Credit returns when it left both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -21,7 +22,7 @@ from operator import attrgetter
 
 from broker_core.broker.access.shares import CONSUMERS
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.message.dispatch import with_delivery_count
+from broker_core.broker.message.dispatch import with_header
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
 from broker_core.broker.queue.consumer import Unacked as Unacked
@@ -30,6 +31,7 @@ from broker_core.core.block import EXPIRATION, NotLoaded
 from broker_core.core.change import BROKER, Change, InboxRow
 from broker_core.core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.core.ids import BlockId
+from broker_core.message.field_table import Long
 from broker_core.message.message import Delivery, Message
 from broker_core.routing.content import check_expiration
 
@@ -76,9 +78,7 @@ class Channel:
 
     # -- modes -----------------------------------------------------------------------------------------------
     def tx_select(self) -> None:
-        """Starts tx mode; it may be repeated. Collected work must be taken first. Raises PreconditionFailed
-        on a channel in confirm mode.
-        """
+        """Starts tx mode; it may be repeated. Raises PreconditionFailed on a channel in confirm mode."""
         self.check_open()
         if self.confirming:
             raise PreconditionFailed("cannot switch from confirm to tx mode")
@@ -222,7 +222,7 @@ class Channel:
         tag = self.next_tag()
         self.unacked[tag] = _new(Unacked, (queue, offset, None))
         if queue.ready.deliveries is not None:
-            row = with_delivery_count(row, queue.ready.deliveries.count(offset))
+            row = with_header(row, "x-delivery-count", Long(queue.ready.deliveries.count(offset)))
         message = _new(Message, (row.body, row.routing_key, row.exchange, row.properties))
         again = queue.marks.got_one(queue.ready.was_sent(offset))
         return Delivery(tag, queue.name, offset, again, row.committed_at, message)
@@ -297,18 +297,17 @@ class Channel:
         undo = self.state.undo
         for name in ("unacked", "_lowest", "consuming"):
             undo.attribute(self, name)
-        for consumer in {
-            delivery.consumer for delivery in deliveries.values() if delivery.consumer is not None
-        }:
+        for consumer in {each.consumer for each in deliveries.values() if each.consumer is not None}:
             undo.attribute(consumer, "unacked")
         self.unacked = {}
         self._lowest = self.last_tag + 1
         self._return_credits(deliveries.values())
 
     # -- the transaction -------------------------------------------------------------------------------------
-    def limit_open_time(self, seconds: float) -> None:
-        """Of the open transaction, from its beginning, and of those to come. Infinity: no limit."""
-        self.limits = self.transaction.limits = replace(self.limits, open_s=seconds)
+    def limit_open_time(self, seconds: float, most: float | None) -> None:
+        """Of the open transaction and of those to come: not beyond ``most``, and 0 is that alone."""
+        open_s = min(seconds or math.inf, most or math.inf)
+        self.limits = self.transaction.limits = replace(self.limits, open_s=open_s)
 
     def finish(self) -> None:
         """Starts a new transaction after the open one was committed or prepared: its deliveries leave the

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from broker_core.client.connection import FlightConnection
 from broker_core.core import errors
@@ -23,6 +23,8 @@ from broker_core.flight import contract
 from broker_core.message import spans
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
+
+T = TypeVar("T")
 
 KEEPALIVE_S = 20.0
 PUBLISHES = 1_000  # of a transaction, sent together
@@ -71,16 +73,11 @@ class RemoteChannel:
         internal: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        options = {
-            "durable": durable,
-            "auto_delete": auto_delete,
-            "internal": internal,
-            "arguments": arguments,
-        }
-        self._call("exchange_declare", None, exchange=exchange, type=type, **options)
+        options = {"durable": durable, "auto_delete": auto_delete, "internal": internal}
+        self._do("exchange_declare", exchange=exchange, type=type, arguments=arguments, **options)
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        self._call("exchange_delete", None, exchange=exchange, if_unused=if_unused)
+        self._do("exchange_delete", exchange=exchange, if_unused=if_unused)
 
     def queue_declare(
         self,
@@ -93,39 +90,28 @@ class RemoteChannel:
         passive: bool = False,
     ) -> str:
         """The queue's name; "" lets the broker choose one. ``passive`` only looks."""
-        options = {
-            "durable": durable,
-            "exclusive": exclusive,
-            "auto_delete": auto_delete,
-            "arguments": arguments,
-            "passive": passive,
-        }
-        declared: str = self._call("queue_declare", str, queue=queue, **options)
-        return declared
+        options = {"durable": durable, "exclusive": exclusive, "auto_delete": auto_delete, "passive": passive}
+        return self._call("queue_declare", str, queue=queue, arguments=arguments, **options)
 
     def queue_bind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
-        self._call(
-            "queue_bind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
-        )
+        names = {"queue": queue, "exchange": exchange, "routing_key": routing_key}
+        self._do("queue_bind", **names, arguments=arguments)
 
     def queue_unbind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
-        self._call(
-            "queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
-        )
+        names = {"queue": queue, "exchange": exchange, "routing_key": routing_key}
+        self._do("queue_unbind", **names, arguments=arguments)
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """How many messages were deleted with it."""
-        messages: int = self._call("queue_delete", int, queue=queue, if_unused=if_unused, if_empty=if_empty)
-        return messages
+        return self._call("queue_delete", int, queue=queue, if_unused=if_unused, if_empty=if_empty)
 
     def queue_purge(self, queue: str) -> int:
         """How many messages were dropped; messages that a channel holds stay."""
-        messages: int = self._call("queue_purge", int, queue=queue)
-        return messages
+        return self._call("queue_purge", int, queue=queue)
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -173,32 +159,29 @@ class RemoteChannel:
 
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
         """The next message of ``queue``, None if it has none."""
-        delivery: Delivery | None = self._call("get", Delivery, queue=queue, no_ack=no_ack)
-        return delivery
+        return self._call("get", Delivery, queue=queue, no_ack=no_ack)
 
     def get_at(self, queue: str, offsets: Sequence[int]) -> list[Delivery]:
         """The messages at these offsets (at most 1,000) that are ready; it may end early."""
-        deliveries: list[Delivery] = self._call("get_at", list[Delivery], queue=queue, offsets=list(offsets))
-        return deliveries
+        return self._call("get_at", list[Delivery], queue=queue, offsets=list(offsets))
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
-        self._call("ack", None, tag=tag, multiple=multiple)
+        self._do("ack", tag=tag, multiple=multiple)
 
     def nack(self, tag: int = 0, *, multiple: bool = False, requeue: bool = True) -> None:
-        self._call("nack", None, tag=tag, multiple=multiple, requeue=requeue)
+        self._do("nack", tag=tag, multiple=multiple, requeue=requeue)
 
     def reject(self, tag: int, *, requeue: bool = True) -> None:
-        self._call("reject", None, tag=tag, requeue=requeue)
+        self._do("reject", tag=tag, requeue=requeue)
 
     def recover(self) -> int:
         """Requeue what is delivered and not acked, also not in the open transaction; how many."""
-        messages: int = self._call("recover", int)
-        return messages
+        return self._call("recover", int)
 
     # -- transactions ----------------------------------------------------------------------------------------
 
     def tx_select(self) -> None:
-        self._call("tx_select", None)
+        self._do("tx_select")
         self._transactional = True
 
     def tx_commit(self, token: str = "", *, routed: bool = False) -> None:
@@ -217,16 +200,30 @@ class RemoteChannel:
             self.close()  # the token tells the outcome; nothing else may enter the same transaction
             raise
 
+    def tx_timeout(self, seconds: float) -> None:
+        """Limit the time of this transaction and of the next ones of the channel, from their first command,
+        but not beyond the broker's ``--transaction-time``; 0: that alone. One that is open for longer is
+        rolled back and the channel closed, within 5 seconds: the next call raises TransactionState, or a
+        commit or prepare that comes first TransactionTooLarge. Raises OptionError for what is no such time.
+        """
+        self._do("tx_timeout", seconds=seconds)
+
+    def tx_current(self) -> str:
+        """The id of the open transaction, as ``txmq connection channels --open`` lists it and the log names
+        it. The next transaction has another one, also after a rollback.
+        """
+        return self._call("tx_current", str)
+
     def tx_rollback(self) -> None:
         with self._lock:
             self._waiting.clear()
             self._waiting_bytes = 0
-        self._call("tx_rollback", None)
+        self._do("tx_rollback")
 
     def prepare(self, xid: str) -> str:
         """Make the transaction durable and transferable: ``prepared``, or ``read_only`` if it was empty."""
         try:
-            answer: str = self._call("prepare", str, xid=xid)
+            return self._call("prepare", str, xid=xid)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise
@@ -234,7 +231,6 @@ class RemoteChannel:
         except (KeyboardInterrupt, SystemExit):
             self.close()
             raise
-        return answer
 
     def _took_place(self) -> bool:
         """Whether the last call, whose answer was lost, has committed or prepared. Raises UnknownOutcome."""
@@ -264,12 +260,16 @@ class RemoteChannel:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def _call(self, word: str, kind: Any, **arguments: Any) -> Any:
+    def _do(self, word: str, **arguments: object) -> None:
+        self._call(word, type(None), **arguments)
+
+    def _call(self, word: str, kind: type[T], **arguments: object) -> T:
         with self._lock:
             self._check_open()
             if self._waiting:
                 self._flush()
-            return contract.decode(type(None) if kind is None else kind, self._numbered(word, arguments))
+            answer: T = contract.decode(kind, self._numbered(word, arguments))
+            return answer
 
     def _check_open(self) -> None:
         if self._closed:

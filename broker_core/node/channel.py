@@ -7,6 +7,7 @@ Invariant: the effect of a call that returns is durable, or waits in the transac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -21,7 +22,7 @@ from broker_core.core.address import VHOST
 from broker_core.core.block import NotLoaded
 from broker_core.core.change import Change
 from broker_core.core.checks import check_call, checked_calls
-from broker_core.core.errors import OptionError, StoreFailed, TxmqError
+from broker_core.core.errors import OptionError, StoreFailed, TransactionTooLarge, TxmqError
 from broker_core.message.arguments import check_reserved, check_text
 from broker_core.message.message import Delivery, Message
 from broker_core.message.properties import Properties
@@ -71,7 +72,7 @@ class LocalChannel:
         self._channel = Channel(self._state, connection=connection, limits=limits)
         holder = holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
         broker.held.add(self._channel, holder)
-        self._timed, self._user, self._rights = limits.open_s is not None, user, rights
+        self._open_s, self._user, self._rights = limits.open_s, user, rights
         # of a channel that another process holds: its id, and the number of this call
         self.call: Call | None = None
         self._ended = False
@@ -89,7 +90,6 @@ class LocalChannel:
         arguments: dict[str, object] | None = None,
     ) -> None:
         """Declares an exchange. Raises PreconditionFailed (other properties), AccessRefused (reserved)."""
-
         self._do(
             self._topology.declare_exchange,
             exchange,
@@ -158,10 +158,8 @@ class LocalChannel:
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Deletes a queue and returns how many messages it had. Raises ResourceLocked, PreconditionFailed."""
-        connection = self._channel.connection
-        return self._do(
-            self._topology.delete_queue, queue, if_unused=if_unused, if_empty=if_empty, connection=connection
-        )
+        delete, connection = self._topology.delete_queue, self._channel.connection
+        return self._do(delete, queue, if_unused=if_unused, if_empty=if_empty, connection=connection)
 
     # -- publishing ------------------------------------------------------------------------------------------
     def publish(
@@ -325,9 +323,7 @@ class LocalChannel:
         self._channel.tx_select()
 
     def confirm_select(self) -> None:
-        """Starts confirm mode: in this process every publish outside a transaction is confirmed when it
-        returns. Raises PreconditionFailed with tx_select.
-        """
+        """Starts confirm mode: a publish that returns is confirmed. Raises PreconditionFailed in tx mode."""
         self._channel.confirm_select()
 
     @uninterrupted
@@ -348,7 +344,7 @@ class LocalChannel:
             return
         transaction.xid = self._state.names.key(self._state.vhost, token, self._user) if token else ""
         try:
-            if self._timed:
+            if channel.limits.open_s is not None:
                 transaction.check_open_time(self._clock())
             self._commit(transaction, self.call, routed)
             channel.finish()
@@ -356,11 +352,32 @@ class LocalChannel:
             self._end(f"its commit failed ({error.message})")
             raise
 
+    def tx_timeout(self, seconds: float) -> None:
+        """Limits the open time of this transaction and of the next ones: not beyond the broker's limit, and 0
+        is that alone. One that is open for longer cannot be committed; over Flight it also ends by itself.
+        Raises OptionError, PreconditionFailed (not transactional).
+        """
+        self._channel.check_transactional()
+        if not 0 <= seconds < math.inf:
+            raise OptionError(f"a timeout is a number of seconds, not {seconds}")
+        self._channel.limit_open_time(seconds, self._open_s)
+
+    def tx_current(self) -> str:
+        """Returns the id of the open transaction. Raises PreconditionFailed (not transactional)."""
+        self._channel.check_transactional()
+        return self._broker.held.transaction_id(self._channel)
+
+    @uninterrupted
+    def end_late(self) -> None:
+        """Rolls back and closes the channel if its transaction is open for too long."""
+        try:
+            self._channel.transaction.check_open_time(self._clock())
+        except TransactionTooLarge as late:
+            self._end(late.message)
+
     @uninterrupted
     def tx_rollback(self) -> None:
-        """Drops publishes and makes acked tags unacked again. Raises PreconditionFailed (not
-        transactional).
-        """
+        """Drops publishes; acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
         with self._look:
             block_ids = self._channel.rollback()
@@ -371,8 +388,7 @@ class LocalChannel:
         """Makes the transaction durable under ``xid``, invisible, for any process to commit or roll back. The
         channel stays open.
 
-        Raises PreconditionFailed (not transactional), TransactionState (xid used before),
-        TransactionTooLarge.
+        Raises PreconditionFailed (not transactional), TransactionState (a used xid), TransactionTooLarge.
         """
         channel = self._channel
         channel.check_transactional()

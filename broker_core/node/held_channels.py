@@ -133,7 +133,7 @@ def _consumer(consumer: Consumer, holder: ChannelHolder) -> ConsumerInfo:
 
 
 def _transaction_id(channel: Channel, holder: ChannelHolder) -> str:
-    return f"{holder.id}/{channel.transactions}"
+    return f"{holder.id or holder.listener}/{channel.transactions}"
 
 
 def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:

@@ -483,6 +483,61 @@ def test_18_a_transaction_over_its_limits_is_refused_by_messages_bytes_and_open_
     assert node.browse("q") == [b"1", b"2"]
 
 
+@pytest.mark.parametrize(
+    ("most", "seconds", "limit"), [(60.0, 30.0, 30), (60.0, 90.0, 60), (60.0, 0.0, 60), (None, 30.0, 30)]
+)
+def test_18_a_channel_limits_the_open_time_of_its_transactions_below_that_of_the_broker(
+    node: Node, most: float | None, seconds: float, limit: int
+) -> None:
+    declared(node, "q")
+    with node.broker.channel(limits=Limits(open_s=most)) as channel:
+        channel.tx_select()
+        channel.tx_timeout(seconds)
+        for _ in range(2):  # of each transaction
+            channel.publish(b"in time", routing_key="q")
+            node.clock.advance(limit - 1)
+            channel.tx_commit()
+        channel.publish(b"late", routing_key="q")
+        node.clock.advance(limit + 1)
+        with pytest.raises(errors.TransactionTooLarge, match=f"open for longer than {limit}.0 s"):
+            channel.prepare("xa-1")
+        channel.tx_rollback()
+        channel.tx_timeout(0)
+        channel.publish(b"late", routing_key="q")
+        node.clock.advance(10**6)
+        if most is None:
+            channel.tx_commit()  # 0 takes the limit back
+        else:
+            with pytest.raises(errors.TransactionTooLarge):
+                channel.tx_commit()
+    assert len(node.browse("q")) == (3 if most is None else 2)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_18_a_timeout_is_a_number_of_seconds(node: Node, seconds: float) -> None:
+    with node.channel() as channel:
+        with pytest.raises(errors.PreconditionFailed, match="not transactional"):
+            channel.tx_timeout(1)
+        channel.tx_select()
+        with pytest.raises(errors.OptionError, match=r"a number of seconds|must be a number"):
+            channel.tx_timeout(seconds)
+
+
+def test_a_channel_names_its_open_transaction_and_each_has_another_id(node: Node) -> None:
+    declared(node, "q")
+    with node.channel() as channel:
+        with pytest.raises(errors.PreconditionFailed, match="not transactional"):
+            channel.tx_current()
+        channel.tx_select()
+        ids = []
+        for end in (channel.tx_commit, channel.tx_rollback, lambda: channel.prepare("xa-1")):
+            channel.publish(b"1", routing_key="q")
+            ids.append(channel.tx_current())
+            assert [row.transaction for row in node.broker.channels()] == ids[-1:]
+            end()
+        assert len({*ids, channel.tx_current()}) == 4
+
+
 @pytest.mark.slow
 def test_18_the_bodies_of_a_large_transaction_spill_to_a_segment_early_and_keep_their_order(
     node: Node,

@@ -59,6 +59,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     ("exchange", {"alternate-exchange": "other"}, OK, OK),
     ("exchange", {"x-delayed-type": "direct"}, OK, EFFECT),
     ("consumer", {"x-consumer-timeout": 60_000}, OK, OK),
+    ("consumer", {"x-transaction-id": True}, OK, OK),  # of txmq alone
     ("consumer", {"x-credit": {"credit": 10, "drain": False}}, OK, EFFECT),
     ("consumer", {"x-cancel-on-ha-failover": True}, OK, EFFECT),
     ("consumer", {"x-nonsense": 1}, OK, EFFECT),

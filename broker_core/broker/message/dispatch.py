@@ -164,7 +164,7 @@ class Dispatch:
             for at, offset in enumerate(entries[: len(rows)]):
                 if deliveries.over_limit(offset):
                     return rows[:at], False
-                rows[at] = with_delivery_count(rows[at], deliveries.count(offset))
+                rows[at] = with_header(rows[at], "x-delivery-count", Long(deliveries.count(offset)))
         if expiring:
             for at, row in enumerate(rows):
                 if _is_late(queue, entries[at], row, now_us):
@@ -304,9 +304,9 @@ def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:
     return ttl_ms > 0 or offset < queue.marks.offered
 
 
-def with_delivery_count(row: InboxRow, count: int) -> InboxRow:
-    """Returns the message with the header ``x-delivery-count``: how often it was returned."""
+def with_header(row: InboxRow, name: str, value: object) -> InboxRow:
+    """Returns the message with another header; None: without it."""
     try:
-        return row._replace(properties=rewrite(row.properties, {"x-delivery-count": Long(count)}))
+        return row._replace(properties=rewrite(row.properties, {name: value}))
     except (RemoteProtocolError, LocalProtocolError):
         return row  # invalid properties are sent unchanged

@@ -1,8 +1,7 @@
 """Arguments that programs for RabbitMQ 3.10 to 4.2 declare: of queues, exchanges and consumers.
 
-Each has a meaning here; or it is taken, and shown with the reason why it has no effect; or it is refused with
-the reason. Other names that start with ``x-`` are taken as RabbitMQ takes them, and shown. Names without
-``x-`` belong to clients.
+Each has a meaning here, or is taken and shown with the reason why it has no effect, or is refused with it.
+Other names with ``x-`` are taken as RabbitMQ takes them, and shown. Those without belong to clients.
 
 Not here: acting on them (``broker/``, ``server/amqp/commands/ack_timeout.py``).
 Invariant: an argument that promises more than this broker does is refused, or shown as without effect.
@@ -126,6 +125,7 @@ EXCHANGE: Mapping[str, ArgumentRule] = {
 CONSUMER: Mapping[str, ArgumentRule] = {
     "x-priority": ArgumentRule(whole(None)),
     "x-consumer-timeout": ArgumentRule(_TIMEOUT),
+    "x-transaction-id": ArgumentRule(flag),
     "x-cancel-on-ha-failover": ArgumentRule(void=_ONE_COPY, strict=True),
     "x-credit": ArgumentRule(void="only RabbitMQ's AMQP 1.0 gives credit; basic.qos limits a consumer"),
     **dict.fromkeys(

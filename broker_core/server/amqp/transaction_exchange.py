@@ -15,7 +15,6 @@ So:
         if somebody else has decided, until that is forgotten
     get from ``amq.transaction@recover`` with no_ack
         what the user has prepared: a page as JSON, whose routing key is the queue of the next page, or empty
-
     get from ``amq.transaction@current`` with no_ack
         the id of the open transaction of this channel
 
@@ -40,7 +39,6 @@ from broker_core.broker.decision import Decision
 from broker_core.broker.recover import recover
 from broker_core.broker.transaction.outcomes import NAMES
 from broker_core.core.change import Change
-from broker_core.core.checks import assert_never
 from broker_core.core.errors import (
     OptionError,
     PreconditionFailed,
@@ -58,14 +56,7 @@ _OUTCOME, _RECOVER, CURRENT = "amq.transaction.", "amq.transaction@recover", "am
 QUESTIONS = (_OUTCOME, _RECOVER, CURRENT)  # what the names of queues that only answer start with
 Name: TypeAlias = Literal["token", "prepare"]
 Verb: TypeAlias = Name | Decision | Literal["timeout"]
-_VERBS: dict[str, Verb] = {
-    "token": "token",
-    "prepare": "prepare",
-    "commit": "commit",
-    "rollback": "rollback",
-    "forget": "forget",
-    "timeout": "timeout",
-}
+_VERBS: tuple[Verb, ...] = ("token", "prepare", "commit", "rollback", "forget", "timeout")
 
 
 class NamedTransaction(NamedTuple):
@@ -83,21 +74,14 @@ class NamedTransaction(NamedTuple):
             raise PreconditionFailed(
                 f"the transaction is named '{self.token or self.prepare}' already: it cannot be named '{xid}'"
             )
-        match verb:
-            case "token":
-                named = NamedTransaction(token=xid)
-            case "prepare":
-                named = NamedTransaction(prepare=xid)
-            case _:
-                assert_never(verb)
-        return named
+        return self._replace(**{verb: xid})
 
 
 def parse(routing_key: str, body: bytes) -> tuple[Verb, str]:
     """The verb, which is the routing key, and the xid, or the number of seconds. Raises PreconditionFailed,
     OptionError.
     """
-    verb = _VERBS.get(routing_key)
+    verb = next((verb for verb in _VERBS if verb == routing_key), None)
     if verb is None:
         raise PreconditionFailed(
             f"unknown routing key '{routing_key}' for exchange '{NAME}': use one of {', '.join(_VERBS)}"

@@ -212,7 +212,7 @@ CHANNEL: dict[str, Check] = {
     "get": _read,
     "get_at": _read,
     **dict.fromkeys(("ack", "nack", "reject", "recover", "tx_select", "confirm_select"), _enter),
-    **dict.fromkeys(("tx_commit", "tx_rollback", "prepare"), _enter),
+    **dict.fromkeys(("tx_timeout", "tx_current", "tx_commit", "tx_rollback", "prepare"), _enter),
 }
 
 

@@ -5,17 +5,17 @@ Not here: what a channel does (``node/``).
 Invariant: an id is one of its user, whoever knows it. A call is done once, however often and however late it
 arrives. Calls are numbered without gaps. The answer of the last call is kept; an older call, and one after a
 gap, is refused. The id of a channel that has ended opens no other. The channel of a client that is silent for
-LEASE_S ends like an AMQP connection: rolled back and requeued. What fails then is tried again at the next
-look.
+LEASE_S ends like an AMQP connection: rolled back and requeued; so does one whose transaction is open for too
+long. What fails then is tried again at the next look.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from broker_core.broker.access.users import name_in
@@ -36,13 +36,6 @@ LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are checked
 ENDED = 100_000  # ids of ended channels that are known, for ENDED_S: a call cannot be on its way for longer
 ENDED_S = 3600.0
-
-WORDS = {
-    name
-    for name, member in vars(LocalChannel).items()
-    if inspect.isfunction(member) and not name.startswith("_")
-} - {"close"}
-WORDS.add("publish_all")
 
 
 class _Held:
@@ -106,7 +99,7 @@ class FlightChannels:
         held.used_at = time.monotonic()
         if word == "keepalive":
             return None
-        if word not in WORDS:
+        if word not in call_permissions.CHANNEL:
             raise errors.RemoteProtocolError(
                 f"a channel has no call {word!r}; client and broker are of different versions"
             )
@@ -200,13 +193,19 @@ class FlightChannels:
         while not self._closed.wait(LOOK_S):
             overdue = time.monotonic() - LEASE_S
             for channel_id, held in list(self._held.items()):
-                if held.used_at < overdue and not held.lock.locked():
-                    self._try_to_end(channel_id)
+                if not held.lock.locked():
+                    self._try(self._end if held.used_at < overdue else self._end_late, channel_id)
 
-    def _try_to_end(self, channel_id: str) -> None:
+    def _end_late(self, channel_id: str) -> None:
+        held = self._held.get(channel_id)
+        if held is not None:
+            with held.lock:
+                held.channel.end_late()
+
+    def _try(self, end: Callable[[str], None], channel_id: str) -> None:
         """The next look tries again."""
         try:
-            self._end(channel_id)
+            end(channel_id)
         except Exception as error:
             logger.error("channel %s cannot be ended, and it is tried again: %s", channel_id, error)
 
@@ -218,12 +217,12 @@ class FlightChannels:
             gone = held.caller.state.topology.deleted
             if gone or (not who.owner and not users.exists(who.user)):
                 held.used_at = -LEASE_S  # if it cannot be ended now, it is overdue
-                self._try_to_end(channel_id)
+                self._try(self._end, channel_id)
 
     def close(self) -> None:
         self._closed.set()
         for channel_id in list(self._held):
-            self._try_to_end(channel_id)
+            self._try(self._end, channel_id)
 
 
 def _gone(channel_id: str) -> errors.ConnectionFailed:

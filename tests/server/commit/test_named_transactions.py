@@ -21,6 +21,7 @@ from pika.exceptions import ChannelClosedByBroker
 from broker_core.core import errors
 from tests.amqp_peer import Peer
 from tests.amqp_server import AmqpServed, serving
+from tests.progress import wait_until
 
 NAMED = "amq.transaction"
 
@@ -278,6 +279,69 @@ def test_18_a_client_limits_the_open_time_of_its_transactions_below_that_of_the_
         assert f"is open for longer than {seconds} s, the limit" in closed.reply_text
         with broker.client() as client:
             assert client.outcome("xa-1") == "prepared" and client.queues()[0].messages == 0
+
+
+@pytest.mark.slow
+def test_18_a_python_client_limits_the_open_time_of_its_transactions_and_reads_their_id(
+    broker: AmqpServed,
+) -> None:
+    """The broker rolls back what is open for longer by itself: the client may hang."""
+    with broker.client() as client, client.channel() as channel, client.channel() as other:
+        channel.queue_declare("q")
+        channel.publish(b"a", routing_key="q")
+        channel.tx_select()
+        channel.tx_timeout(0.01)
+        channel.tx_rollback()
+        channel.get("q")
+        channel.ack(multiple=True)
+        (row,) = [row for row in client.channels() if row.acks]
+        assert row.transaction == channel.tx_current()
+        wait_until(lambda: other.get("q"), "the message is ready again")
+        with pytest.raises(errors.TransactionState, match=r"is open for longer than 0\.01 s, the limit"):
+            channel.tx_commit()
+        other.tx_select()
+        with pytest.raises(errors.OptionError, match="a timeout is a number of seconds, not -1"):
+            other.tx_timeout(-1)
+
+
+def headers_of(connection: pika.BlockingConnection, count: int, asks: bool) -> list[dict[str, object]]:
+    """The headers of the messages of "q", which are ready again."""
+    found: list[dict[str, object]] = []
+
+    def take(_channel: object, _method: object, properties: pika.BasicProperties, _body: bytes) -> None:
+        found.append(properties.headers or {})
+
+    channel = connection.channel()
+    channel.basic_consume("q", take, arguments={"x-transaction-id": asks})
+    while len(found) < count:
+        connection.process_data_events(1)
+    channel.close()
+    return found
+
+
+def test_a_consumer_gets_the_id_of_the_transaction_of_each_message_if_it_asks_for_it(
+    broker: AmqpServed,
+) -> None:
+    """Not of a message without one, whatever its publisher has written there."""
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        liar = pika.BasicProperties(headers={"x-transaction-id": "mine", "other": 1})
+        channel.basic_publish("", "q", b"none", liar)
+        channel.tx_select()
+        for verb, name in (("token", b"order-7"), ("prepare", b"xa-1"), ("", b"")):
+            publish(channel, "q", b"1", b"2")
+            if verb:
+                channel.basic_publish(NAMED, verb, name)
+            channel.tx_commit()
+        connection.channel().basic_publish(NAMED, "commit", b"xa-1")
+        wait_until(lambda: ready(connection.channel(), "q") == 7, "all is committed")
+        found = {asks: headers_of(connection, 7, asks) for asks in (True, False)}
+        assert found[False] == [liar.headers, *[{}] * 6]
+        assert found[True][0] == {"other": 1}
+        ids = [row["x-transaction-id"] for row in found[True][1:]]
+        assert ids[0] == ids[1] == "order-7" and ids.count("xa-1") == 2
+        assert len(set(ids)) == 3  # also of one without a name
 
 
 def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: AmqpServed) -> None:

@@ -152,6 +152,8 @@ CHANNEL: dict[str, dict[str, Any]] = {
     "reject": {"tag": 1, "requeue": True},
     "recover": {},
     "tx_select": {},
+    "tx_timeout": {"seconds": 60.0},
+    "tx_current": {},
     "confirm_select": {},
     "tx_commit": {"token": ""},
     "tx_rollback": {},

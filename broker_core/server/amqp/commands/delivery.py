@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
@@ -12,10 +13,12 @@ from broker_core.amqp.v0_9_1.encoder import require_header_fits
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import command_permissions
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.message.dispatch import with_header
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.consumer import Consumer, Send
 from broker_core.broker.transaction.transaction import Outcome, Settle
 from broker_core.core.block import NotLoaded
-from broker_core.core.change import Change
+from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import NotImplementedFeature
 from broker_core.message.arguments import check_consumer_arguments
 from broker_core.message.message import Delivery
@@ -57,10 +60,11 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         topology.touch(queue, session.clock())
         if not method.no_ack:
             watch(session, limit_of(queue, arguments))
+        send = sender(session, tag, name)
         consumer = session.channel.consume(
             queue,
             tag,
-            sender(session, tag, name),
+            _with_id(session, send) if arguments.get("x-transaction-id") else send,
             session.cancelled,
             no_ack=method.no_ack,
             exclusive=method.exclusive,
@@ -72,6 +76,17 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
     if not method.nowait:
         session.send(m.BasicConsumeOk(tag))
     session.commits.wake()
+
+
+def _with_id(session: Session, send: Send) -> Send:
+    """Sends the id of the transaction that published a message with it, and none that its publisher wrote."""
+    id_of = session.broker.state.names.of_messages.of
+
+    def deliver(consumer: Consumer, tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]) -> int:
+        with_ids = [with_header(row, "x-transaction-id", id_of(row) or None) for row in rows]
+        return send(consumer, tag, redelivered, with_ids)
+
+    return deliver
 
 
 @command

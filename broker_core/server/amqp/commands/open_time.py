@@ -5,8 +5,6 @@ Not here: the limit of a transaction (``broker/transaction/transaction.py``), wh
 
 from __future__ import annotations
 
-import math
-
 from broker_core.core.errors import TransactionError
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.session import Session
@@ -22,8 +20,7 @@ def watch(session: Session) -> None:
 
 def limit(session: Session, seconds: float) -> None:
     """As the client wishes, but not beyond the limit of the broker; 0: that alone."""
-    most = session.broker.limits.open_s
-    session.channel.limit_open_time(min(seconds or math.inf, most or math.inf))
+    session.channel.limit_open_time(seconds, session.broker.limits.open_s)
     watch(session)
 
 
