@@ -1,22 +1,17 @@
 """The official Java client, unmodified, from Maven Central: the programs in ``java/``, and its automatic
 recovery from a kill.
-
-Skipped without a JDK 17 or later, and where the jars are neither cached nor to be had.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pika
 import pytest
 
-from bench.jars import resolve
 from tests.interop.conftest import REFUSED, Encrypted
+from tests.interop.jdk import class_path, compiled
 from tests.interop.programs import Programs, checks_of, programs, run
 
 pytestmark = pytest.mark.soak  # of another language: minutes to build and run
@@ -30,31 +25,15 @@ CLIENT = ("com.rabbitmq:amqp-client:5.37.0", "org.slf4j:slf4j-nop:2.0.17")
 @pytest.fixture(scope="module")
 def jars() -> str:
     """The class path of the client."""
-    if not shutil.which("java") or not shutil.which("javac"):
-        pytest.skip("there is no JDK on this machine (java and javac): install version 17 or later")
-    try:
-        return os.pathsep.join(resolve(CLIENT))
-    except SystemExit as error:
-        if not str(error).startswith("cannot resolve"):
-            raise  # a jar that is not the one that is pinned
-        pytest.skip(f"the Java client is neither cached nor to be had from Maven Central: {error}")
+    return class_path(CLIENT)
 
 
 @pytest.fixture(scope="module")
 def java(jars: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Programs, str]]:
     """The programs, and the class path with which they run."""
-    classes = tmp_path_factory.mktemp("classes")
-    sources = sorted(str(source) for source in SOURCES.glob("*.java"))
-    compiled = subprocess.run(
-        ["javac", "--release", "17", "-d", str(classes), "-cp", jars, *sources],
-        capture_output=True,
-        text=True,
-    )
-    if "release version 17 not supported" in compiled.stderr:
-        pytest.skip("the JDK of this machine is older than 17")
-    assert compiled.returncode == 0, compiled.stderr
+    classpath = compiled(SOURCES.glob("*.java"), jars, tmp_path_factory.mktemp("classes"))
     with programs(SOURCES, tmp_path_factory.mktemp("java") / "data") as found:
-        yield found, f"{jars}{os.pathsep}{classes}"
+        yield found, classpath
 
 
 @pytest.mark.parametrize(

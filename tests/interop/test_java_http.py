@@ -1,12 +1,10 @@
 """The Java client of RabbitMQ's management API, unmodified, from Maven Central, against the HTTP API.
 
-Skipped as ``test_java.py``. Not here: keys and types of the answers (``tests/server/http/test_management.py``).
+Not here: keys and types of the answers (``tests/server/http/test_management.py``).
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +12,7 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 
-from bench.jars import resolve
+from tests.interop.jdk import class_path
 from tests.interop.programs import Ended, checks_of, run
 from tests.server.http.http_client import PASSWORD, add_people, serving
 
@@ -27,14 +25,7 @@ CLIENT = ("com.rabbitmq:http-client:5.4.0", "org.slf4j:slf4j-nop:2.0.17")
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    if not shutil.which("java"):
-        pytest.skip("there is no JDK on this machine: install version 17 or later")
-    try:
-        jars = os.pathsep.join(resolve(CLIENT))
-    except SystemExit as error:
-        if not str(error).startswith("cannot resolve"):
-            raise  # a jar that is not the one that is pinned
-        pytest.skip(f"the Java client is neither cached nor to be had from Maven Central: {error}")
+    jars = class_path(CLIENT)
     with serving(tmp_path_factory.mktemp("java_http")) as broker:
         add_people(broker)
         api = f"http://{urlsplit(broker.http_urls[0]).netloc}/api/"

@@ -70,6 +70,7 @@ def postgres() -> Iterator[str]:
             "port": str(port),
             "unix_socket_directories": "",
             "fsync": "off",  # only drivers are killed here
+            "max_prepared_transactions": "10",
         }
         command = [server, "-D", str(folder / "data")]
         for name, value in settings.items():
