@@ -148,6 +148,7 @@ def _answer(connection: socket.socket, number: int) -> None:
 
 
 def rearm() -> None:
+    """As a new process is; also for a worker that is forked from Spark's daemon."""
     failpoint.disarm()
     failpoint.arm_from_environment()
 
@@ -158,9 +159,7 @@ def _run(order: dict[str, Any]) -> None:
     os.chdir(order["folder"])
     sys.path[:] = order.get("path", sys.path)
     rearm()
-    os.register_at_fork(
-        after_in_child=rearm
-    )  # a worker that Spark's daemon forks is armed as a new process is
+    os.register_at_fork(after_in_child=rearm)
     module = order["module"]
     sys.modules.pop(module, None)
     sys.argv = [module, *order["arguments"]]

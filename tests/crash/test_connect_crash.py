@@ -46,7 +46,7 @@ CASES = {
     "task-killed": Case(1, "task", special={"fn": "retried"}),
     "function-fails": Case(2, "function", told="the function fails after", special={"fn": "fail_batch_once"}),
     "function-killed": Case(2, "worker", "foreach.executed"),
-    "reply-lost": Case(5, "reply", special={"tables": []}),
+    "reply-lost": Case(5, "reply", "server.reply.commit_batch", special={"tables": []}),
     "commit-raises": Case(9, "function", "foreach.decided", told="failpoint foreach.decided"),
     "commit-killed": Case(9, "worker", "foreach.decided"),
     "two-drivers": Case(11, "suspended", "foreach.staged", special=TWO),
@@ -101,7 +101,7 @@ def behind_the_server(killed: dict[str, Pipeline]) -> list[Pipeline]:
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("connect-crash")
     served = Served(scratch / "broker")
-    dropping = Served(scratch / "dropping", failpoints="server.reply.commit_batch=drop")
+    dropping = Served(scratch / "dropping", failpoints=f"{CASES['reply-lost'].at}=drop")
     mortal = Served(scratch / "mortal", failpoints="engine.read.recorded=kill")
     supervised = Supervised(mortal)
     overtaken, client = of("suspended", scratch, served.url), of("client", scratch, served.url)
