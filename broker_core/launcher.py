@@ -407,7 +407,7 @@ def serve(
         # Messages in flight are thousands of short-lived objects, which are not in cycles: the collector
         # looks rarely, and at few at a time, because every client waits meanwhile.
         gc.freeze()
-        gc.set_threshold(1_000, 10, 5_000)
+        gc.set_threshold(5_000, 1, 5_000)
         # The event loop releases the interpreter lock at each socket and each sync, and gets it back after
         # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
         # sealed many messages.

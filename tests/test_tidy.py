@@ -373,7 +373,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2155,
     "broker_core/node": 3800,
     "broker_core/routing": 2395,
-    "broker_core/server": 14510,
+    "broker_core/server": 14515,
     "broker_core/store": 4200,
     "connector": 1645,
     "connector/batch": 1980,

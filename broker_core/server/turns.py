@@ -11,8 +11,9 @@ that comes next, because it has its share when its bytes come.
 
 Between two iterations the loop looks at its sockets, and commits. An iteration takes about ``TURN_S`` of the
 processor with what the turns cause (segments, commits, deliveries): where that takes most of it, turns are
-shorter. The time of the disk does not count: a slow one needs larger commits, not more of them. A turn may
-take a share, one event or one piece of bytes longer.
+shorter, but for a client or two with little: what they publish before they wait for confirms is one commit,
+because shorter turns would only make more of them. The time of the disk does not count: a slow one needs
+larger commits, not more of them. A turn may take a share, one event or one piece of bytes longer.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ logger = logging.getLogger("txmq.amqp")
 TURN_S = 0.01  # of all connections together, in one iteration of the loop
 LATEST = 0.8  # of how the time was spent, what counts from one iteration to the next
 SHARE_S = 0.001  # of one connection while others wait
+WINDOW_S = 0.004  # takes what clients publish before they wait for confirms, a thousand messages
+FEW = 2  # connections, as of a client that publishes and one that consumes
 DRAIN_S = 0.002  # between two reads of closed connections
 
 
@@ -74,6 +77,7 @@ class Turns:
         # before all that go on.
         self._least = 0.0
         self._left = TURN_S  # of the time of this iteration
+        self._had: set[Taker] = set()  # a turn of this iteration
         # of the processor, in the latest iterations: within turns, and between them
         self._within = self._between = 0.0
         self._turned, self._over = 0.0, processor()  # since the round before, and when it was over
@@ -97,7 +101,7 @@ class Turns:
         self._begin(who)
         if self._left > (-TURN_S if little else 0) and not (self._line and self._line[0][0] < who.spent):
             self._least = max(self._least, who.spent)
-            self._turn(who, SHARE_S)
+            self._turn(who, self._most())
         else:
             self.ask(who)
 
@@ -130,6 +134,10 @@ class Turns:
         """A new connection has no such advantage: it may be one of very many."""
         who.spent = max(who.spent, self._least - SHARE_S) if who.spent else self._least
 
+    def _most(self) -> float:
+        """A share, or a window if nobody waits and few have had a turn in this iteration."""
+        return SHARE_S if self._line or len(self._had) > FEW else WINDOW_S
+
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -137,6 +145,7 @@ class Turns:
 
     def _turn(self, who: Taker, most_s: float) -> None:
         began, used = self._clock(), self._processor()
+        self._had.add(who)
         try:
             left = who.turn(began + min(max(self._left, SHARE_S), most_s))
         except Exception:
@@ -166,7 +175,8 @@ class Turns:
         self._within = LATEST * self._within + self._turned
         self._over, self._turned = over, 0.0
         within = max(self._within, 1e-9)
-        self._left = max(SHARE_S, TURN_S * within / (within + self._between))
+        self._left = max(self._most(), TURN_S * within / (within + self._between))
+        self._had.clear()
         self._scheduled = False
         if line:
             self._schedule()

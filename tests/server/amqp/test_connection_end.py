@@ -27,7 +27,7 @@ NUMBERS = range(1, CHANNELS + 1)
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """Each command is a turn."""
-    for name in ("TURN_S", "SHARE_S"):
+    for name in ("TURN_S", "SHARE_S", "WINDOW_S"):
         monkeypatch.setattr(turns, name, -1.0)
     with serving() as found:
         yield found

@@ -26,7 +26,7 @@ from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.server import turns
 from broker_core.server.amqp.input import Input
 from broker_core.server.commit_queue import MOST, Lines
-from broker_core.server.turns import SHARE_S, TURN_S, Turns
+from broker_core.server.turns import SHARE_S, TURN_S, WINDOW_S, Turns
 from tests.amqp_in_process import Served, serving
 from tests.amqp_peer import Closed, Peer, content, peer
 from tests.progress import wait_until
@@ -63,7 +63,7 @@ def test_a_client_waits_for_no_more_than_a_turn_of_each_that_floods(
     name: str, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each event is a turn: the bytes of ten that flood are thousands of turns."""
-    for each in ("TURN_S", "SHARE_S"):
+    for each in ("TURN_S", "SHARE_S", "WINDOW_S"):
         monkeypatch.setattr(turns, each, -1.0)
     with contextlib.ExitStack() as stack:
         victim = stack.enter_context(peer(served.url, 1))
@@ -179,16 +179,24 @@ class _Loop:
 
 
 class _Taker:
-    """It always has more, ``cost_s`` at a time; ``once``: nothing is left after its turn."""
+    """It always has more, ``cost_s`` at a time; ``once``: nothing is left after its turn. ``window_s``: nothing
+    is left after so much time.
+    """
 
-    def __init__(self, clock: list[float], cost_s: float, *, once: bool = False) -> None:
-        self.clock, self.cost_s, self.once = clock, cost_s, once
+    def __init__(
+        self, clock: list[float], cost_s: float, *, once: bool = False, window_s: float = 0.0
+    ) -> None:
+        self.clock, self.cost_s, self.once, self.window_s = clock, cost_s, once, window_s
         self.spent, self.waits, self.reads, self.had = 0.0, False, True, 0.0
+        self._windows = 1  # that have come
 
     def turn(self, ends: float) -> bool:
         while True:
             self.clock[0] += self.cost_s
             self.had += self.cost_s
+            if self.window_s and self.had >= self._windows * self.window_s:
+                self._windows += 1
+                return False
             if self.once or self.clock[0] > ends:
                 return not self.once
 
@@ -290,6 +298,21 @@ def test_turns_are_shorter_where_the_commit_behind_them_takes_long(caused: float
         clock[0] += caused * took[-1]
     share = max(TURN_S / (1 + caused), SHARE_S)
     assert took[-1] == pytest.approx(share, rel=0.2, abs=2e-5)
+
+
+@pytest.mark.parametrize("caused", [0.0, 4.0, 100.0])
+def test_what_one_client_sends_at_a_time_is_not_split_over_commits(caused: float) -> None:
+    """Nobody waits for a turn while it waits for its confirms, however long the commit takes."""
+    clock = [0.0]
+    loop = _Loop()
+    line = Turns(loop, lambda: clock[0], lambda: clock[0])  # type: ignore[arg-type]
+    client = _Taker(clock, 1e-5, window_s=0.9 * WINDOW_S)
+    for _ in range(100):
+        began = clock[0]
+        line.come(client)
+        loop.iterate()
+        assert not client.waits, "the rest of its window is in another commit"
+        clock[0] += caused * (clock[0] - began)
 
 
 def test_places_in_a_commit_are_given_by_turns() -> None:

@@ -118,7 +118,7 @@ COMMAND = st.builds(
 def long_turns() -> Iterator[None]:
     """What is fed at once is one tick, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("TURN_S", "SHARE_S"):
+        for name in ("TURN_S", "SHARE_S", "WINDOW_S"):
             patch.setattr(turns, name, 600.0)
         yield
 

@@ -38,7 +38,7 @@ def served() -> Iterator[Served]:
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command is a turn."""
-    for name in ("TURN_S", "SHARE_S"):
+    for name in ("TURN_S", "SHARE_S", "WINDOW_S"):
         monkeypatch.setattr(turns, name, -1.0)
 
 
