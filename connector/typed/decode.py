@@ -162,7 +162,7 @@ def decode(
     """
     kept = _kept(df, column, keep, mode)
     rows = watchable(df) if mode == "deadLetter" else None
-    made = _columns(df, column, schema, format, dict(options or {}), registry, subject, validate, rows)
+    made = _columns(df, column, schema, format, options or {}, registry, subject, validate, rows)
     _require_new(made.schema, kept, mode)
     # two projections: Spark compiles the first, which it could not together with a parser
     first = df.select("*", made.encoded.alias(_ENCODED))
@@ -282,31 +282,37 @@ _made: dict[tuple[Any, ...], _Columns] = {}
 def _columns(
     df: DataFrame,
     column: str,
-    schema: object,
+    schema: Any,
     format: str,
-    options: dict[str, str],
+    options: Mapping[str, str],
     registry: SchemaRegistry | str | None,
     subject: str | None,
     validate: bool,
     rows: Watchable | None,
 ) -> _Columns:
-    """Without a registry they depend on nothing else than the arguments."""
-    lasting = registry is None and subject is None and not validate and isinstance(format, str)
-    if lasting and format == "protobuf":
+    if validate and (format != "json" or registry is None):
+        raise OptionError("decode got validate=True, which is for json with a registry", "leave it out")
+    if options and format in ("avro", "protobuf"):
+        raise OptionError(f"decode of {format} got options, but it has none", "leave them out")
+    is_text = format in ("json", "csv")
+    if registry is not None:
+        chosen, wire = _registered(df, column, schema, format, options, registry, subject, validate)
+        return _columns_of(chosen, wire, column, is_text, rows)
+    if subject is not None:
+        raise OptionError(f"decode got subject={subject!r}, but no registry", "give registry, or schema")
+    # they depend on nothing else than the arguments
+    if format == "protobuf":
         schema = descriptor_of(schema)  # the file may be another one now
     schema_text: object = schema.json() if isinstance(schema, StructType) else schema
-    lasting = lasting and (isinstance(schema_text, str) or format == "protobuf")
     context = None if is_connect(df) else df.sparkSession.sparkContext
     key = (context, column, format, schema_text, *((str(name), str(options[name])) for name in options), rows)
-    if lasting and (found := _made.get(key)) is not None:
-        return found
-    chosen, wire = _chosen(df, column, schema, format, options, registry, subject, validate)
-    found = _columns_of(chosen, wire, column, format in ("json", "csv"), rows)
-    if lasting:
-        if len(_made) >= _KEPT:
-            oldest, *_ = _made
-            _made.pop(oldest, None)
+    lasts = isinstance(format, str) and (isinstance(schema_text, str) or format == "protobuf")
+    if not lasts or (found := _made.get(key)) is None:
+        found = _columns_of(_format(df, schema, format, options), None, column, is_text, rows)
+    if lasts:
         _made[key] = found
+        if len(_made) > _KEPT:
+            _made.pop(next(iter(_made)), None)
     return found
 
 
@@ -353,22 +359,16 @@ def _columns_of(
 # -- the format that the arguments say -----------------------------------------------------------------------
 
 
-def _chosen(
+def _registered(
     df: DataFrame,
     column: str,
     schema: Any,
     format: str,
-    options: dict[str, str],
-    registry: SchemaRegistry | str | None,
+    options: Mapping[str, str],
+    registry: SchemaRegistry | str,
     subject: str | None,
     validate: bool,
-) -> tuple[Format, WireFormat | None]:
-    if validate and (format != "json" or registry is None):
-        raise OptionError("decode got validate=True, which is for json with a registry", "leave it out")
-    if registry is None:
-        if subject is not None:
-            raise OptionError(f"decode got subject={subject!r}, but no registry", "give registry, or schema")
-        return _format(df, schema, format, options), None
+) -> tuple[Format, WireFormat]:
     asked = SchemaRegistry.of(registry)
     if format == "json":
         if subject is not None:
@@ -378,23 +378,14 @@ def _chosen(
         raise OptionError(
             f"decode supports no registry for format {format!r}", "it has one for avro, json and protobuf"
         )
-    _require_no_options(format, options)
-    if format == "protobuf":
-        return registered_protobuf(df, column, schema, asked, subject)
-    return registered_avro(df, column, schema, asked, subject)
+    registered = registered_avro if format == "avro" else registered_protobuf
+    return registered(df, column, schema, asked, subject)
 
 
-def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) -> Format:
-    if format == "json":
-        return with_sound_options(df.sparkSession, Json(schema_of(schema), options))
-    if format == "csv":
-        return with_sound_options(df.sparkSession, Csv(schema_of(schema), options))
+def _format(df: DataFrame, schema: Any, format: str, options: Mapping[str, str]) -> Format:
+    if format in ("json", "csv"):
+        kind = Json if format == "json" else Csv
+        return with_sound_options(df.sparkSession, kind(schema_of(schema), options))
     if format not in ("avro", "protobuf"):
         raise OptionError(f"decode got the format {format!r}", "allowed are json, avro, protobuf, csv")
-    _require_no_options(format, options)
     return plain_avro(schema) if format == "avro" else plain_protobuf(schema)
-
-
-def _require_no_options(format: str, options: dict[str, str]) -> None:
-    if options:
-        raise OptionError(f"decode of {format} got options, but it has none", "leave them out")

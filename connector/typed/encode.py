@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -29,7 +30,7 @@ from connector.typed.protobuf.descriptors import (
 )
 from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
-from connector.typed.registry.message_indexes import Indexes, written
+from connector.typed.registry.message_indexes import written
 from connector.typed.registry.wire_format import header
 
 CONTENT_TYPES = {
@@ -74,40 +75,41 @@ def encode(
     types = StructType([df.schema[name] for name in names])
     value = F.struct(*(F.col(quoted(name)) for name in names))
     columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
-    given = dict(options or {}) or None  # on Spark Connect an empty map has no type
     if validate and (format != "json" or registry is None):
         raise OptionError("encode got validate=True, which is for json with a registry", "leave it out")
-    if registry is None and subject is None:
-        properties = _properties(df, CONTENT_TYPES[format])
-        body = _body(types, value, schema, format, given)
+    asked = _registry(format, registry, subject)
+    if asked is None and format in ("json", "csv") and schema is not None:
+        raise OptionError(f"format {format!r} got a schema, but the columns have their types", "leave it out")
+    if options and format in ("avro", "protobuf"):
+        raise OptionError(f"encode to {format} got options, but it has none", "leave them out")
+    chosen = dict(options or {}) or None  # on Spark Connect an empty map has no type
+    if format == "avro":
+        body = _avro(types, value, schema, asked, str(subject))
+    elif format == "protobuf":
+        body = _protobuf(types, value, schema, asked, str(subject))
     else:
-        properties = _properties(df, "application/octet-stream")  # an id, and then the value
-        body = _registered(types, value, schema, format, given, registry, subject, validate)
+        body = F.to_json(value, chosen) if format == "json" else F.to_csv(value, chosen)
+        body = body if asked is None else _registered_json(body, schema, asked, str(subject), validate)
+    # with a registry, an id, and then the value
+    properties = _properties(df, "application/octet-stream" if asked else CONTENT_TYPES[format])
     with one_clear_error(format):
         encoded = df.select(*columns, body.alias("body"), properties.alias("properties"))
         _ = encoded.schema  # on Spark Connect, nothing is analysed before
     return encoded
 
 
-def _body(
-    columns: StructType, value: Column, schema: object, format: str, options: dict[str, str] | None
-) -> Column:
-    if format in ("json", "csv") and schema is not None:
-        raise OptionError(f"format {format!r} got a schema, but the columns have their types", "leave it out")
-    if format == "json":
-        return F.to_json(value, options)
+def _registry(
+    format: str, registry: SchemaRegistry | str | None, subject: str | None
+) -> SchemaRegistry | None:
+    if registry is None and subject is None:
+        return None
+    if registry is None or not isinstance(subject, str) or not subject:
+        raise OptionError("encode got only one of registry and subject", "give both, or none")
     if format == "csv":
-        return F.to_csv(value, options)
-    _require_no_options(format, options)
-    if format == "avro":
-        return _binary(value, avro.encoder(b"", _avro_text(columns, schema)))
-    try:
-        own, indexes = of_set(*descriptor_of(schema))
-        return _binary(value, _protobuf_encoder(b"", own, indexes, columns))
-    except UnsupportedSchema as error:
-        raise OptionError(f"the descriptor set {error}", "give another message, or another set") from None
-    except SchemaMismatch as error:
-        raise OptionError(f"the rows do not fit the message: {error}", "cast or drop it") from None
+        raise OptionError(
+            "encode supports no registry for format 'csv'", "it has one for avro, json and protobuf"
+        )
+    return SchemaRegistry.of(registry)
 
 
 def _binary(value: Column, encoder: Callable[[pa.Array], pa.Array]) -> Column:
@@ -115,58 +117,17 @@ def _binary(value: Column, encoder: Callable[[pa.Array], pa.Array]) -> Column:
     return body
 
 
-def _require_no_options(format: str, options: dict[str, str] | None) -> None:
-    if options:
-        raise OptionError(f"encode to {format} got options, but it has none", "leave them out")
-
-
-def _avro_text(columns: StructType, schema: object) -> str:
+def _avro(
+    columns: StructType, value: Column, schema: object, registry: SchemaRegistry | None, subject: str
+) -> Column:
     text = json.dumps(avro.avro_schema(columns)) if schema is None else avro.text_of(schema)
     avro.columns_of((text,))
-    return text
+    written_id = b"" if registry is None else header(registry.register(subject, "AVRO", text))
+    return _binary(value, avro.encoder(written_id, text))
 
 
-def _protobuf_encoder(
-    written_id: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType
-) -> Callable[[pa.Array], pa.Array]:
-    """Raises UnsupportedSchema, SchemaMismatch."""
-    write.writing(Descriptors.of(schema).at(indexes), columns)
-    return write.encoder(written_id, schema, indexes, columns)
-
-
-def _registered(
-    columns: StructType,
-    value: Column,
-    schema: object,
-    format: str,
-    options: dict[str, str] | None,
-    registry: SchemaRegistry | str | None,
-    subject: str | None,
-    validate: bool,
-) -> Column:
-    if registry is None or not isinstance(subject, str) or not subject:
-        raise OptionError("encode got only one of registry and subject", "give both, or none")
-    if format == "csv":
-        raise OptionError(
-            "encode supports no registry for format 'csv'", "it has one for avro, json and protobuf"
-        )
-    asked = SchemaRegistry.of(registry)
-    if format == "json":
-        return _json(value, schema, options, asked, subject, validate)
-    _require_no_options(format, options)
-    if format == "protobuf":
-        return _protobuf(columns, value, schema, asked, subject)
-    text = _avro_text(columns, schema)
-    return _binary(value, avro.encoder(header(asked.register(subject, "AVRO", text)), text))
-
-
-def _json(
-    value: Column,
-    text: object,
-    options: dict[str, str] | None,
-    registry: SchemaRegistry,
-    subject: str,
-    validate: bool,
+def _registered_json(
+    body: Column, text: object, registry: SchemaRegistry, subject: str, validate: bool
 ) -> Column:
     if not isinstance(text, str):
         raise OptionError(f"format 'json' got the schema {text!r:.200}", "give it as JSON text")
@@ -179,28 +140,39 @@ def _json(
             raise OptionError(f"the schema {error}", "give a JSON Schema as text") from None
     written_id = header(registry.register(subject, "JSON", text))
     if not validate:
-        return F.concat(F.lit(written_id), F.to_json(value, options).cast("binary"))
-    return _binary(F.to_json(value, options), json_schema.encoder(written_id, found))
+        return F.concat(F.lit(written_id), body.cast("binary"))
+    return _binary(body, json_schema.encoder(written_id, found))
 
 
 def _protobuf(
-    columns: StructType, value: Column, message: object, registry: SchemaRegistry, subject: str
+    columns: StructType, value: Column, message: Any, registry: SchemaRegistry | None, subject: str
 ) -> Column:
     library()
-    if message is not None and not isinstance(message, str):
+    if registry is not None and message is not None and not isinstance(message, str):
         raise OptionError(
             f"format 'protobuf' with a registry got the schema {message!r:.200}",
             "give the name of a message of the subject's newest schema, or None: the first",
         )
-    number, schema = registry.latest_serialized(subject)
     try:
-        indexes = Descriptors.of(schema).indexes(message)
-        written_id = header(number) + written(indexes)
-        return _binary(value, _protobuf_encoder(written_id, schema, indexes, columns))
+        if registry is None:
+            of, other, rows = "the descriptor set", "give another message, or another set", "the message"
+            schema, indexes = of_set(*descriptor_of(message))
+            prefix = b""
+        else:
+            of, other, rows = (
+                f"the newest schema of subject {subject!r}",
+                "name another one",
+                f"subject {subject!r}",
+            )
+            number, schema = registry.latest_serialized(subject)
+            indexes = Descriptors.of(schema).indexes(message)
+            prefix = header(number) + written(indexes)
+        write.writing(Descriptors.of(schema).at(indexes), columns)  # before the rows are read
+        return _binary(value, write.encoder(prefix, schema, indexes, columns))
     except UnsupportedSchema as error:
-        raise OptionError(f"the newest schema of subject {subject!r} {error}", "name another one") from None
+        raise OptionError(f"{of} {error}", other) from None
     except SchemaMismatch as error:
-        raise OptionError(f"the rows do not fit subject {subject!r}: {error}", "cast or drop it") from None
+        raise OptionError(f"the rows do not fit {rows}: {error}", "cast or drop it") from None
 
 
 def _properties(df: DataFrame, content_type: str) -> Column:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -44,13 +44,11 @@ from connector.typed.protobuf.read import (
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes
 
-if TYPE_CHECKING:
-    from google.protobuf.duration_pb2 import Duration
-    from google.protobuf.message import Message
-    from google.protobuf.timestamp_pb2 import Timestamp
+Conversion = Callable[[Any], Any]  # from a value of a row to one that a message is made of
 
-Scalar = Callable[[Any], Any]  # from a value of a row to one of protobuf
-Fill = Callable[[Any, Any], None]  # a message with a value of a row
+_STRUCT = "google.protobuf.Struct"
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_US = datetime.timedelta(microseconds=1)
 
 
 def _encoder(header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType) -> OverArrays:
@@ -69,138 +67,93 @@ def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, 
     ValueError or what the library raises.
     """
     kind = library().messages.GetMessageClass(descriptor)
-    fill = fitted(_struct, descriptor, columns)
+    fields = fitted(_struct, descriptor, columns)
 
     def write(value: dict[str, object]) -> bytes:
-        message = kind()
-        fill(message, value)
         # the same bytes in each execution: maps have an order
-        body: bytes = kind.SerializeToString(message, deterministic=True)
+        body: bytes = kind.SerializeToString(kind(**fields(value)), deterministic=True)
         return body
 
     return write
 
 
-def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Fill:
-    fills: list[tuple[str, Fill]] = []
+def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Conversion:
+    conversions: list[tuple[str, Conversion]] = []
     choices: dict[str, list[str]] = {}
     for column in columns.fields:
         path = f"{within}{column.name}"
         field = descriptor.fields_by_name.get(column.name)
         if field is None:
             raise SchemaMismatch(f"the message {descriptor.full_name} has no field for the column {path!r}")
-        fills.append((column.name, _field(field, column.dataType, path)))
+        conversions.append((column.name, _field(field, column.dataType, path)))
         if field.containing_oneof is not None:
             choices.setdefault(field.containing_oneof.name, []).append(column.name)
     exclusive = [names for names in choices.values() if len(names) > 1]
 
-    def fill(message: Message, value: dict[str, object]) -> None:
+    def fields(row: dict[str, object]) -> dict[str, Any]:
         for names in exclusive:
-            given = [name for name in names if value[name] is not None]
-            if len(given) > 1:
-                raise ValueError(f"{within}{given[0]} and {within}{given[1]} are of one oneof")
-        for name, each in fills:
-            if value[name] is not None:
-                each(message, value[name])
+            set_ = [name for name in names if row[name] is not None]
+            if len(set_) > 1:
+                raise ValueError(f"{within}{set_[0]} and {within}{set_[1]} are of one oneof")
+        return {name: convert(row[name]) for name, convert in conversions if row[name] is not None}
 
-    return fill
+    return fields
 
 
-def _field(field: Field, kind: DataType, path: str) -> Fill:
-    name = field.name
+def _field(field: Field, kind: DataType, path: str) -> Conversion:
     if is_map(field):
         if not isinstance(kind, MapType):
             raise _misfit(field, kind, path)
-        entry = field.message_type.fields_by_name
-        key = _scalar(entry["key"], kind.keyType, f"{path}{{}}")
-        return _map(name, entry["value"], key, kind.valueType, f"{path}{{}}")
+        entry, path = field.message_type.fields_by_name, f"{path}{{}}"
+        key, value = _scalar(entry["key"], kind.keyType, path), _one(entry["value"], kind.valueType, path)
+        return lambda row: {key(each): value(_not_null(item, path)) for each, item in row.items()}
     if field.is_repeated:
         if not isinstance(kind, ArrayType):
             raise _misfit(field, kind, path)
-        return _repeated(field, kind.elementType, f"{path}[]")
-    if field.type == MESSAGE:
-        fill, is_there = _message(field, kind, path), _class(field).SetInParent
-
-        def one(message: Message, value: object) -> None:
-            within = getattr(message, name)
-            is_there(within)  # also without fields
-            fill(within, value)
-
-        return one
-    scalar = _scalar(field, kind, path)
-    return lambda message, value: setattr(message, name, scalar(value))
+        path = f"{path}[]"
+        element = _one(field, kind.elementType, path)
+        return lambda row: [element(_not_null(item, path)) for item in row]
+    return _one(field, kind, path)
 
 
-def _map(name: str, of: Field, key: Scalar, kind: DataType, path: str) -> Fill:
-    if of.type == MESSAGE:
-        fill = _message(of, kind, path)
-
-        def messages(message: Message, value: Any) -> None:
-            target = getattr(message, name)
-            for each, item in value.items():
-                fill(target[key(each)], _given(item, path))
-
-        return messages
-    scalar = _scalar(of, kind, path)
-
-    def entries(message: Message, value: Any) -> None:
-        target = getattr(message, name)
-        for each, item in value.items():
-            target[key(each)] = scalar(_given(item, path))
-
-    return entries
-
-
-def _repeated(field: Field, kind: DataType, path: str) -> Fill:
-    name = field.name
-    if field.type == MESSAGE:
-        fill = _message(field, kind, path)
-
-        def elements(message: Message, value: Any) -> None:
-            target = getattr(message, name)
-            for item in value:
-                fill(target.add(), _given(item, path))
-
-        return elements
-    scalar = _scalar(field, kind, path)
-    return lambda message, value: getattr(message, name).extend(
-        [scalar(_given(item, path)) for item in value]
-    )
-
-
-def _given(item: object, path: str) -> Any:
+def _not_null(item: object, path: str) -> Any:
     if item is None:
         raise ValueError(f"field {path!r} has a null")
     return item
 
 
-def _class(field: Field) -> Any:
-    return library().messages.GetMessageClass(field.message_type)
-
-
-def _message(field: Field, kind: DataType, path: str) -> Fill:
+def _one(field: Field, kind: DataType, path: str) -> Conversion:
+    if field.type != MESSAGE:
+        return _scalar(field, kind, path)
     of = wrapped(field)
     if isinstance(kind, StructType):
-        return _struct(field.message_type, kind, f"{path}.")
+        fields = _struct(field.message_type, kind, f"{path}.")
+        if field.message_type.full_name != _STRUCT:
+            return fields
+        message = library().messages.GetMessageClass(field.message_type)
+        return lambda row: message(**fields(row))  # a dict would be what it is to hold
     if of is not None:
         scalar = _scalar(of, kind, path)
-        return lambda message, value: setattr(message, "value", scalar(value))
+        return lambda value: {"value": scalar(value)}
     if known(field) == kind:
         return _timestamp if isinstance(kind, TimestampType) else _duration
     raise _misfit(field, kind, path)
 
 
-def _timestamp(message: Timestamp, value: datetime.datetime) -> None:
-    message.FromDatetime(value)
+def _timestamp(value: datetime.datetime) -> dict[str, int]:
+    seconds, us = divmod((value - _EPOCH) // _US, 1_000_000)
+    return {"seconds": seconds, "nanos": us * 1_000}
 
 
-def _duration(message: Duration, value: datetime.timedelta) -> None:
-    message.FromTimedelta(value)
-    if abs(message.seconds) > LONGEST_DURATION_S:
+def _duration(value: datetime.timedelta) -> dict[str, int]:
+    seconds, us = divmod(abs(value) // _US, 1_000_000)
+    if seconds > LONGEST_DURATION_S:
         raise ValueError("a duration is longer than 10,000 years")
+    sign = -1 if value.days < 0 else 1
+    return {"seconds": sign * seconds, "nanos": sign * us * 1_000}
 
 
-def _scalar(field: Field, kind: DataType, path: str) -> Scalar:
+def _scalar(field: Field, kind: DataType, path: str) -> Conversion:
     """The library checks that a number is not too large."""
     if field.type in (MESSAGE, GROUP):
         raise _misfit(field, kind, path)
@@ -226,7 +179,7 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _enum(field: Field, path: str) -> Scalar:
+def _enum(field: Field, path: str) -> Conversion:
     names = {name: each.number for name, each in field.enum_type.values_by_name.items()}
     is_closed = field.enum_type.is_closed
 
