@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -39,6 +39,7 @@ from connector.tables.table_format import Attempt, TableFormat, Writing
 NOTED_CHARACTERS = 500  # of an error, for an operator
 _TABLES_AT_ONCE = 8
 
+Rows = Callable[[SparkSession], DataFrame]
 Numbered = list[tuple[int, list[ToApply]]]  # the steps of one table, with their numbers in the batch
 
 
@@ -149,8 +150,12 @@ class DecidedBatch:
             raise
 
     def rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
-        count = sum(part.rows for part in parts)
-        return staging.rows_of(spark, _branches(parts), count, _schema(parts), self.address)
+        """Those of the user that the parts hold."""
+        held = [part for part in parts if EMPTY not in part.target]
+        if not held:
+            return staging.no_rows(spark, _schema(parts))
+        count = sum(part.rows for part in held)
+        return staging.rows_of(spark, _branches(held), count, _schema(held), self.address)
 
     def _step(self, parts: list[ToApply]) -> int | None:
         """Returns the version of the table, if it is known."""
@@ -170,7 +175,7 @@ class DecidedBatch:
             to = target.rows_to(parts) if rows else ""
             by_row = bool(to) and not self.tables.has(spark, table, once)
             if changes and not by_row:
-                return self._change(table, parts, once)
+                return self._change(spark, table, parts, once, lambda session: self.rows(session, parts))
             with self.tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
                 if by_row:
                     return self._row_by_row(session, table, parts, once, to)
@@ -199,7 +204,7 @@ class DecidedBatch:
         """The operation with the rows that the table takes."""
         about, schema, tables = parts[0].target, _schema(parts), self.tables
         changes = target.is_change(parts[0])
-        if changes and target.deletes_what_is_not_given(parts[0]):
+        if changes and target.change_of(parts[0]).acts_without_rows:
             raise OptionError(
                 f"the {parts[0].kind} of table {table.name!r} deletes rows that are not given, so none of "
                 f"batch {self.entry.sequence} can be left out",
@@ -217,8 +222,7 @@ class DecidedBatch:
 
         version = None
         if changes:
-            change, context = target.change_of(parts[0]), about.get(target.CONTEXT)
-            version = tables.change(spark, table, change, frame, once, context)
+            version = self._change(spark, table, parts, once, frame)
         elif taken is not None:
             version = tables.append(ready(frame(spark)), table, once, _writing(parts))
         failpoint.here("rows.applied")
@@ -226,14 +230,11 @@ class DecidedBatch:
             self._clear(about["location"], once)
         return version
 
-    def _change(self, table: Table, parts: list[ToApply], once: CommitId) -> int | None:
-        with_rows = [part for part in parts if EMPTY not in part.target]
-
-        def rows(session: SparkSession) -> DataFrame:
-            return self.rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
-
+    def _change(
+        self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId, rows: Rows
+    ) -> int | None:
         change, context = target.change_of(parts[0]), parts[0].target.get(target.CONTEXT)
-        return self.tables.change(self.spark, table, change, rows, once, context)
+        return self.tables.change(spark, table, change, rows, once, context)
 
     def _append(self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId) -> int | None:
         about = parts[0].target

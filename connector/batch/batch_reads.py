@@ -128,11 +128,8 @@ def link_messages(batch: DataFrame, engine: Engine) -> None:
 
 def input_partitions(batch: DataFrame) -> Iterator[ClaimedSlice]:
     """One input partition of each source of txmq; each carries the whole range."""
-    return _partitions([rdd for rdd in [_rdd(batch)] if rdd is not None])
-
-
-def _partitions(pending: list[Any]) -> Iterator[ClaimedSlice]:
-    seen = set[int]()
+    seen, rdd = set[int](), _rdd(batch)
+    pending = [] if rdd is None else [rdd]
     while pending:
         rdd = pending.pop()
         if (number := rdd.id()) in seen:

@@ -14,7 +14,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -36,10 +36,9 @@ from connector.sql import nullable
 from connector.stream import staging
 from connector.stream.schema import check_publish_columns
 from connector.tables import target
+from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.checks import Checks
 from connector.tables.commit_id import txn_app_id
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table
 from connector.tables.table_format import Attempt, TableFormat
 from connector.tables.when import Clause
@@ -227,7 +226,7 @@ class BatchTransaction:
         kind: BranchKind,
         rows: DataFrame,
         table: str,
-        change: Merge | Overwrite,
+        change: Change,
         keys: Sequence[str] = (),
     ) -> None:
         with self._operation(kind, rows):
@@ -243,9 +242,7 @@ class BatchTransaction:
         self, rows: DataFrame, kind: BranchKind, target: BranchTarget, rejection: Rejection | None = None
     ) -> int:
         """Stage ``rows`` in their tasks, and return how many there are."""
-        identity = (self.app_id, self.query_id, self.batch_id)
-        place: dict[str, Any] = {"token": self._token, "identity": identity, "address": self._owner.address}
-        frame = staging.staging_frame(rows, kind, target, rejection=rejection, **place)
+        frame = staging.staging_frame(rows, self._header(kind, target), self._owner.address, rejection)
         with self._executing(frame, stages=True):
             staged = staging.staged(frame)
         self.branches += staged
@@ -255,9 +252,12 @@ class BatchTransaction:
         self, kind: BranchKind, target: BranchTarget, batches: Iterable[pa.RecordBatch], number: int = 0
     ) -> None:
         """Stage a branch in the driver."""
-        batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
-        header = BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
+        header = replace(self._header(kind, target), partition=number)
         self.branches.append(self._owner.engine.stage(header, iter(batches)))
+
+    def _header(self, kind: BranchKind, target: BranchTarget) -> BranchHeader:
+        batch = self.app_id, self.query_id, self.batch_id
+        return BranchHeader(self._token, uuid.uuid4().hex, kind, target, *batch)
 
     def _stage_files(self, rows: DataFrame, table: Table, about: BranchTarget) -> bool:
         """Stage files that the table takes; False if it has changed since it was resolved."""
@@ -302,7 +302,13 @@ class BatchTransaction:
     def seal(self) -> None:
         """The decision is asked for next. Raises what a thread was refused since ``finish``, OptionError."""
         self._operations.seal()
-        _require_files(self._owner.tables, self._hidden)
+        for location, attempt in dict.fromkeys(self._hidden):
+            if lost := self._owner.tables.lost(location, attempt):
+                raise OptionError(
+                    f"the table at {location} was dropped or replaced since tx.append staged data files in "
+                    f"its directory, and {len(lost)} are gone ({lost[0]})",
+                    "nothing is decided: make the table again if need be, and start the query again",
+                )
 
     def close(self) -> None:
         """No operation begins or is under way any more."""
@@ -323,13 +329,3 @@ def _require_frame(operation: str, rows: object) -> None:
             f"tx.{operation} of a {type(rows).__name__}",
             "give a DataFrame of Spark: .good of what decode returned, or one of spark.createDataFrame",
         )
-
-
-def _require_files(tables: TableFormat, hidden: Iterable[tuple[str, Attempt]]) -> None:
-    for location, attempt in dict.fromkeys(hidden):
-        if lost := tables.lost(location, attempt):
-            raise OptionError(
-                f"the table at {location} was dropped or replaced since tx.append staged data files in its "
-                f"directory, and {len(lost)} are gone ({lost[0]})",
-                "nothing is decided: make the table again if need be, and start the query again",
-            )

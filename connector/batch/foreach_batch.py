@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -100,22 +100,17 @@ def transactional(
     )
     functions = dict(after_commit or {})
     check_functions(functions)
-    _check(persist, ledger if ledger_sync else AUTO, conflict_timeout_s)
+    if persist not in (True, False, AUTO):
+        raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
+    if ledger_sync and not ledger:
+        raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
+    if not isinstance(conflict_timeout_s, int | float) or not conflict_timeout_s >= 0:
+        raise OptionError(f"conflict_timeout_s is {conflict_timeout_s!r}", "give seconds, from 0 on")
     tables = table_format(conflict_timeout_s)
     function = Transactional(fn, options, functions, ledger, ledger_sync, persist, resume_from, tables)
     if on_new_checkpoint == "resume" and (spark := active_session()) is not None:
         function.resume(spark)  # before the source asks where it begins
     return function
-
-
-def _check(persist: object, needed_ledger: str | None, conflict_timeout_s: object) -> None:
-    """Raises OptionError."""
-    if persist not in (True, False, AUTO):
-        raise OptionError(f"persist is {persist!r}", "give True, False or 'auto'")
-    if not needed_ledger:
-        raise OptionError("ledger_sync=True needs a ledger", "name the Delta table with ledger=")
-    if not isinstance(conflict_timeout_s, int | float) or not conflict_timeout_s >= 0:
-        raise OptionError(f"conflict_timeout_s is {conflict_timeout_s!r}", "give seconds, from 0 on")
 
 
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
@@ -154,28 +149,17 @@ class Transactional:
     def __post_init__(self) -> None:
         self.app_id = self._options.app_id
         self._ledger_table = self._ledger_option
-        self._forget_process()
-
-    def _forget_process(self) -> None:
-        """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
         # context and query that it last ran for; the run, and its offsets: the next may have a copy
         self._started: tuple[object, str, OffsetLog] | None = None
-        self.checks = Checks(self.tables, self.app_id, self._decided, self._entries)
+        self.checks = Checks(self.tables, self.app_id, self.address.engine)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
         self._session = SparkSession.getActiveSession()  # the user's session; a batch may have a clone of it
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = dict(self.__dict__)
-        for name in ("_lock", "_started", "checks", "apply", "_ledger", "_session"):
-            del kept[name]
-        return kept
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._forget_process()
-        query_plan.root = self._session
+    def __reduce__(self) -> Any:
+        """What is of this process is made anew in another one."""
+        return _unpickled, tuple(getattr(self, field.name) for field in fields(self))
 
     # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -298,12 +282,6 @@ class Transactional:
     def engine(self) -> Engine:
         return self.address.engine()
 
-    def _decided(self) -> int:
-        return last.sequence if (last := self.engine.last_entry(self.app_id)) else 0
-
-    def _entries(self) -> list[LedgerEntry]:
-        return self.engine.entries(self.app_id)
-
     # -- C7 --------------------------------------------------------------------------------------------------
     def resume(self, spark: SparkSession, query_id: str | None = None) -> None:
         """Goes on behind the Delta ledger, if the engine has none of the app. ``query_id``: of a batch, whose
@@ -377,3 +355,9 @@ class Transactional:
             ledger.write_missing(session)
             return
         ledger.flush(timeout_s)
+
+
+def _unpickled(*state: Any) -> Transactional:
+    function = Transactional(*state)
+    query_plan.root = function._session
+    return function

@@ -31,7 +31,10 @@ class RefusedFile:
     """Of one operation. Its methods raise OptionError if the directory cannot be used."""
 
     def __init__(self, directory: str, entry: LedgerEntry, part: ToApply, once: CommitId) -> None:
-        self._path = Path(directory) / _name(once)
+        # another one for each step of each batch
+        step = hashlib.sha256(once.txn_app_id.encode()).hexdigest()[:12]
+        name = f"{readable(once.app_id)[:60]}.{once.sequence}.{step}.refused.parquet"
+        self._path = Path(directory) / name
         self._token = entry.token
         about = {"app_id": entry.app_id, "sequence": entry.sequence, "token": entry.token}
         self._about = {**about, "kind": part.kind, "to": part.target["table"]}
@@ -87,9 +90,3 @@ class RefusedFile:
         finally:
             new.unlink(missing_ok=True)
         sync(path.parent)
-
-
-def _name(once: CommitId) -> str:
-    """The name of the file: another one for each step of each batch."""
-    step = hashlib.sha256(once.txn_app_id.encode()).hexdigest()[:12]
-    return f"{readable(once.app_id)[:60]}.{once.sequence}.{step}.refused.parquet"

@@ -57,10 +57,7 @@ class Steps:
             yield
         except BaseException:
             with lock:
-                self._leave(kind, name, step)
+                target, sharing = self._targets.pop((kind, name, step))
+                if sharing > 1:
+                    self._targets[kind, name, step] = target, sharing - 1
             raise
-
-    def _leave(self, kind: str, name: str, step: int) -> None:
-        target, sharing = self._targets.pop((kind, name, step))
-        if sharing > 1:
-            self._targets[kind, name, step] = target, sharing - 1

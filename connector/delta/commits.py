@@ -85,8 +85,8 @@ def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | No
 
 
 def has(spark: SparkSession, table: Table, once: CommitId) -> bool:
-    """Whether an existing table has the commit of this batch, also one of another process."""
-    return bool(_held(spark, table, once, fresh=True).known)
+    """Whether a table has the commit of this batch, also one of another process."""
+    return table.exists and bool(_held(spark, table, once, fresh=True).known)
 
 
 def _held(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> log.Held:

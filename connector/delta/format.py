@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.engine import FILES, LedgerEntry, ToApply
-from connector.delta import commits, isolated, jvm, log, resolve, sql_context, transient
+from broker_core.engine import FILES, ToApply
+from connector.delta import commits, isolated, jvm, log, resolve, transient
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
 from connector.delta.before import append_files, append_rows, hidden, staged_files
 from connector.delta.before import check_change as changes
-from connector.delta.before.fit import Fit
-from connector.delta.before.merge_values import asserted
 from connector.delta.before.staged_files import StagedFiles
 from connector.delta.exported_files import DeltaExportedFiles
 from connector.delta.last_commit import LastCommits
 from connector.delta.table_files import TableFiles
+from connector.tables.change import Change
 from connector.tables.commit_id import CommitId
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import (
     CONFLICT_TIMEOUT_S,
@@ -60,16 +57,10 @@ class Delta:
     disturbed = staticmethod(log.disturbed)
     sequences = staticmethod(log.stored_versions)
 
-    def only_latest(self, spark: SparkSession) -> bool:
-        return jvm.only_sql(spark)
-
-    def said(
-        self, spark: SparkSession, table: Table, tokens: Collection[str]
-    ) -> dict[str, Mapping[str, object]]:
-        return log.said(log.commits(spark, table), tokens)
-
+    only_latest = staticmethod(jvm.only_sql)
+    said = staticmethod(log.said)
     writing = staticmethod(append_rows.writing)
-    context = staticmethod(sql_context.of)
+    context = staticmethod(isolated.context_of)
 
     later = staticmethod(log.later)
     lacks = staticmethod(log.lacks)
@@ -90,13 +81,10 @@ class Delta:
         spark: SparkSession,
         table: Table,
         schema: StructType,
-        change: Merge | Overwrite,
+        change: Change,
         context: Mapping[str, object] | None = None,
     ) -> Checked:
-        found = changes.check(spark, table, schema, change, context)
-        if isinstance(found, Fit):
-            return Checked(lambda rows: append_rows.fitted(rows, found))
-        return Checked(lambda rows: asserted(rows, found.written), compared=found.compared)
+        return changes.check(spark, table, schema, change, context)
 
     def stage(
         self, rows: DataFrame, table: Table, options: Mapping[str, str], attempt: Attempt, number: int
@@ -123,15 +111,12 @@ class Delta:
             self._staged.pop(place, None)  # another thread drops what is of its table
         TableFiles.at(location).delete(hidden.directory(attempt))
 
-    def sweep(self, location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:
-        hidden.sweep(TableFiles.at(location), attempt, unapplied)
+    sweep = staticmethod(hidden.sweep)
 
     # -- after it --------------------------------------------------------------------------------------------
     decided = staticmethod(isolated.decided)
 
-    def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
-        return table.exists and commits.has(spark, table, once)
-
+    has = staticmethod(commits.has)
     transient = staticmethod(transient.why)
 
     def append(self, rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
@@ -168,7 +153,7 @@ class Delta:
         self,
         spark: SparkSession,
         table: Table,
-        change: Merge | Overwrite,
+        change: Change,
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
         context: Mapping[str, object] | None = None,

@@ -1,25 +1,58 @@
-"""A Spark session of its own, for one change of a table.
+"""A Spark session of its own, for one change of a table, with the context in which it was decided.
 
 Delta reads the transaction of a MERGE from the settings of the session. Any other write in that session would
-carry it too, and be skipped: so they are set in a session that nobody else has. SQL text means there what it
-meant when it was decided: the context is that of the decision, and there are no temporary functions, views
-and variables, which another process does not have.
+carry it too, and be skipped: so they are set in a session that nobody else has. What decides the meaning of
+text is stored with a decision, as its context: the settings that Spark stores with a view (each that was set
+and may be changed, except those of how a query runs; the time zone and ANSI even if nobody has set them),
+those of Delta's in ``_DELTA``, and the current catalog and database, which say where a function is. There are
+no temporary functions, views and variables, which cannot be stored: a text with one of them is refused
+(``before/check_change.py``).
 
-Not here: the settings (``after/make_change.py``), the context (``sql_context.py``).
+Not here: the settings of a transaction (``commits.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from connector.delta import jvm, sql_context
+from connector.delta import jvm
 from connector.tables.table import is_connect
 
 _SESSION = "org.apache.spark.sql.classic.SparkSession"
+_VIEWS = "org.apache.spark.sql.execution.command.ViewHelper$"
+_ALWAYS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
+# Of how a query runs: what Spark leaves out for a view, and the like.
+_RUNS = (
+    "spark.sql.adaptive.", "spark.sql.artifact.", "spark.sql.autoBroadcastJoinThreshold",
+    "spark.sql.catalog.", "spark.sql.codegen.", "spark.sql.execution.", "spark.sql.files.",
+    "spark.sql.hive.convert", "spark.sql.maven.", "spark.sql.optimizer.", "spark.sql.shuffle.",
+    "spark.sql.streaming.", "spark.sql.ui.", "spark.sql.view.",
+)  # fmt: skip
+_DELTA = tuple(
+    f"spark.databricks.delta.{name}"
+    for name in (
+        "constraints.",
+        "dynamicPartitionOverwrite.",
+        "generatedColumn.",
+        "insert.",
+        "legacy.",
+        "merge.insert.",
+        "merge.preserveNullSourceStructs",
+        "properties.defaults.",
+        "replaceWhere.",
+        "resolveMergeUpdateStructsByName.",
+        "schema.autoMerge.",
+        "schemaEvolution.",
+        "typeWidening.allow",
+        "write.utcTimestampPartitionValues",
+    )
+)
 
 
 @contextlib.contextmanager
@@ -43,7 +76,7 @@ def isolated(
     try:
         with _active(session):
             if context is not None:
-                sql_context.enter(session, context)
+                _enter(session, context)
             for name, value in (settings or {}).items():
                 session.conf.set(name, value)
             yield session
@@ -58,7 +91,7 @@ def decided(spark: SparkSession, context: Mapping[str, object] | None) -> Iterat
     """An active session with ``context``: ``spark`` itself if it has that. ``spark`` if there is none."""
     if context is None:
         yield spark
-    elif sql_context.of(spark) == context:
+    elif context_of(spark) == context:
         with _active(spark):
             yield spark
     else:
@@ -92,3 +125,57 @@ def _active(session: SparkSession) -> Iterator[None]:
             jvm.call(session, _SESSION, "setActiveSession", before.get())
         else:
             jvm.call(session, _SESSION, "clearActiveSession")
+
+
+def context_of(spark: SparkSession) -> dict[str, Any]:
+    """What of a session decides what SQL text means, as JSON."""
+    catalog = spark.catalog
+    return {
+        "settings": _settings(spark),
+        "catalog": catalog.currentCatalog(),
+        "database": catalog.currentDatabase(),
+    }
+
+
+def _enter(session: SparkSession, context: Mapping[str, Any]) -> None:
+    """Gives a session what ``context_of`` returned. Raises AnalysisException, for example if the database was
+    dropped.
+    """
+    wanted: Mapping[str, str] = context["settings"]
+    there = _settings(session)
+    for name in there.keys() - wanted.keys():
+        session.conf.unset(name)
+    for name, value in wanted.items():
+        if there.get(name) != value:
+            session.conf.set(name, value)
+    catalog = session.catalog
+    if catalog.currentCatalog() != context["catalog"]:
+        catalog.setCurrentCatalog(context["catalog"])
+    if catalog.currentDatabase() != context["database"]:
+        catalog.setCurrentDatabase(context["database"])
+
+
+def _settings(spark: SparkSession) -> dict[str, str]:
+    if is_connect(spark):
+        found = {
+            name: value
+            for name, value in spark.conf.getAll.items()
+            if _decides(name) and _is_modifiable(spark, name)
+        }
+        return {**found, **{name: str(spark.conf.get(name)) for name in _ALWAYS}}
+    given: Any = spark
+    conf = given._jsparkSession.sessionState().conf()
+    held = jvm.field(spark, _VIEWS, "MODULE$").sqlConfigsToProps(conf, "")
+    text = jvm.json_mapper(spark).writeValueAsString(jvm.call(spark, jvm.CONVERTERS, "asJava", held))
+    return {name: value for name, value in json.loads(str(text)).items() if _decides(name)}
+
+
+def _decides(name: str) -> bool:
+    if name.startswith("spark.sql."):
+        return not name.startswith(_RUNS)
+    return name.startswith(_DELTA)
+
+
+@lru_cache(maxsize=256)
+def _is_modifiable(spark: SparkSession, name: str) -> bool:
+    return bool(spark.conf.isModifiable(name))

@@ -9,7 +9,7 @@ Invariant: ``held`` says True or False only if the log proves it, otherwise None
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,27 +233,25 @@ def is_of(metadata: Mapping[str, object], batch: Mapping[str, object]) -> bool:
     return metadata.get("token") == batch["token"] and metadata.get("txn_app_id", mine) == mine
 
 
-def checksum(snapshot: JavaObject) -> JavaObject | None:
-    """What Delta has written beside the commit of a version; None if it has not. It may lack a part. The
-    state itself is a job of Spark over the whole log.
+def _noted(snapshot: JavaObject, name: str) -> JavaObject | None:
+    """A part of what Delta has written beside the commit of a version; None if it has not. The state itself
+    is a job of Spark over the whole log.
     """
-    found = snapshot.checksumOpt()
-    return found.get() if found.isDefined() else None
+    checksum = snapshot.checksumOpt()
+    part = getattr(checksum.get(), name)() if checksum.isDefined() else None
+    return None if part is None or part.isEmpty() else part.get()
 
 
 def parts(snapshot: JavaObject, name: str) -> Iterator[JavaObject]:
     """``setTransactions`` or ``domainMetadata`` of a snapshot, without that job if the checksum has them."""
-    found = checksum(snapshot)
-    noted = None if found is None else getattr(found, name)()
-    return jvm.items(getattr(snapshot, name)() if noted is None or noted.isEmpty() else noted.get())
+    noted = _noted(snapshot, name)
+    return jvm.items(getattr(snapshot, name)() if noted is None else noted)
 
 
 def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
     """The last txnVersion of an app; None if the checksum does not name it."""
-    found = checksum(snapshot)
-    if found is None or not found.setTransactions().isDefined():
-        return None
-    versions = jvm.items(found.setTransactions().get())
+    noted = _noted(snapshot, "setTransactions")
+    versions = () if noted is None else jvm.items(noted)
     return next((int(each.version()) for each in versions if str(each.appId()) == txn_app_id), None)
 
 
@@ -269,11 +267,11 @@ def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str,
     return {name: version for name, version in found.items() if "@" not in name.removeprefix(prefix)}
 
 
-def said(history: Iterable[Commit], tokens: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """What the commits of these batches say about them, by token; batches without a commit are missing."""
+def said(spark: SparkSession, table: Table, tokens: Collection[str]) -> dict[str, Mapping[str, object]]:
+    """See ``TableFormat``."""
     missing = set(tokens)
-    found: dict[str, Mapping[str, Any]] = {}
-    for commit in history if missing else ():
+    found: dict[str, Mapping[str, object]] = {}
+    for commit in commits(spark, table) if missing else ():
         for batch in (commit.metadata, *commit.metadata.get(OTHERS, ())):
             if batch.get("token") in missing:
                 found[batch["token"]] = batch

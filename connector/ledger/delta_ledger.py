@@ -26,9 +26,9 @@ from broker_core.engine import Engine, LedgerEntry
 from connector.errors import first_line
 from connector.ledger.ledger_repair import Repair
 from connector.table_formats import table_format
+from connector.tables.change import Merge
 from connector.tables.checks import require_numbers
 from connector.tables.commit_id import STEP, CommitId, numbered_anew
-from connector.tables.merge import Merge
 from connector.tables.table import Table, is_connect
 from connector.tables.table_format import TableFormat
 

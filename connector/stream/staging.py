@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from pyspark.sql.types import (
 
 from broker_core.arrow.outside import line
 from broker_core.core.errors import OptionError, cause
-from broker_core.engine import BranchHeader, BranchKind, BranchTarget, StagedBranch
+from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.message import spans
 from connector.arrow_type import arrow_type
 from connector.options import AddressOptions
@@ -51,23 +52,15 @@ ROWS_PER_READ_TASK = 200_000
 
 
 def staging_frame(
-    rows: DataFrame,
-    kind: BranchKind,
-    target: BranchTarget,
-    *,
-    token: str,
-    identity: tuple[str, str, int],
-    address: AddressOptions,
-    rejection: Rejection | None = None,
+    rows: DataFrame, of: BranchHeader, address: AddressOptions, rejection: Rejection | None = None
 ) -> DataFrame:
-    """A frame that stages ``rows``, one row per branch; ``identity`` is (app_id, query_id, batch_id).
+    """A frame that stages ``rows``, one row per branch; ``of``: the header of each, but for its task.
 
     ``rejection``: the rows are places of messages, and what is staged are their dead letters.
     """
-    app_id, query_id, batch_id = identity
-    wanted = dict(target)
+    kind, target = of.kind, of.target
     if kind != "publish":
-        _check_types(rows.schema, _of(kind, wanted))
+        _check_types(rows.schema, _of(kind, target))
     frame, names = positional(rows)
     parent = spans.current() if kind == "publish" and rejection is None else ""
 
@@ -77,21 +70,12 @@ def staging_frame(
         context = TaskContext.get()
         if context is None:
             raise AssertionError("stage_task runs outside a Spark task")
-        header = BranchHeader(
-            token,
-            uuid.uuid4().hex,
-            kind,
-            wanted,
-            app_id=app_id,
-            query_id=query_id,
-            batch_id=batch_id,
-            partition=context.partitionId(),
-            attempt=context.attemptNumber(),
-        )
+        number, attempt = context.partitionId(), context.attemptNumber()
+        header = replace(of, branch=uuid.uuid4().hex, partition=number, attempt=attempt)
         engine = address.engine()
-        given = staging.named(batches, names)
+        rows = staging.named(batches, names)
         staged = (
-            rejection.messages(engine, given) if rejection else staging.prepared(kind, wanted, given, parent)
+            rejection.messages(engine, rows) if rejection else staging.prepared(kind, target, rows, parent)
         )
         yield staging.described(engine.stage(header, staged))
 

@@ -14,11 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import CheckpointMismatch, OptionError
-from broker_core.engine import InTable, LedgerEntry
+from broker_core.engine import Engine, InTable, LedgerEntry
 from connector.sql import nullable
+from connector.tables.change import Change
 from connector.tables.commit_id import ids_at, restored_in, txn_app_id
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import Checked, TableFormat, Writing
 from connector.tables.target import of_change
@@ -32,18 +31,10 @@ KEPT = 256  # answers: one for each operation of a function is enough
 class Checks:
     """What a process has asked for its app."""
 
-    def __init__(
-        self,
-        tables: TableFormat,
-        app_id: str,
-        decided: Callable[[], int],
-        entries: Callable[[], Sequence[LedgerEntry]],
-    ) -> None:
-        """``decided``: the last decided sequence of the app; ``entries``: those that the engine keeps."""
+    def __init__(self, tables: TableFormat, app_id: str, engine: Callable[[], Engine]) -> None:
         self._tables = tables
         self._app_id = app_id
-        self._decided = decided
-        self._entries = entries
+        self._engine = engine
         self._applied: Sequence[tuple[LedgerEntry, InTable]] | None = None  # asked for once
         self._answers: dict[tuple[str, ...], Checked] = {}  # the one used last is the last one
         self.taken: Mapping[str, int] = {}  # engine -> behind which batch this one has taken the app over
@@ -61,7 +52,7 @@ class Checks:
         return found
 
     def change(
-        self, rows: DataFrame, table: Table, change: Merge | Overwrite, keys: Sequence[str] = ()
+        self, rows: DataFrame, table: Table, change: Change, keys: Sequence[str] = ()
     ) -> tuple[DataFrame, dict[str, object]]:
         """The rows as they are staged, and what is stored with them. Their execution fails if the table would
         refuse one, or if two have the same ``keys``. Raises OptionError if the change would fail after the
@@ -93,10 +84,14 @@ class Checks:
             self._guarded[key] = restored
         return self._guarded[key]
 
+    def _decided(self) -> int:
+        return last.sequence if (last := self._engine().last_entry(self._app_id)) else 0
+
     def _warn_of_an_older_copy(self, spark: SparkSession, table: Table) -> None:
         """Its directory was put back while no driver looked: the engine has no rows of applied batches."""
         if self._applied is None:
-            self._applied = [(entry, each) for entry in self._entries() for each in entry.in_tables]
+            entries = self._engine().entries(self._app_id)
+            self._applied = [(entry, each) for entry in entries for each in entry.in_tables]
         missing: list[LedgerEntry] = []
         for entry, each in reversed(self._applied):
             if each.table_id == table.table_id:

@@ -17,9 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import LedgerEntry, ToApply
+from connector.tables.change import Change
 from connector.tables.commit_id import CommitId
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table
 
 
@@ -150,8 +149,8 @@ class TableFormat(Protocol):
         """Raises OptionError if the append of such rows would fail after the decision, whatever they are."""
 
     def settled(
-        self, table: Table, columns: Sequence[str], change: Merge | Overwrite, context: Mapping[str, object]
-    ) -> Merge | Overwrite:
+        self, table: Table, columns: Sequence[str], change: Change, context: Mapping[str, object]
+    ) -> Change:
         """The change with the names of all columns, if it sets all columns that an existing table has now.
         ``columns``: of the rows.
         """
@@ -161,7 +160,7 @@ class TableFormat(Protocol):
         spark: SparkSession,
         table: Table,
         schema: StructType,
-        change: Merge | Overwrite,
+        change: Change,
         context: Mapping[str, object] | None = None,
     ) -> Checked:
         """Raises OptionError if a merge, delete or overwrite of such rows would fail, whatever they are, or
@@ -222,7 +221,7 @@ class TableFormat(Protocol):
         self,
         spark: SparkSession,
         table: Table,
-        change: Merge | Overwrite,
+        change: Change,
         rows: Callable[[SparkSession], DataFrame],
         once: CommitId,
         context: Mapping[str, object] | None = None,

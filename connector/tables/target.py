@@ -14,8 +14,7 @@ from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
 from broker_core.engine import EMPTY, FILES, REFUSED_ROWS, ROWS_TO, ToApply
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
+from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.table import Table
 
 CHANGE = "change"  # a merge, a delete or an overwrite
@@ -35,7 +34,7 @@ LOST = (
 
 
 def of_change(
-    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, object]
+    table: Table, wanted: Change, schema: StructType, context: Mapping[str, object]
 ) -> dict[str, object]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
@@ -52,7 +51,7 @@ def is_change(part: ToApply) -> bool:
     return CHANGE in part.target
 
 
-def change_of(part: ToApply) -> Merge | Overwrite:
+def change_of(part: ToApply) -> Change:
     """What a part changes."""
     return (Overwrite if part.kind == "overwrite" else Merge).of(part.target[CHANGE])
 
@@ -67,14 +66,6 @@ def rows_in(part: ToApply) -> int:
     if EMPTY in part.target:
         return 0
     return int(part.target[FILES]["rows"]) if is_files(part) else part.rows
-
-
-def deletes_what_is_not_given(part: ToApply) -> bool:
-    """Whether a change deletes rows of the table because the part has none in their place."""
-    change = change_of(part)
-    return isinstance(change, Overwrite) or any(
-        clause.rows == "NOT MATCHED BY SOURCE" for clause in change.clauses
-    )
 
 
 def rows_to(parts: Sequence[ToApply]) -> str:

@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, count, expr, lit
 from broker_core.core.errors import OptionError
 from connector.errors import first_line, unlogged
 from connector.sql import literal, quoted
-from connector.tables.merge import SOURCE
+from connector.tables.change import SOURCE
 from connector.tables.table import is_connect
 
 _COUNT = "__txmq_rows"

@@ -11,7 +11,7 @@ import pytest
 
 from broker_core.core.errors import OptionError
 from connector.batch.steps import Steps
-from connector.tables.merge import Merge
+from connector.tables.change import Merge
 from connector.tables.when import When
 
 

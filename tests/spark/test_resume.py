@@ -311,7 +311,7 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
     once = CommitId.of(entry, txn_app_id(APP, engine, table.location))
     tables.append(spark.createDataFrame([("row",)], "body string"), table, once)
     on_kafka.lose()
-    checks = Checks(tables, APP, lambda: 2, list)
+    checks = Checks(tables, APP, lambda: on_kafka.bench.engine)
     checks.taken = on_kafka.ready()
     table = tables.resolve(spark, place)
     mine = txn_app_id(APP, on_kafka.bench.engine.identity(APP), table.location)

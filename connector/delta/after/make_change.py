@@ -24,9 +24,8 @@ from connector.delta.before.fit import Fit, Known, fit
 from connector.delta.commits import require_held, retried, save, settings, was_committed
 from connector.delta.isolated import isolated
 from connector.sql import plain, quoted
+from connector.tables.change import Change, Overwrite
 from connector.tables.commit_id import CommitId
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import CONFLICT_TIMEOUT_S
 
@@ -36,7 +35,7 @@ _REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 def change(
     spark: SparkSession,
     table: Table,
-    change: Merge | Overwrite,
+    change: Change,
     rows: Callable[[SparkSession], DataFrame],
     once: CommitId,
     context: Mapping[str, object] | None = None,

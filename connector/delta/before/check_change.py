@@ -14,7 +14,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -22,24 +22,23 @@ from pyspark.sql.types import StructType
 from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.append_rows import AUTO_MERGE, check_append, fitted
-from connector.delta.before.fit import Fit, Known, check_columns
-from connector.delta.before.merge_values import MergeValues, merge_values
+from connector.delta.before.fit import Known, check_columns
+from connector.delta.before.merge_values import asserted, merge_values
 from connector.delta.before.rehearsal import refused, rehearse
 from connector.delta.isolated import isolated
 from connector.sql import nullable
 from connector.stream.staging import no_rows
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
+from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Writing
+from connector.tables.table_format import Checked, Writing
+
+T = TypeVar("T")
 
 _APPEND_ONLY = "delta.appendOnly"
 _FAILED = "Error occurred during query planning"  # the first words of an EXPLAIN that fails
 
 
-def settled(
-    table: Table, columns: Sequence[str], change: Merge | Overwrite, context: Mapping[str, Any]
-) -> Merge | Overwrite:
+def settled(table: Table, columns: Sequence[str], change: Change, context: Mapping[str, Any]) -> Change:
     """The change with the names of the columns of the table, if it sets all of them and adds none."""
     merges = context["settings"].get(AUTO_MERGE, "false").lower() == "true"
     if isinstance(change, Overwrite) or merges or not table.metadata:
@@ -51,12 +50,10 @@ def check(
     spark: SparkSession,
     table: Table,
     schema: StructType,
-    change: Merge | Overwrite,
+    change: Change,
     context: Mapping[str, object] | None,
-) -> Fit | MergeValues:
-    """How the rows of an overwrite are converted, or what a merge writes of them. ``context``: of the text.
-    Raises OptionError.
-    """
+) -> Checked:
+    """See ``TableFormat.check_change``."""
     check_columns(table.name, schema, ())
     removes = not (isinstance(change, Merge) and change.only_inserts)
     if removes and table.properties.get(_APPEND_ONLY, "false").lower() == "true":
@@ -65,52 +62,37 @@ def check(
             "append to it, or use a merge that inserts",
         )
     if isinstance(change, Merge):
-        wide: list[StructType | None] = []
-        _tried(spark, table, context, lambda session: wide.append(analyse(session, table, schema, change)))
-        return merge_values(spark, table, schema, change, wide[-1])
+        wide = _tried(spark, context, lambda session: analyse(session, table, schema, change))
+        values = merge_values(spark, table, schema, change, wide)
+        return Checked(lambda rows: asserted(rows, values.written), compared=values.compared)
     writing = Writing(change.options)
     found = check_append(spark, table, schema, writing)
     assert found is not None, "the table exists"
     fitting = nullable(fitted(no_rows(spark, schema), found).schema)
-    _tried(
-        spark,
-        table,
-        context,
-        lambda session: rehearse(session, table, fitting, writing, change.where),
-    )
+    _tried(spark, context, lambda session: rehearse(session, table, fitting, writing, change.where))
     outside = f"table {table.name!r}: a row is outside of what is overwritten ({change.where})"
-    return replace(found, conditions=(*found.conditions, (change.where, outside)))
+    within = replace(found, conditions=(*found.conditions, (change.where, outside)))
+    return Checked(lambda rows: fitted(rows, within))
 
 
-def _tried(
-    spark: SparkSession,
-    table: Table,
-    context: Mapping[str, object] | None,
-    act: Callable[[SparkSession], None],
-) -> None:
-    """Raises OptionError if ``act`` does in a session that applies the change, which has no temporaries."""
+def _tried(spark: SparkSession, context: Mapping[str, object] | None, act: Callable[[SparkSession], T]) -> T:
+    """What ``act`` returns in a session that applies the change, which has no temporaries. Raises
+    OptionError if it does there.
+    """
     try:
         with isolated(spark, None, context) as session:
-            act(session)
+            return act(session)
     except OptionError as error:
-        if not _takes(spark, act):
-            raise
+        try:
+            # a clone would not have its variables; what is left there is a view that ends with the session
+            act(spark)
+        except OptionError:
+            raise error from error.__cause__
         raise OptionError(
             f"{error.summary}. The SQL uses a temporary function or variable of this session, which the "
             "process that applies the change may not have",
             "compute the value as a column of the rows, or use a function of the catalog",
         ) from error
-
-
-def _takes(spark: SparkSession, act: Callable[[SparkSession], None]) -> bool:
-    """Whether ``act`` succeeds with the temporaries of ``spark``. A clone would not have its variables; what
-    ``act`` leaves there is a view that ends with the session.
-    """
-    try:
-        act(spark)
-    except OptionError:
-        return False
-    return True
 
 
 def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> StructType | None:

@@ -28,7 +28,7 @@ from connector.delta.before.cast import evaluated
 from connector.errors import unlogged
 from connector.sql import nullable
 from connector.stream.staging import no_rows
-from connector.tables.merge import SOURCE, TARGET
+from connector.tables.change import SOURCE, TARGET
 from connector.tables.table import is_connect
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ class Parts:
     compared: dict[str, str] = field(default_factory=dict)
 
 
+class Order(enum.Enum):
+    """When the parts of an expression that AND joins are evaluated."""
+
+    WRITTEN = enum.auto()
+    JOINED = enum.auto()  # equalities first: a row without a match is kept, for an insert or the table
+    FILTERED = enum.auto()  # what is asked of the given row alone first
+
+
 class GivenParts:
     """The parts of expressions over a table and rows of one schema."""
 
@@ -64,20 +72,13 @@ class GivenParts:
         self._given = no_rows(spark, given).alias(SOURCE)
         self._both = no_rows(spark, nullable(held)).alias(TARGET).crossJoin(self._given)
 
-    def of(self, what: str, sql: str) -> Parts:
+    def of(self, what: str, sql: str, order: Order = Order.WRITTEN) -> Parts:
         """``what`` the expression is, for an error."""
-        return self._parts(what, sql, _Order.WRITTEN)
-
-    def of_on(self, sql: str, *, keeps: bool) -> Parts:
-        """``keeps``: whether a row without a match is kept, to insert it, or to change it in the table."""
-        return self._parts("on", sql, _Order.JOINED if keeps else _Order.FILTERED)
-
-    def _parts(self, what: str, sql: str, order: _Order) -> Parts:
         if self._connect or not sql:
             return Parts()
         try:
             with unlogged():
-                root = self._root(self._both.select(expr(sql)))
+                root = self._plan(self._both.select(expr(sql))).projectList().head()
         except PySparkException:
             return Parts()  # Delta's analysis has judged it
         own = self._plan(self._given).outputSet()
@@ -88,7 +89,7 @@ class GivenParts:
         return Parts(tuple(found), {name: sql for name, sql in _compared(root, own) if sql})
 
     def _guarded(
-        self, conjuncts: list[JavaObject], own: JavaObject, order: _Order
+        self, conjuncts: list[JavaObject], own: JavaObject, order: Order
     ) -> Iterator[tuple[JavaObject, str]]:
         """Each with SQL over ``s`` without which it is not evaluated; "" if there is none."""
         guards = [(each, self._readable(each)) for each in conjuncts if each.references().subsetOf(own)]
@@ -99,10 +100,10 @@ class GivenParts:
                 yield part, " AND ".join(before)
                 if sql := self._readable(part):
                     before.append(f"coalesce({sql}, true)")  # of null AND x, Spark evaluates x
-            elif order is _Order.FILTERED:
+            elif order is Order.FILTERED:
                 yield part, every
             else:
-                yield part, "" if order is _Order.JOINED and _equates(part, own) else " AND ".join(before)
+                yield part, "" if order is Order.JOINED and _equates(part, own) else " AND ".join(before)
 
     def _readable(self, part: JavaObject) -> str:
         """The SQL of a part over ``s``; "" where Spark does not read it."""
@@ -152,17 +153,6 @@ class GivenParts:
 
     def _plan(self, frame: Any) -> JavaObject:
         return frame._jdf.queryExecution().analyzed()
-
-    def _root(self, frame: object) -> JavaObject:
-        return self._plan(frame).projectList().head()
-
-
-class _Order(enum.Enum):
-    """When the parts of an expression that AND joins are evaluated."""
-
-    WRITTEN = enum.auto()
-    JOINED = enum.auto()  # equalities first
-    FILTERED = enum.auto()  # what is asked of the given row alone first
 
 
 def guarded(asked: Asked, guard: str) -> Asked:

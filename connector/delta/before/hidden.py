@@ -29,22 +29,18 @@ def directory(attempt: Attempt) -> str:
     return f"{_app_directory(attempt)}/{attempt.sequence}.{attempt.token}"
 
 
-def sweep(files: TableFiles, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:
+def sweep(location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:
     """Deletes the attempts of the same app that can be neither decided nor added any more.
 
     ``attempt`` is decided. ``unapplied`` is asked after that, so that no decision is missed.
     """
-    ours = _app_directory(attempt)
-    old = [name for name in files.children(ours) if 0 < _sequence(name) <= attempt.sequence]
+    files, ours = TableFiles.at(location), _app_directory(attempt)
+    numbers = {name: name.partition(".")[0] for name in files.children(ours)}
+    old = [name for name, of in numbers.items() if of.isdigit() and 0 < int(of) <= attempt.sequence]
     kept = {f"{entry.sequence}.{entry.token}" for entry in unapplied()} if old else set()
     for name in old:
         if name not in kept:
             files.delete(f"{ours}/{name}")
-
-
-def _sequence(name: str) -> int:
-    number = name.partition(".")[0]
-    return int(number) if number.isdigit() else 0
 
 
 def _app_directory(attempt: Attempt) -> str:

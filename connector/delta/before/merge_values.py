@@ -22,14 +22,15 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 from broker_core.core.errors import OptionError
 from connector.delta.before.cast import castable, evaluated, value
 from connector.delta.before.fit import Fit, Known, fit, not_null_within, raising
-from connector.delta.before.given_parts import Asked, GivenParts
+from connector.delta.before.given_parts import Asked, GivenParts, Order
 from connector.errors import unlogged
 from connector.sql import quoted, type_in_sql
 from connector.stream.staging import no_rows
-from connector.tables.merge import SOURCE, TARGET, Merge
+from connector.tables.change import SOURCE, TARGET, Merge
 from connector.tables.table import Table, name_parts
 from connector.tables.when import Clause, enclosed
 
+_INNER = "spark.databricks.delta.merge.optimizeMatchedOnlyMerge.enabled"
 _ROW, _REACHED, _ASKED = "__txmq_row_", "__txmq_reached", "__txmq_asked_"
 
 Typed = Callable[[str], DataType | None]
@@ -76,7 +77,10 @@ def merge_values(
 
     known = Known.of(table.metadata, table.location).widened(wide)
     parts = GivenParts(spark, table.name, known.schema, schema)
-    on = parts.of_on(merge.on, keeps=_keeps(spark, merge))
+    # whether Delta joins so that rows without a match are kept
+    keeps = any(clause.rows != "MATCHED" for clause in merge.clauses)
+    keeps = keeps or str(spark.conf.get(_INNER, "true")).lower() != "true"
+    on = parts.of("on", merge.on, Order.JOINED if keeps else Order.FILTERED)
     first = (Written("true", on.asked),) if on.asked else ()
     casts = _Casts(table.name, known.schema, _cast_of(spark), typed, parts)
     return MergeValues((*first, *_written(table, known, schema, merge, casts)), on.compared)
@@ -104,16 +108,6 @@ def _written(
             before.append("false")
         elif own:
             before.append(f"NOT {_true(own)}")
-
-
-_INNER = "spark.databricks.delta.merge.optimizeMatchedOnlyMerge.enabled"
-
-
-def _keeps(spark: SparkSession, merge: Merge) -> bool:
-    """Whether Delta joins so that rows without a match are kept."""
-    if any(clause.rows != "MATCHED" for clause in merge.clauses):
-        return True
-    return str(spark.conf.get(_INNER, "true")).lower() != "true"
 
 
 def _true(condition: str) -> str:

@@ -73,8 +73,9 @@ def rehearse(
     versions = [spark.version]
     if table.exists:
         snapshot = snapshot_at(spark, table.location)
-        versions.append(_jar(snapshot))
-        log = _log_of(snapshot)
+        log, source = _log_of(snapshot), snapshot.getClass().getProtectionDomain().getCodeSource()
+        # the name of Delta's jar has its version; None where the JVM does not say it
+        versions.append("" if source is None else str(source.getLocation()).rpartition("/")[2])
         if any(word in log[0] for word in _COORDINATED):
             raise managed(table.name)
     names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
@@ -137,12 +138,6 @@ def _write(
         raise refused(table, error, str(place)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _jar(made: JavaObject) -> str:
-    """Of an object of Delta: its name has the version. "" where the JVM does not say it."""
-    source = made.getClass().getProtectionDomain().getCodeSource()
-    return "" if source is None else str(source.getLocation()).rpartition("/")[2]
 
 
 def _accepted_in(files: TableFiles) -> list[str]:

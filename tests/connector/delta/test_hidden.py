@@ -35,14 +35,12 @@ def test_attempts_that_can_be_neither_decided_nor_added_are_swept_and_no_others(
     other_engine = keep(tmp_path, Attempt("app", "app@b/t", 3, "x"))
     other_app = keep(tmp_path, Attempt("app2", "app2@a/t", 3, "x"))
     asked: list[int] = []
-    sweep(
-        TableFiles(tmp_path), Attempt("app", "app@a/t", 4, "decided"), lambda: [entry(4, "decided"), *asked]
-    )  # type: ignore[list-item]
+    sweep(str(tmp_path), Attempt("app", "app@a/t", 4, "decided"), lambda: [entry(4, "decided"), *asked])  # type: ignore[list-item]
     assert not any(file.exists() for file in lost)
     assert all(file.exists() for file in (undecided, unapplied, other_engine, other_app))
-    sweep(TableFiles(tmp_path), Attempt("app", "app@a/t", 5, "z"), lambda: [entry(5, "z")])
+    sweep(str(tmp_path), Attempt("app", "app@a/t", 5, "z"), lambda: [entry(5, "z")])
     assert undecided.exists() and not unapplied.exists()
-    sweep(TableFiles(tmp_path / "nothing there"), Attempt("app", "app@a/t", 5, "z"), list)
+    sweep(str(tmp_path / "nothing there"), Attempt("app", "app@a/t", 5, "z"), list)
 
 
 def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> None:
@@ -51,7 +49,7 @@ def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> Non
     def asked() -> list[LedgerEntry]:
         raise AssertionError("asked")
 
-    sweep(TableFiles(tmp_path), Attempt("app", "app@a/t", 4, "y"), asked)
+    sweep(str(tmp_path), Attempt("app", "app@a/t", 4, "y"), asked)
 
 
 def test_a_directory_is_made_durable_again_only_if_it_has_got_a_new_name(

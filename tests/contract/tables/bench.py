@@ -11,9 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from connector.sql import nullable
+from connector.tables.change import Change
 from connector.tables.commit_id import CommitId, txn_app_id
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import Attempt, Checked, TableFormat, Writing
 
@@ -79,12 +78,10 @@ class TableBench(ABC):
     def append(self, table: str, once: CommitId, *rows: Row, **more: Any) -> int | None:
         return self.tables.append(self.given(*rows)(self.spark), self.found(table), once, **more)
 
-    def change(self, table: str, change: Merge | Overwrite, once: CommitId, *rows: Row) -> int | None:
+    def change(self, table: str, change: Change, once: CommitId, *rows: Row) -> int | None:
         return self.tables.change(self.spark, self.found(table), change, self.given(*rows), once)
 
-    def check(
-        self, table: str, rows: DataFrame, change: Merge | Overwrite | None = None, **options: str
-    ) -> Checked:
+    def check(self, table: str, rows: DataFrame, change: Change | None = None, **options: str) -> Checked:
         """Of an append, or a change."""
         schema = nullable(rows.schema)
         if change is None:

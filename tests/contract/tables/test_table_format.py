@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core.core.errors import CheckpointMismatch, NotApplied, OptionError, cause
 from broker_core.engine import LedgerEntry, ToApply
 from connector.sql import nullable
+from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.checks import last_stored, require_numbers
 from connector.tables.commit_id import CommitId
-from connector.tables.merge import Merge
-from connector.tables.overwrite import Overwrite
 from connector.tables.table_format import HiddenFiles, Writing
 from connector.tables.when import When
 from tests.contract.tables.bench import APP, TableBench
@@ -79,7 +78,7 @@ def test_a_change_without_effect_is_done_too_and_not_repeated(bench: TableBench)
     table = bench.create("lake")
     bench.insert(table, ("a", 1), ("b", 2))
     sweep = Merge.made(ON, clauses=[When.not_matched_by_source("t.n > 5").delete()])
-    changes: list[tuple[Merge | Overwrite, list[Any]]] = [
+    changes: list[tuple[Change, list[Any]]] = [
         (Merge.made(ON, update={"n": "-1"}), [("q", 0)]),
         (sweep, [("a", 0)]),
         (Overwrite.made("n > 5", {}), []),

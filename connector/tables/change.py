@@ -1,6 +1,6 @@
-"""A merge of rows into a table: what it does, as a value that the decision stores.
+"""A change of a table by rows: a merge, or an overwrite, as a value that the decision stores.
 
-Not here: its clauses (``when.py``), checking it (``before/check_change.py``), doing it
+Not here: the clauses of a merge (``when.py``), checking it (``before/check_change.py``), doing it
 (``after/make_change.py``). Pure.
 Invariant: the text of a MERGE follows from the value alone, so a repetition does the same.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker_core.core.errors import OptionError
@@ -118,3 +118,39 @@ def _short(update: object, insert: object, delete: object) -> list[Clause]:
     if insert not in (None, False):
         found.append(When.not_matched().insert(None if insert is True else insert))  # type: ignore[arg-type]
     return found
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """The rows of a table for which a condition is true are replaced (Delta's ``replaceWhere``). ``where``:
+    SQL over a row of the table, true for every given row; ``options``: of the writer.
+    """
+
+    where: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def made(cls, where: str, options: Mapping[str, str]) -> Overwrite:
+        """Raises OptionError."""
+        if not isinstance(where, str) or not where.strip():
+            raise OptionError(
+                f"overwrite got where={where!r}", "give SQL over the rows to replace, 'true' for all of them"
+            )
+        return cls(where.strip(), dict(options))
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Overwrite:
+        """From what ``to_json`` returned."""
+        return cls(stored["where"], dict(stored["options"]))
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON."""
+        return {"where": self.where, "options": dict(self.options)}
+
+    @property
+    def acts_without_rows(self) -> bool:
+        """Without rows, it deletes."""
+        return True
+
+
+Change = Merge | Overwrite
