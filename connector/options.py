@@ -13,7 +13,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from broker_core.admin import Admin
 from broker_core.core.address import check_vhost, parse_address, without_login, without_password
@@ -66,7 +66,7 @@ OPTIONS: tuple[Option, ...] = (
                              "`kafka://host:9092,host:9092`", excludes=("data",)),
     Option("data", None, parsers.directory, ALL,
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
-    Option("vhost", None, parsers.text, ALL,
+    Option("vhost", None, str, ALL,
            "the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales`"),
     Option("queue", None, parsers.names, MESSAGES,
            "read: one queue, or several separated by commas; write: default exchange and this routing key",
@@ -106,16 +106,16 @@ OPTIONS: tuple[Option, ...] = (
            "adds the column `headers`, as Spark's Kafka source has it"),
     Option("failOnDataLoss", "true", parsers.boolean, ("stream read",),
            "fail if messages of a claimed range no longer exist"),
-    Option("exchange", "", parsers.text, WRITE,
+    Option("exchange", "", str, WRITE,
            "the exchange, unless a column gives it; empty: the default exchange"),
-    Option("routingKey", "", parsers.text, WRITE, "the routing key, unless a column gives it"),
+    Option("routingKey", "", str, WRITE, "the routing key, unless a column gives it"),
     Option("onUnroutable", "fail", parsers.choice("fail", "drop"), WRITE,
            "a message that reaches no queue: `fail` the transaction, or `drop` it"),
     Option("onNewCheckpoint", "fail", parsers.choice("fail", "resume"), STREAM,
            "another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended"),
     Option("user", None, parsers.name, ALL,
            "the user of the broker at `url`; its password is one of the next two, or `TXMQ_PASSWORD`"),
-    Option("password", None, parsers.text, ALL, "never shown; see docs/tls.md for secret stores",
+    Option("password", None, str, ALL, "never shown; see docs/tls.md for secret stores",
            excludes=("passwordFile",)),
     Option("passwordFile", None, parsers.name, ALL, "a file of the driver with the password"),
     Option("token", None, parsers.name, ALL, "a token in place of a user",
@@ -175,23 +175,22 @@ def _shown(key: str, value: str) -> str:
 def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
     """Raises OptionError for the first name that is not an option. Settings of Kafka are checked later."""
     for key, value in raw.items():
-        if key.lower() not in BY_KEY and key.lower() not in SPARKS_OWN and not _is_setting(key):
-            _refuse_unknown(key.lower(), value, modes)
-
-
-def _refuse_unknown(key: str, value: str, modes: tuple[Mode, ...]) -> None:
-    direction = "read" if modes[0] in READ else "write"
-    if key in ("path", "paths"):
+        key = key.lower()
+        if key in BY_KEY or key in SPARKS_OWN or _is_setting(key):
+            continue
+        direction = "read" if modes[0] in READ else "write"
+        if key in ("path", "paths"):
+            raise OptionError(
+                f"option {key!r} ({_shown(key, value)}) is not an option of format txmq; "
+                f"{_PATH_HINT[direction]}"
+            )
+        allowed = [option.name for option in OPTIONS if set(modes) & set(option.modes)]
+        near = difflib.get_close_matches(key, [name.lower() for name in allowed], n=1, cutoff=0.6)
+        meant = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
         raise OptionError(
-            f"option {key!r} ({_shown(key, value)}) is not an option of format txmq; {_PATH_HINT[direction]}"
+            f"unknown option {key!r} (value {_shown(key, value)}) for a {' or '.join(modes)}; {meant}allowed "
+            f"are {', '.join(allowed)}"
         )
-    allowed = [option.name for option in OPTIONS if set(modes) & set(option.modes)]
-    near = difflib.get_close_matches(key, [name.lower() for name in allowed], n=1, cutoff=0.6)
-    meant = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
-    raise OptionError(
-        f"unknown option {key!r} (value {_shown(key, value)}) for a {' or '.join(modes)}; {meant}allowed "
-        f"are {', '.join(allowed)}"
-    )
 
 
 def _is_setting(key: str) -> bool:
@@ -222,9 +221,7 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
                 f"option {option.name!r} is missing; a {mode} of format txmq needs it: {option.meaning}"
             )
         else:
-            values[option.name] = (
-                option.parse(option.default) if option.default is not None and mode in option.modes else None
-            )
+            values[option.name] = None if option.default is None else option.parse(option.default)
     if values["url"] is None and values["data"] is None:
         raise OptionError("option 'url' or 'data' is missing", "set url=txmq://host:port, or data=DIR")
     return values
@@ -357,19 +354,6 @@ class WriteOptions:
     checkpoint: str | None  # of its query
 
 
-_T = TypeVar("_T")
-
-
-def _or(value: _T | None, default: _T) -> _T:
-    return default if value is None else value
-
-
-def _origin(values: Mapping[str, Any], queues: tuple[str, ...]) -> Origin:
-    if values["startingTimestamp"] is not None:
-        return Origin(timestamp_us=values["startingTimestamp"])
-    return _from("startingOffsets", values["startingOffsets"], queues)
-
-
 def _from(name: str, value: str | dict[str, int], queues: tuple[str, ...]) -> Origin:
     if isinstance(value, str):
         return Origin(at=cast(Literal["earliest", "latest"], value))
@@ -400,8 +384,10 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
     """Raises OptionError."""
     values = parse(raw, mode)
     queues: tuple[str, ...] = values["queue"]
-    starting, ending = values["startingOffsets"], _or(values["endingOffsets"], "latest")
+    starting, ending = values["startingOffsets"], values["endingOffsets"]
+    ledger_start, origin = None, Origin(timestamp_us=values["startingTimestamp"])
     if isinstance(starting, LedgerStart):
+        ledger_start = starting
         if mode == "batch read" or not (values["url"] or "").lower().startswith(KAFKA):
             raise OptionError(
                 "option 'startingOffsets' names a batch of a ledger, which is for streams on Kafka: it keeps "
@@ -418,6 +404,8 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
             raise OptionError(
                 "option 'endingOffsets' cannot be earliest (-2), which would read nothing; leave it out"
             )
+    if ledger_start is None and origin.timestamp_us is None:
+        origin = _from("startingOffsets", starting, queues)
     least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
         raise OptionError(
@@ -427,26 +415,26 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
     return ReadOptions(
         address=_address(raw, values),
         queues=queues,
-        app_id=_or(values["appId"], ""),
-        origin=Origin() if isinstance(starting, LedgerStart) else _origin(values, queues),
-        ledger_start=starting if isinstance(starting, LedgerStart) else None,
+        app_id=values["appId"] or "",
+        origin=origin,
+        ledger_start=ledger_start,
         ending=_from("endingOffsets", ending, queues),
         max_rows=most,
         max_bytes=values["maxBytesPerTrigger"],
         min_rows=least,
-        max_delay_s=_or(values["maxTriggerDelay"], 0.0),
+        max_delay_s=values["maxTriggerDelay"],
         min_partitions=values["minPartitions"],
         max_rows_per_partition=values["maxRecordsPerPartition"],
         included=Included(*(values[f"include{name.title()}"] for name in Included._fields)),
-        fail_on_data_loss=_or(values["failOnDataLoss"], True),
-        on_new_checkpoint=_or(values["onNewCheckpoint"], "fail"),
+        fail_on_data_loss=values["failOnDataLoss"],
+        on_new_checkpoint=values["onNewCheckpoint"],
     )
 
 
 def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch write"]) -> WriteOptions:
     """Raises OptionError."""
     values = parse(raw, mode)
-    exchange, routing_key = _or(values["exchange"], ""), _or(values["routingKey"], "")
+    routing_key = values["routingKey"]
     if values["queue"] is not None:
         if len(values["queue"]) > 1:
             raise OptionError(
@@ -457,10 +445,10 @@ def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch w
         routing_key = values["queue"][0]
     return WriteOptions(
         address=_address(raw, values),
-        app_id=_or(values["appId"], ""),
-        exchange=exchange,
+        app_id=values["appId"] or "",
+        exchange=values["exchange"],
         routing_key=routing_key,
         on_unroutable=values["onUnroutable"],
-        on_new_checkpoint=_or(values["onNewCheckpoint"], "fail"),
+        on_new_checkpoint=values["onNewCheckpoint"],
         checkpoint=next((value for key, value in raw.items() if key.lower() == CHECKPOINT), None),
     )

@@ -26,10 +26,6 @@ class InvalidOption(ValueError):
     """A value is not allowed; the text lists the allowed ones."""
 
 
-def text(value: str) -> str:
-    return value
-
-
 def name(value: str) -> str:
     if not value.strip():
         raise InvalidOption("a text that is not empty")

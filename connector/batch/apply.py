@@ -167,7 +167,9 @@ class DecidedBatch:
         # a new table that is given as name and as path: the name creates it in the catalog
         table = self.tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
         if changes:
-            target.require_same_table(table, parts[0], batch)
+            if table.table_id != (decided := parts[0].target["table_id"]):
+                change = f"{parts[0].kind} of {batch}"
+                raise target.replaced(table.name, change, decided, exists=table.exists)
         elif any(part.target.get("table_id") for part in parts) and not table.exists:
             raise target.missing(table.name, parts, batch)
         try:

@@ -57,7 +57,9 @@ class Delta:
     disturbed = staticmethod(log.disturbed)
     sequences = staticmethod(log.stored_versions)
 
-    only_latest = staticmethod(jvm.only_sql)
+    def only_latest(self, spark: SparkSession) -> bool:
+        return jvm.only_sql(spark)
+
     said = staticmethod(log.said)
     writing = staticmethod(append_rows.writing)
     context = staticmethod(isolated.context_of)

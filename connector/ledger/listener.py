@@ -39,9 +39,6 @@ class FlushAtEnd(StreamingQueryListener):
         if self._query_id is None:
             self._ledger.notify()
 
-    def onQueryIdle(self, event: events.QueryIdleEvent) -> None:
-        pass
-
     def onQueryTerminated(self, event: events.QueryTerminatedEvent) -> None:
         if self._query_id not in (None, str(event.id)):
             return

@@ -99,16 +99,6 @@ def _check_reason(reason: str | None) -> None:
         raise OptionError(f"reject got the reason {reason!r}, which is not text", "give a str")
 
 
-def _delay_ms(delay: float | None) -> int:
-    if delay is None:
-        return 0
-    if type(delay) not in (int, float) or not 0.001 <= delay <= MAX_DELAY_MS / 1000:
-        raise OptionError(
-            f"reject has delay={delay!r}", f"give seconds, at least 0.001 and at most {MAX_DELAY_MS // 1000}"
-        )
-    return int(delay * 1000)
-
-
 class _Row(NamedTuple):
     reason: str | None
     checksum: int | None
@@ -136,7 +126,13 @@ class Rejection:
         delay: float | None = None, attempts: int = ATTEMPTS,
     ) -> Rejection:  # fmt: skip
         """``queue`` means exchange "" and this routing key. ``delay``: in seconds. Raises OptionError."""
-        again = _delay_ms(delay), attempts
+        valid = type(delay) in (int, float) and 0.001 <= delay <= MAX_DELAY_MS / 1000  # type: ignore[operator]
+        if delay is not None and not valid:
+            raise OptionError(
+                f"reject has delay={delay!r}",
+                f"give seconds, at least 0.001 and at most {MAX_DELAY_MS // 1000}",
+            )
+        again = int((delay or 0) * 1000), attempts
         if type(attempts) is not int or attempts < 1:
             raise OptionError(f"reject has attempts={attempts!r}", "give how often a message comes again")
         named = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
@@ -247,15 +243,12 @@ class _Task:
         """Few slices that hold the places, which are sorted."""
         slices: list[tuple[str, int, int]] = []
         for queue, partition, offset in places:
-            log = self._log(queue, partition)
+            log = queue if self._logs[queue] == [queue] else f"{queue}/{partition}"
             if slices and slices[-1][0] == log and offset - slices[-1][2] <= _GAP:
                 slices[-1] = (log, slices[-1][1], offset + 1)
             else:
                 slices.append((log, offset, offset + 1))
         return slices
-
-    def _log(self, queue: str, partition: int) -> str:
-        return queue if self._logs[queue] == [queue] else f"{queue}/{partition}"
 
     def _copies(self, found: pa.RecordBatch, left: dict[_Place, list[_Row]]) -> Iterator[_Letter]:
         names = ("queue", "partition", "offset")
@@ -270,12 +263,13 @@ class _Task:
             )
             route = self._routes[place[0]]
             death = Death(place[0], "rejected", self._time, exchange, key, _expiration(properties))
-            again = (
-                bool(self._rejection.delay_ms) and rejections(properties, place[0]) < self._rejection.attempts
-            )
-            if again:
+            delay_ms = self._rejection.delay_ms
+            if delay_ms and rejections(properties, place[0]) < self._rejection.attempts:
                 route = DeadLetterRoute(route.later, place[0])
+            else:
+                delay_ms = 0
             keeps_key = route.routing_key is None
+            to: tuple[str, Any, Any] = route.exchange, key if keeps_key else route.routing_key, body
             for row in rows:
                 if row.checksum is not None and row.checksum != zlib.crc32(body or b""):
                     raise OptionError(
@@ -283,18 +277,8 @@ class _Task:
                         f"{_named(*place[:2])}",
                         "reject publishes messages as they are; use tx.publish for changed ones",
                     )
-                yield (
-                    route.exchange,
-                    route.routing_key if route.routing_key is not None else key,
-                    body,
-                    dead_lettered(
-                        properties,
-                        death,
-                        row.reason,
-                        keeps_key=keeps_key,
-                        delay_ms=self._rejection.delay_ms if again else 0,
-                    ),
-                )
+                changed = dead_lettered(properties, death, row.reason, keeps_key=keeps_key, delay_ms=delay_ms)
+                yield (*to, changed)
 
 
 def _batch(rows: list[_Letter]) -> pa.RecordBatch:

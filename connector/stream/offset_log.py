@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from pyspark.errors import AnalysisException
@@ -52,7 +52,7 @@ class OffsetLog:
         if entry is None:
             return self._without_entry(query_id, spark)
         offsets = entry.splitlines()[2:]  # behind the version and the metadata
-        if self._are_own(offsets):
+        if all(_is_missing(each) or self._is_own(each) for each in offsets):
             self._own = not any(map(_is_missing, offsets))
             return ""
         return hashlib.sha256(entry.encode()).hexdigest()[:32]
@@ -87,9 +87,6 @@ class OffsetLog:
             "checkpointLocation of the query; give format('txmq') the option checkpointLocation on a disk of "
             "the driver, or use foreachBatch with transactional",
         )
-
-    def _are_own(self, offsets: Iterable[str]) -> bool:
-        return all(_is_missing(each) or self._is_own(each) for each in offsets)
 
     def _is_own(self, offset: str) -> bool:
         """``offset`` has the name of its source before it in newer checkpoints."""

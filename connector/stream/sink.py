@@ -9,6 +9,7 @@ for every attempt, Spark builds a new writer, in the process that pickles it to 
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,41 +38,54 @@ class TaskResult(WriterCommitMessage):
     branch: StagedBranch
 
 
-def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) -> TaskResult:
-    """C2, in a task: the rows are durable and invisible when this returns."""
-    context = TaskContext.get()
-    query_id, batch_id = task_identity()
-    header = BranchHeader(
-        token=token,
-        branch=uuid.uuid4().hex,
-        kind="publish",
-        target={"exchange": options.exchange, "routing_key": options.routing_key},
-        app_id=options.app_id,
-        query_id=query_id,
-        batch_id=batch_id,
-        partition=context.partitionId() if context else 0,
-        attempt=context.attemptNumber() if context else 0,
-    )
-    filled = (batch for batch in rows if batch.num_rows)
-    first = next(filled, None)
-    rows = filled if first is None else chain((first,), filled)
-    try:
-        branch = options.address.engine().stage(header, map(to_messages, rows))
-    except BatchDecided:
-        if not options.app_id:
-            raise
-        # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged, but
-        # all rows are read, because a stateful query must write its state. The commit is answered ALREADY.
-        # An engine that stages them all the same drops them with that answer.
-        for _ in rows:
-            pass
-        some = int(first is not None)
-        branch = StagedBranch(header.branch, header.partition, header.attempt, rows=some, checksum=0)
-    here("connector.write.staged")
-    return TaskResult(query_id, batch_id, token, branch)
+class _Writer:
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._token = uuid.uuid4().hex  # reaches commit and abort only through the messages
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """C2, in a task: the rows are durable and invisible when this returns."""
+        options, context = self._options, TaskContext.get()
+        query_id, batch_id = task_identity()
+        header = BranchHeader(
+            token=self._token,
+            branch=uuid.uuid4().hex,
+            kind="publish",
+            target={"exchange": options.exchange, "routing_key": options.routing_key},
+            app_id=options.app_id,
+            query_id=query_id,
+            batch_id=batch_id,
+            partition=context.partitionId() if context else 0,
+            attempt=context.attemptNumber() if context else 0,
+        )
+        filled = (batch for batch in iterator if batch.num_rows)
+        first = next(filled, None)
+        rows = filled if first is None else chain((first,), filled)
+        try:
+            branch = options.address.engine().stage(header, map(to_messages, rows))
+        except BatchDecided:
+            if not options.app_id:
+                raise
+            # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged,
+            # but all rows are read, because a stateful query must write its state. The commit is answered
+            # ALREADY. An engine that stages them all the same drops them with that answer.
+            for _ in rows:
+                pass
+            some = int(first is not None)
+            branch = StagedBranch(header.branch, header.partition, header.attempt, rows=some, checksum=0)
+        here("connector.write.staged")
+        return TaskResult(query_id, batch_id, self._token, branch)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = -1) -> None:
+        """Drop the attempt. Branches of tasks that still write are dropped by a later decision."""
+        for token in {message.token for message in messages if isinstance(message, TaskResult)}:
+            # where commit had committed, and its answer was lost: the decision is kept, and the replay is
+            # answered ALREADY
+            with contextlib.suppress(BatchDecided):
+                self._options.address.engine().rollback_batch(token)
 
 
-def _named(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     """The messages of the tasks, without None; all of one attempt."""
     staged = [message for message in messages if isinstance(message, TaskResult)]
     if len({message.token for message in staged}) > 1:
@@ -79,24 +93,20 @@ def _named(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     return staged
 
 
-class TxmqStreamWriter(DataSourceStreamArrowWriter):
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-        self._token = uuid.uuid4().hex  # reaches commit and abort only through the messages
-
+class TxmqStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Raises LocalProtocolError if the task does not know its query: the batch then has no identity."""
         if not task_identity()[0]:
             raise LocalProtocolError(
                 "Spark did not tell this task the id of its query", "use Spark 4.1 or newer"
             )
-        return _stage(self._options, self._token, iterator)
+        return super().write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """C1, C4: decide the batch. Raises CheckpointMismatch, BatchGap, MissingBranch, Unroutable,
         OptionError.
         """
-        staged = _named(messages)
+        staged = _staged(messages)
         if not staged:
             # No task ran, so nothing was read or staged, and there is nothing to decide.
             return
@@ -116,36 +126,11 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         )
         here("connector.commit.decided")
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the attempt. Branches of tasks that still write are dropped by a later decision."""
-        _roll_back(self._options, messages)
 
-
-class TxmqBatchWriter(DataSourceArrowWriter):
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-        self._token = uuid.uuid4().hex
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _stage(self._options, self._token, iterator)
-
+class TxmqBatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        staged = _named(messages)
-        if staged:
+        if staged := _staged(messages):
             branches = [message.branch for message in staged]
             self._options.address.engine().commit_branches(
                 staged[0].token, branches, on_unroutable=self._options.on_unroutable
             )
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _roll_back(self._options, messages)
-
-
-def _roll_back(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    for token in {message.token for message in messages if isinstance(message, TaskResult)}:
-        try:
-            options.address.engine().rollback_batch(token)
-        except BatchDecided:
-            # commit had committed, but its answer was lost: the decision is kept, and the replay is answered
-            # ALREADY
-            pass

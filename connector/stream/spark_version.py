@@ -30,7 +30,9 @@ def stream_reader(options: ReadOptions) -> StreamReader:
 
 def require() -> None:
     """Raises OptionError before Spark 4.1, whose Python sources and sinks have no record batches."""
-    if not _has_record_batches():
+    from pyspark.sql import datasource
+
+    if not hasattr(datasource, "DataSourceStreamArrowWriter"):
         raise OptionError(
             f"format('txmq') needs Spark 4.1 or later, and this is Spark {pyspark.__version__}",
             "use pyspark 4.1 or 4.2",
@@ -46,9 +48,3 @@ def input_partition(partition: Any) -> Any:
 
 def has_admission_control() -> bool:
     return find_spec("pyspark.sql.streaming.datasource") is not None
-
-
-def _has_record_batches() -> bool:
-    from pyspark.sql import datasource
-
-    return hasattr(datasource, "DataSourceStreamArrowWriter")

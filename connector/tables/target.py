@@ -81,13 +81,6 @@ def refused_rows(parts: Sequence[ToApply]) -> set[int] | None:
     return None if refused is None else set(json.loads(refused))
 
 
-def require_same_table(table: Table, part: ToApply, batch: str) -> None:
-    """Raises OptionError if the table is not the one that the change was decided for."""
-    decided = part.target["table_id"]
-    if table.table_id != decided:
-        raise replaced(table.name, f"{part.kind} of {batch}", decided, exists=table.exists)
-
-
 def missing(table: str, parts: Sequence[ToApply], batch: str) -> OptionError:
     """The error of an append whose table is not there any more."""
     what = f"table {table!r} was dropped or renamed before the append of {batch}"

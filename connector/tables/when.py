@@ -139,11 +139,8 @@ def _values(action: str, given: Mapping[str, str] | None) -> Mapping[str, str] |
         return None
     if not isinstance(given, Mapping) or not given:
         raise OptionError(f"{action} sets {given!r}", "give {column: expression}, or nothing for all columns")
-    return {str(name): _expression(action, name, value) for name, value in given.items()}
-
-
-def _expression(action: str, name: object, value: object) -> str:
-    text = _text(f"{action} of column {name!r}", value)
-    if not text:
-        raise OptionError(f"{action} of column {name!r} has no expression", "give SQL, such as 's.name'")
-    return text
+    values = {str(name): _text(f"{action} of column {name!r}", value) for name, value in given.items()}
+    for name, text in values.items():
+        if not text:
+            raise OptionError(f"{action} of column {name!r} has no expression", "give SQL, such as 's.name'")
+    return values

@@ -43,6 +43,7 @@ from broker_core.core.errors import OptionError
 from connector.arrow_type import arrow_type
 from connector.sql import has
 from connector.typed.decode_udf import (
+    HEADER_BYTES,
     DecodedBody,
     OverArrays,
     UnsupportedSchema,
@@ -51,7 +52,6 @@ from connector.typed.decode_udf import (
     fault_text,
     once_in_task,
 )
-from connector.typed.registry.wire_format import HEADER_BYTES
 
 Schema = Any  # the JSON of a schema, as fastavro has parsed it
 Texts = tuple[str, ...]  # a schema behind those that it refers to
@@ -71,6 +71,11 @@ _LOGICAL: dict[tuple[str, str], DataType] = {
     ("long", "timestamp-micros"): TimestampType(),
     ("long", "local-timestamp-millis"): TimestampNTZType(),
     ("long", "local-timestamp-micros"): TimestampNTZType(),
+}
+_OF_SPARK: dict[DataType, Any] = {
+    **{kind: name for name, kind in _PRIMITIVES.items()},
+    **dict.fromkeys((ByteType(), ShortType()), "int"),
+    **{kind: {"type": of, "logicalType": name} for (of, name), kind in _LOGICAL.items()},  # the last: micros
 }
 _DECIMAL = "txmq-decimal"  # fastavro rounds a decimal that has too many digits
 _MOST_DIGITS = 38  # of a decimal of Spark
@@ -270,17 +275,10 @@ def _avro_type(kind: DataType, name: str) -> Any:
         return {"type": "map", "values": ["null", values] if kind.valueContainsNull else values}
     if isinstance(kind, DecimalType):
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
-    if isinstance(kind, (ByteType, ShortType)):
-        return "int"
-    if isinstance(kind, StringType):
-        return "string"
-    for primitive, found in _PRIMITIVES.items():
-        if kind == found:
-            return primitive
-    for (primitive, logical), found in _LOGICAL.items():
-        if kind == found and "millis" not in logical:
-            return {"type": primitive, "logicalType": logical}
-    raise OptionError(f"the type {kind.simpleString()} has no type in Avro", "cast it")
+    found = "string" if isinstance(kind, StringType) else _OF_SPARK.get(kind)
+    if found is None:
+        raise OptionError(f"the type {kind.simpleString()} has no type in Avro", "cast it")
+    return found
 
 
 # -- values, in tasks ----------------------------------------------------------------------------------------
@@ -307,10 +305,8 @@ class _Decoder:
     def __call__(self, bodies: pa.Array) -> pa.Array:
         return decode_each(bodies, self._one, self._type)
 
-    def _one(self, body: bytes | None) -> DecodedBody:
-        if body is None or len(body) < HEADER_BYTES or body[0]:
-            return None, None
-        schemas = self._writers.get(int.from_bytes(body[1:HEADER_BYTES], "big"))
+    def _one(self, number: int, body: bytes) -> DecodedBody:
+        schemas = self._writers.get(number)
         if schemas is None:
             return None, None
         bytes_ = io.BytesIO(body)

@@ -18,6 +18,7 @@ from broker_core.core.errors import OptionError, one_line
 P = ParamSpec("P")
 OverArrays = Callable[[pa.Array], pa.Array]
 
+HEADER_BYTES = 5  # of an id: a byte 0, and four bytes big-endian
 VALUE, FAULT = "value", "fault"
 _LONGEST_FAULT = 300  # characters
 
@@ -57,13 +58,14 @@ def encode_each(values: pa.Array, body_of: Callable[[Any], bytes], format: str) 
 
 
 def decode_each(
-    bodies: pa.Array, judge: Callable[[bytes | None], DecodedBody], columns: pa.DataType
+    bodies: pa.Array, judge: Callable[[int, bytes], DecodedBody], columns: pa.DataType
 ) -> pa.StructArray:
-    """Structs of ``value``, of ``columns``, and ``fault`` (string)."""
+    """Structs of ``value``, of ``columns``, and ``fault`` (string). ``judge``: of the id and the body."""
     values: list[object] = []
     faults: list[str | None] = []
     for body in bodies.to_pylist():
-        value, fault = judge(body)
+        has_id = body is not None and len(body) >= HEADER_BYTES and not body[0]
+        value, fault = judge(int.from_bytes(body[1:HEADER_BYTES], "big"), body) if has_id else (None, None)
         values.append(value)
         faults.append(fault)
     try:

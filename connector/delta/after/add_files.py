@@ -74,7 +74,10 @@ class Adding:
             if has_it or last_version(transaction, once.txn_app_id, last, quick=quick) >= once.sequence:
                 return True
             # 1
-            shape = _shape(transaction, last)
+            if last is not None:
+                shape = last.shape
+            else:
+                shape = digest(str(transaction.metadata().json()), str(transaction.protocol().json()))
             if any(each.shape != shape for each in staged):
                 return False
             failpoint.here("adding.checked")
@@ -159,9 +162,3 @@ def _copy_deleted(files: TableFiles, places: Mapping[str, str]) -> None:
     again = {have: want for have, want in places.items() if want in lost}
     gone = set(files.missing(again)) if again else set()
     files.copy({have: want for have, want in again.items() if have not in gone})
-
-
-def _shape(transaction: JavaObject, last: LastCommit | None) -> str:
-    if last is not None:
-        return last.shape
-    return digest(str(transaction.metadata().json()), str(transaction.protocol().json()))

@@ -36,15 +36,20 @@ from pyspark.sql.types import (
 
 from connector.arrow_type import arrow_type
 from connector.sql import nullable
-from connector.typed.decode_udf import DecodedBody, UnsupportedSchema, decode_each, fault_text, once_in_task
+from connector.typed.decode_udf import (
+    HEADER_BYTES,
+    DecodedBody,
+    UnsupportedSchema,
+    decode_each,
+    fault_text,
+    once_in_task,
+)
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.message_indexes import Indexes, read
-from connector.typed.registry.wire_format import HEADER_BYTES
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from google.protobuf.timestamp_pb2 import Timestamp
 
 Field = Any  # a FieldDescriptor of google.protobuf
 Reading = Callable[[Any], Any]  # from a value of protobuf to one that Arrow takes
@@ -220,14 +225,12 @@ def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Reading
     for column in columns.fields:
         path = f"{within}{column.name}"
         field = descriptor.fields_by_name.get(column.name)
-        found = _nothing if field is None else _field(field, column.dataType, path, has)
+        # a type of message without the field, such as an older one
+        found: Reading = (
+            (lambda message: None) if field is None else _field(field, column.dataType, path, has)
+        )
         readings.append((column.name, found if column.nullable else _not_null(found, path)))
     return lambda message: {name: value(message) for name, value in readings}
-
-
-def _nothing(message: Message) -> None:
-    """A type of message without the field, such as an older one."""
-    del message
 
 
 def _not_null(value: Reading, path: str) -> Reading:
@@ -269,22 +272,19 @@ def _one(field: Field, kind: DataType, path: str) -> Reading:
         value = _one(within, kind, path)
         return lambda message: value(message.value)
     if known(field) == kind:
-        return _timestamp if isinstance(kind, TimestampType) else _duration
+        # microseconds since 1970; the library raises ValueError outside the years 1 to 9999
+        is_time = isinstance(kind, TimestampType)
+        return (lambda message: int(message.ToMicroseconds())) if is_time else _duration
     if field.type == ENUM and isinstance(kind, StringType):
         names = {each.number: each.name for each in reversed(field.enum_type.values)}
         return lambda number: names.get(number) or str(number)
     if field.type not in TYPES or not _holds(kind, field.type):
         raise _misfit(field, kind, path)
-    return Decimal if isinstance(kind, DecimalType) else _same
+    return Decimal if isinstance(kind, DecimalType) else same
 
 
-def _same(value: object) -> Any:
+def same(value: object) -> Any:
     return value
-
-
-def _timestamp(message: Timestamp) -> int:
-    """Microseconds since 1970. Raises ValueError outside the years 1 to 9999."""
-    return int(message.ToMicroseconds())
 
 
 def _duration(message: Message) -> int:
@@ -341,10 +341,7 @@ class _Decoder:
     def __call__(self, bodies: pa.Array) -> pa.Array:
         return decode_each(bodies, self._one, self._type)
 
-    def _one(self, body: bytes | None) -> DecodedBody:
-        if body is None or len(body) < HEADER_BYTES or body[0]:
-            return None, None
-        number = int.from_bytes(body[1:HEADER_BYTES], "big")
+    def _one(self, number: int, body: bytes) -> DecodedBody:
         if number not in self._files:
             return None, None
         try:

@@ -39,6 +39,7 @@ from connector.typed.protobuf.read import (
     is_map,
     known,
     name_of,
+    same,
     wrapped,
 )
 from connector.typed.registry.client import RegisteredSchema
@@ -165,12 +166,8 @@ def _scalar(field: Field, kind: DataType, path: str) -> Conversion:
     ):
         return _whole
     if isinstance(kind, type(natural)) or (field.type == DOUBLE and isinstance(kind, FloatType)):
-        return _same
+        return same
     raise _misfit(field, kind, path)
-
-
-def _same(value: object) -> Any:
-    return value
 
 
 def _whole(value: Any) -> int:

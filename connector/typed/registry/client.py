@@ -8,6 +8,7 @@ the call; so no message is rejected because the registry could not be asked.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -116,13 +117,9 @@ class SchemaRegistry:
             status, answer = self._call("GET", f"/schemas/ids/{number}{_SERIALIZED}")
             if status >= 500 and status != 501:  # Karapace, if the schema refers to others
                 listed: Any = self._call("GET", f"/schemas/ids/{number}/versions")[1].get(_LIST)
-                try:
+                with contextlib.suppress(IndexError, KeyError, TypeError):  # else it is the first answer
                     path = _version(listed[0]["subject"], listed[0]["version"])
-                except (IndexError, KeyError, TypeError):
-                    raise self._strange(
-                        f"HTTP {status} {answer.get('message', '')!s:.300}".rstrip()
-                    ) from None
-                status, answer = self._call("GET", path + _SERIALIZED)
+                    status, answer = self._call("GET", path + _SERIALIZED)
             known[number] = self._described(status, answer)
         return known[number]
 
@@ -199,7 +196,12 @@ class SchemaRegistry:
             pass
         if status in (401, 403, 429) or (status >= 500 and status != 501):
             self._success(status, answer)
-        raise _only_text(self.url)
+        raise OptionError(
+            f"the schema registry {self.url} has its schemas of Protobuf only as .proto files, and does not "
+            "know format=serialized",
+            "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
+            "schema=(name of the message, FILE)",
+        )
 
     def _refer(
         self,
@@ -209,11 +211,14 @@ class SchemaRegistry:
         named: list[tuple[str, str]],
         open_: set[tuple[str, int]],
     ) -> None:
-        """Adds what ``told`` refers to, each behind its own references."""
+        """Adds what ``answer`` refers to, each behind its own references."""
+        references: Any = answer.get("references") or ()
         try:
-            listed = _references(answer.get("references") or ())
-        except ValueError as error:
-            raise self._strange(str(error)) from None
+            listed = [
+                ((str(one["subject"]), int(one["version"])), str(one.get("name", ""))) for one in references
+            ]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self._strange(f"the references {references!r:.100}") from None
         for wanted, name in listed:
             if wanted in open_ or len(open_) >= _DEEPEST_REFERENCE or len(texts) >= _MOST_REFERENCES:
                 raise self._strange(f"references of {wanted[0]!r} without an end")
@@ -300,23 +305,6 @@ class SchemaRegistry:
             files = f"ca={self.ca!r}, cert={self.cert!r}, key={self.key!r}, read in {os.getcwd()!r}"
             raise OptionError(f"a file for TLS of the schema registry ({files}): {error}") from None
         return context
-
-
-def _only_text(url: str) -> OptionError:
-    return OptionError(
-        f"the schema registry {url} has its schemas of Protobuf only as .proto files, and does not know "
-        "format=serialized",
-        "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
-        "schema=(name of the message, FILE)",
-    )
-
-
-def _references(given: Any) -> list[tuple[tuple[str, int], str]]:
-    """Subject and version of each, and its name. Raises ValueError."""
-    try:
-        return [((str(one["subject"]), int(one["version"])), str(one.get("name", ""))) for one in given]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError(f"the references {given!r:.100}") from None
 
 
 def _version(subject: str, version: int | str) -> str:

@@ -16,10 +16,9 @@ from pyspark.sql.types import BinaryType
 
 from broker_core.core.errors import OptionError
 from connector.sql import quoted
-from connector.typed.decode_udf import UnsupportedSchema
+from connector.typed.decode_udf import HEADER_BYTES, UnsupportedSchema
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 
-HEADER_BYTES = 5
 NO_HEADER = "the body does not begin with the id of a schema (a byte 0 and four bytes)"
 _LONGEST = (1 << 31) - 1
 
