@@ -98,14 +98,12 @@ class TxmqDataSource(DataSource):
         if "table" in self.options:
             from connector import state
 
-            return state.schema(table_options(self.options).table)
+            return state.SCHEMAS[table_options(self.options).table]
         from connector.stream.schema import read_schema
 
         check_known(self.options, READ)
-        return read_schema(Included(*(self._is_on(f"include{name.title()}") for name in Included._fields)))
-
-    def _is_on(self, option: str) -> bool:
-        return str(self.options.get(option, "false")).strip().lower() == "true"
+        texts = (str(self.options.get(f"include{name.title()}", "")) for name in Included._fields)
+        return read_schema(Included(*(text.strip().lower() == "true" for text in texts)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from connector.options import read_options

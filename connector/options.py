@@ -431,6 +431,14 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
     )
 
 
+def app_options(settings: Mapping[str, str] | None, **given: str | None) -> WriteOptions:
+    """The options of an app that writes by a function or a mirror; ``settings``: of the connection to Kafka.
+    Raises OptionError.
+    """
+    raw = {**(settings or {}), **given}
+    return write_options({name: value for name, value in raw.items() if value is not None}, "stream write")
+
+
 def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch write"]) -> WriteOptions:
     """Raises OptionError."""
     values = parse(raw, mode)

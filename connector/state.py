@@ -87,10 +87,6 @@ _NOTHING = {
 }
 
 
-def schema(table: str) -> StructType:
-    return SCHEMAS[table]
-
-
 def check_schema(table: str, given: StructType) -> None:
     """Raises OptionError if a user's ``.schema(...)`` differs from that of the table."""
     wanted = SCHEMAS[table]

@@ -38,7 +38,7 @@ from connector.batch.call import Call, execution, not_within_itself, require_end
 from connector.errors import holds_java_trace, shortened
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
-from connector.options import AddressOptions, WriteOptions, write_options
+from connector.options import AddressOptions, WriteOptions, app_options
 from connector.stream import query_plan, staging
 from connector.stream.offset_log import OffsetLog, owner
 from connector.stream.task_identity import marked
@@ -92,11 +92,16 @@ def transactional(
     """
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
-    given = {**(settings or {}), "url": url, "data": None if data is None else os.fspath(data)}
-    given |= {"vhost": vhost, "checkpointLocation": checkpoint}
-    given |= {"appId": app_id, "onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
-    options = write_options(
-        {name: value for name, value in given.items() if value is not None}, "stream write"
+    directory = None if data is None else os.fspath(data)
+    options = app_options(
+        settings,
+        url=url,
+        data=directory,
+        vhost=vhost,
+        checkpointLocation=checkpoint,
+        appId=app_id,
+        onNewCheckpoint=on_new_checkpoint,
+        onUnroutable=on_unroutable,
     )
     functions = dict(after_commit or {})
     check_functions(functions)

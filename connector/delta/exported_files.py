@@ -8,7 +8,6 @@ them in its files.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -86,10 +85,7 @@ def _instant(text: str | None, zone: str) -> pa.Scalar:
 
 
 def _arrow_zone(zone: str) -> str:
-    """Java's name of a zone as Arrow has it; of this host, as Spark's default is, where none was stored."""
-    if not zone:
-        here = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
-        return os.environ.get("TZ", "").removeprefix(":") or here or "UTC"
+    """Java's name of a zone as Arrow has it."""
     offset = _OFFSET.fullmatch(zone)
     if offset is None:
         return {"Z": "UTC"}.get(zone, zone)

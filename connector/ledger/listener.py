@@ -18,7 +18,7 @@ from broker_core.engine import OnNewCheckpoint
 from connector.errors import first_line
 from connector.ledger.delta_ledger import DeltaLedger, log
 from connector.ledger.resume import Resume
-from connector.options import write_options
+from connector.options import app_options
 from connector.table_formats import table_format
 from connector.tables.table import is_connect
 
@@ -95,11 +95,7 @@ def mirror_offsets(
     """
     if not ledger:
         raise OptionError("mirror_offsets needs a ledger", "name the Delta table with ledger=")
-    given = {**(settings or {}), "url": url, "data": data, "vhost": vhost, "appId": app_id}
-    address = write_options(
-        {name: value for name, value in given.items() if value is not None}, "stream write"
-    ).address
-    engine = address.engine()
+    engine = app_options(settings, url=url, data=data, vhost=vhost, appId=app_id).address.engine()
     session = spark if is_connect(spark) else spark.newSession()
     Resume(table_format(), ledger, engine, app_id, on_new_checkpoint, resume_from).ready(spark)
     table = DeltaLedger(session, ledger, engine, app_id)

@@ -59,8 +59,8 @@ class Merge:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Merge:
-        """From what ``to_json`` returned."""
-        return cls(stored["on"], tuple(Clause(*clause) for clause in stored["clauses"]), stored["evolves"])
+        """From what ``asdict`` returned."""
+        return cls(stored["on"], tuple(Clause(**clause) for clause in stored["clauses"]), stored["evolves"])
 
     def of_columns(self, columns: Sequence[str], given: Sequence[str]) -> Merge:
         """The merge with the columns of the table by name where it sets all of them, so that a later column
@@ -84,11 +84,6 @@ class Merge:
         texts += [sql for clause in self.clauses for sql in (clause.values or {}).values()]
         whole = rf"(?<!\w){re.escape(column)}(?!\w)"
         return any(re.search(whole, text, re.IGNORECASE) for text in texts)
-
-    def to_json(self) -> dict[str, object]:
-        """As JSON."""
-        clauses = [clause.to_json() for clause in self.clauses]
-        return {"on": self.on, "clauses": clauses, "evolves": self.evolves}
 
     @property
     def only_inserts(self) -> bool:
@@ -137,15 +132,6 @@ class Overwrite:
                 f"overwrite got where={where!r}", "give SQL over the rows to replace, 'true' for all of them"
             )
         return cls(where.strip(), dict(options))
-
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> Overwrite:
-        """From what ``to_json`` returned."""
-        return cls(stored["where"], dict(stored["options"]))
-
-    def to_json(self) -> dict[str, object]:
-        """As JSON."""
-        return {"where": self.where, "options": dict(self.options)}
 
     @property
     def acts_without_rows(self) -> bool:

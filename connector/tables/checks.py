@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -64,7 +65,7 @@ class Checks:
         context = self._tables.context(spark)
         settled = self._tables.settled(table, schema.names, change, context)
         found = self._answer(
-            ("change", *table.shape, schema.json(), json.dumps([settled.to_json(), context], sort_keys=True)),
+            ("change", *table.shape, schema.json(), json.dumps([asdict(settled), context], sort_keys=True)),
             lambda: self._tables.check_change(spark, table, schema, settled, context),
         )
         rows = unique(found.ready(rows), keys, table.name, found.compared)

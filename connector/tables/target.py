@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -18,7 +19,7 @@ from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.table import Table
 
 CHANGE = "change"  # a merge, a delete or an overwrite
-CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
+CONTEXT = "context"  # of SQL text, from the session that decided
 UNAPPLIED = (
     "stop the query, list the waiting rows with `txmq app unapplied APP`, and write the rows to Parquet "
     "files with `txmq app skip APP SEQUENCE --to DIR` (with --refused only those that the table refuses)"
@@ -38,7 +39,7 @@ def of_change(
 ) -> dict[str, object]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
-    return {**about, CHANGE: wanted.to_json(), CONTEXT: dict(context)}
+    return {**about, CHANGE: asdict(wanted), CONTEXT: dict(context)}
 
 
 def nothing() -> pa.RecordBatch:
@@ -53,7 +54,8 @@ def is_change(part: ToApply) -> bool:
 
 def change_of(part: ToApply) -> Change:
     """What a part changes."""
-    return (Overwrite if part.kind == "overwrite" else Merge).of(part.target[CHANGE])
+    stored = part.target[CHANGE]
+    return Overwrite(**stored) if part.kind == "overwrite" else Merge.of(stored)
 
 
 def is_files(part: ToApply) -> bool:

@@ -57,10 +57,6 @@ class Clause:
             return f"INSERT ({', '.join(given)}) VALUES ({', '.join(given.values())})"
         return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in given.items())
 
-    def to_json(self) -> list[object]:
-        """As JSON."""
-        return [self.rows, self.condition, self.action, self.values and dict(self.values)]
-
 
 @dataclass(frozen=True)
 class When:

@@ -30,8 +30,7 @@ from connector.typed.protobuf.descriptors import (
 )
 from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
-from connector.typed.registry.message_indexes import written
-from connector.typed.registry.wire_format import header
+from connector.typed.registry.wire_format import header, written_indexes
 
 CONTENT_TYPES = {
     "json": "application/json",
@@ -166,7 +165,7 @@ def _protobuf(
             )
             number, schema = registry.latest_serialized(subject)
             indexes = Descriptors.of(schema).indexes(message)
-            prefix = header(number) + written(indexes)
+            prefix = header(number) + written_indexes(indexes)
         write.writing(Descriptors.of(schema).at(indexes), columns)  # before the rows are read
         return _binary(value, write.encoder(prefix, schema, indexes, columns))
     except UnsupportedSchema as error:

@@ -28,8 +28,15 @@ from connector.typed.protobuf.descriptors import (
 )
 from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
-from connector.typed.registry.message_indexes import FIRST, Indexes, written
-from connector.typed.registry.wire_format import WireFormat, header, schema_id, wire_format
+from connector.typed.registry.wire_format import (
+    FIRST,
+    Indexes,
+    WireFormat,
+    header,
+    schema_id,
+    wire_format,
+    written_indexes,
+)
 
 _TEXT = "text"
 _ID, _BODY = "id", "body"
@@ -122,7 +129,7 @@ def plain_avro(schema: object) -> Format:
 def plain_protobuf(schema: object) -> Format:
     own, indexes, columns = _message_of_set(schema)
     decoder = read.decoder({0: own}, columns)
-    return _binary("Protobuf", columns, decoder, header(0) + written(indexes))
+    return _binary("Protobuf", columns, decoder, header(0) + written_indexes(indexes))
 
 
 def registered_protobuf(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_merge_has_the_clauses_of_deltas_builder_in_their_order() -> None:
         "WHEN NOT MATCHED BY SOURCE THEN UPDATE SET n = (0)"
     )
     assert merge.acts_without_rows and not merge.only_inserts
-    assert Merge.of(json.loads(json.dumps(merge.to_json()))) == merge
+    assert Merge.of(json.loads(json.dumps(asdict(merge)))) == merge
 
 
 def test_update_insert_and_delete_are_short_for_clauses() -> None:

@@ -22,7 +22,7 @@ def text(kind: DataType) -> str:
 
 @pytest.mark.parametrize("table", state.SCHEMAS)
 def test_the_page_has_the_columns_of_each_table(table: str) -> None:
-    columns = text(state.schema(table)).removeprefix("struct<").removesuffix(">")
+    columns = text(state.SCHEMAS[table]).removeprefix("struct<").removesuffix(">")
     (row,) = [
         line
         for line in PAGE.read_text().splitlines()
@@ -77,4 +77,4 @@ def test_rows_have_nulls_for_what_is_not_there() -> None:
 @pytest.mark.parametrize("table", state.SCHEMAS)
 def test_an_empty_table_has_its_types(table: str) -> None:
     batch = state._batch(table, [])
-    assert batch.schema.names == state.schema(table).names and batch.num_rows == 0
+    assert batch.schema.names == state.SCHEMAS[table].names and batch.num_rows == 0

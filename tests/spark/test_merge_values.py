@@ -8,6 +8,7 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def try_once(random: random.Random, spark: SparkSession, template: Path, number:
     tables = [
         f"delta.`{shutil.copytree(template, f'{template}-{number}-{kind}')}`" for kind in ("ours", "plain")
     ]
-    told = f"{name} <- {rows}, {merge.to_json()}, ANSI {ansi}, policy {policy}"
+    told = f"{name} <- {rows}, {asdict(merge)}, ANSI {ansi}, policy {policy}"
     for setting, value in (("ansi.enabled", ansi), ("storeAssignmentPolicy", policy)):
         spark.conf.set(f"spark.sql.{setting}", value)
     try:

@@ -21,7 +21,7 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from broker_core.core.errors import OptionError
 from connector.delta.before.cast import castable, evaluated, value
-from connector.delta.before.fit import Fit, Known, fit, not_null_within, raising
+from connector.delta.before.fit import Fit, Known, asserting, fit, not_null_within
 from connector.delta.before.given_parts import Asked, GivenParts, Order
 from connector.errors import unlogged
 from connector.sql import quoted, type_in_sql
@@ -253,12 +253,9 @@ def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
         beside = fitted.select("*", *(expr(sql).alias(name) for name, sql in found.beside.items()))
         first, *others = kept
         texts = [(name, text) for name, (_, text) in zip(asks, clause.asked, strict=True)]
-        cases = " ".join(
-            f"WHEN {_REACHED} AND NOT coalesce(({sql}), false) THEN {raising(text)}"
-            for sql, text in (*texts, *found.conditions)
-        )
+        conditions = [(f"NOT {_REACHED} OR ({sql})", text) for sql, text in (*texts, *found.conditions)]
         rows = beside.select(
-            expr(f"CASE {cases} ELSE {first} END").alias(kept[first]),
+            expr(asserting(first, conditions)).alias(kept[first]),
             *(expr(place).alias(kept[place]) for place in others),
         )
     return rows

@@ -49,7 +49,7 @@ _MAPPING = "delta.columnMapping."  # the only properties of a table that matter 
 class StagedFiles:
     """The files of one append. ``directory``: in the directory of the table; ``shape``: of the table, when
     they were written; ``lines``: protocol, metadata, and one for each file, as Delta's log has them.
-    ``zone``: of timestamps that partition them and name none; "": unknown.
+    ``zone``: of timestamps that partition them and name none; "": there are none.
     """
 
     directory: str

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from broker_core.core.errors import OptionError
 from connector.typed.decode_udf import UnsupportedSchema, fault_text
 from connector.typed.registry.client import RegisteredSchema
-from connector.typed.registry.message_indexes import FIRST, Indexes
+from connector.typed.registry.wire_format import FIRST, Indexes
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto

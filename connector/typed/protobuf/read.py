@@ -46,7 +46,7 @@ from connector.typed.decode_udf import (
 )
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
 from connector.typed.registry.client import RegisteredSchema
-from connector.typed.registry.message_indexes import Indexes, read
+from connector.typed.registry.wire_format import Indexes, read_indexes
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -345,7 +345,7 @@ class _Decoder:
         if number not in self._files:
             return None, None
         try:
-            indexes, at = read(body, HEADER_BYTES)
+            indexes, at = read_indexes(body, HEADER_BYTES)
         except ValueError as error:
             return None, f"the body has no message indexes behind the id of its schema: {error}"
         try:

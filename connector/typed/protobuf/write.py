@@ -43,7 +43,7 @@ from connector.typed.protobuf.read import (
     wrapped,
 )
 from connector.typed.registry.client import RegisteredSchema
-from connector.typed.registry.message_indexes import Indexes
+from connector.typed.registry.wire_format import Indexes
 
 Conversion = Callable[[Any], Any]  # from a value of a row to one that a message is made of
 

@@ -1,5 +1,8 @@
 """Confluent's wire format: a byte 0 and the id of a schema, four bytes big-endian, in front of a body.
 
+Of Protobuf, the indexes of a message follow, which say what type of the schema it is: zigzag varints, first
+how many follow, then the index of a top-level message, of one that is nested in it, and so on. The one byte 0
+stands for the first message.
 Not here: the registry (``client.py``), the formats.
 Invariant: the driver asks for the ids of a frame once, before anything is staged. So each execution of the
 frame judges a body alike, whatever becomes of the registry meanwhile.
@@ -21,6 +24,12 @@ from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 
 NO_HEADER = "the body does not begin with the id of a schema (a byte 0 and four bytes)"
 _LONGEST = (1 << 31) - 1
+
+Indexes = tuple[int, ...]
+
+FIRST: Indexes = (0,)
+_MOST_BYTES = 5  # of a varint: an index is an int of Java
+_DEEPEST = 100  # messages within each other, as the parser of Protobuf limits them
 
 
 @dataclass(frozen=True)
@@ -89,3 +98,44 @@ def wire_format(
         except UnsupportedSchema as error:
             known.refused[number] = str(error)
     return known
+
+
+def read_indexes(body: bytes, at: int) -> tuple[Indexes, int]:
+    """The indexes at ``at``, and where the message begins. Raises ValueError."""
+    count, at = _varint(body, at)
+    if count == 0:
+        return FIRST, at
+    if not 0 < count <= _DEEPEST:
+        raise ValueError(f"there are {count}")
+    found = []
+    for _ in range(count):
+        index, at = _varint(body, at)
+        if index < 0:
+            raise ValueError(f"one is {index}")
+        found.append(index)
+    return tuple(found), at
+
+
+def written_indexes(indexes: Indexes) -> bytes:
+    return b"\0" if indexes == FIRST else b"".join(map(_bytes, (len(indexes), *indexes)))
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint of an int of Java, and where it ends."""
+    value = 0
+    for number, byte in enumerate(body[at : at + _MOST_BYTES]):
+        value |= (byte & 0x7F) << 7 * number
+        if byte < 0x80:
+            if value >> 32:
+                break
+            return (value >> 1) ^ -(value & 1), at + number + 1
+    raise ValueError("one has no end")
+
+
+def _bytes(number: int) -> bytes:
+    rest = number << 1  # none is negative
+    made = bytearray()
+    while rest > 0x7F:
+        made.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes((*made, rest))

@@ -26,8 +26,7 @@ from connector.typed.protobuf.read import (
 )
 from connector.typed.protobuf.write import encoder, writing
 from connector.typed.registry.client import RegisteredSchema
-from connector.typed.registry.message_indexes import FIRST, written
-from connector.typed.registry.wire_format import header
+from connector.typed.registry.wire_format import FIRST, header, written_indexes
 from tests import ddl
 from tests.gates import examples
 from tests.protobuf_files import LINE, OLD, ORDER, descriptor_set, file, message_class, serialized
@@ -54,7 +53,7 @@ def only(each: Any, name: str = "") -> RegisteredSchema:
 
 
 def body(message: bytes, number: int = 1, indexes: tuple[int, ...] = FIRST) -> bytes:
-    return header(number) + written(indexes) + message
+    return header(number) + written_indexes(indexes) + message
 
 
 def decoded(
@@ -155,11 +154,11 @@ def test_what_google_protobuf_writes_is_read(values: list[dict[str, Any]]) -> No
 def test_what_is_encoded_google_protobuf_and_decode_read(values: list[dict[str, Any]]) -> None:
     rows = [{**value, "tags": list(value["tags"].items()), "shelves": list(value["shelves"].items())} for value in values]  # fmt: skip
     structs = pa.array(rows, arrow_type(COLUMNS))
-    bodies = encoder(header(1) + written(FIRST), SCHEMA, FIRST, COLUMNS)(structs)
+    bodies = encoder(header(1) + written_indexes(FIRST), SCHEMA, FIRST, COLUMNS)(structs)
     for value, made in zip(values, bodies.to_pylist(), strict=True):
         assert Order.FromString(made[6:]) == Order.FromString(message(value))
     assert sorted_maps(decoded(bodies.to_pylist())) == [(told(value), None) for value in values]
-    assert encoder(header(1) + written(FIRST), SCHEMA, FIRST, COLUMNS)(structs) == bodies
+    assert encoder(header(1) + written_indexes(FIRST), SCHEMA, FIRST, COLUMNS)(structs) == bodies
 
 
 @pytest.mark.slow
