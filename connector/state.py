@@ -15,19 +15,8 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    DoubleType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from broker_core.admin import PAGE, Admin, ConsumerInfo, LedgerInfo, QueueInfo, TransactionInfo
 from broker_core.core.errors import OptionError
@@ -36,12 +25,12 @@ from connector.arrow_type import arrow_type
 from connector.options import TableOptions
 
 Row = dict[str, Any]
-_TEXT, _NUMBER = StringType(), LongType()
-_KINDS: dict[object, DataType] = {int: _NUMBER, float: DoubleType(), bool: BooleanType()}
-_SPAN = StructType().add("start", _NUMBER).add("end", _NUMBER)  # offsets, the end is not in it
+_TEXT, _NUMBER = T.StringType(), T.LongType()
+_KINDS: dict[object, T.DataType] = {int: _NUMBER, float: T.DoubleType(), bool: T.BooleanType()}
+_SPAN = T.StructType().add("start", _NUMBER).add("end", _NUMBER)  # offsets, the end is not in it
 
 
-def _type(kind: object) -> DataType:
+def _type(kind: object) -> T.DataType:
     """The type of a value of the engine's ports, by its annotation."""
     origin, of = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -49,22 +38,22 @@ def _type(kind: object) -> DataType:
     if origin is Union or origin is UnionType:  # or None
         return _type(of[0])
     if origin is tuple:
-        return ArrayType(_type(of[0])) if of[-1] is Ellipsis else _SPAN
-    return MapType(_TEXT, _type(of[1])) if origin is Mapping else _KINDS.get(kind, _TEXT)
+        return T.ArrayType(_type(of[0])) if of[-1] is Ellipsis else _SPAN
+    return T.MapType(_TEXT, _type(of[1])) if origin is Mapping else _KINDS.get(kind, _TEXT)
 
 
-def _columns(kind: type, *last: str) -> StructType:
+def _columns(kind: type, *last: str) -> T.StructType:
     """A row of ``kind``, the columns ``last`` behind the others."""
     fields = [
-        StructField("committed_at", TimestampType())
+        T.StructField("committed_at", T.TimestampType())
         if name == "committed_at_us"
-        else StructField(name, _type(each))
+        else T.StructField(name, _type(each))
         for name, each in get_type_hints(kind).items()
     ]
-    return StructType(sorted(fields, key=lambda field: field.name in last))
+    return T.StructType(sorted(fields, key=lambda field: field.name in last))
 
 
-SCHEMAS: dict[str, StructType] = {
+SCHEMAS: dict[str, T.StructType] = {
     "transactions": _columns(TransactionInfo, "effects", "tables", "left_out"),
     "ledger": _columns(LedgerInfo),
     "queues": _columns(QueueInfo),
@@ -87,7 +76,7 @@ _NOTHING = {
 }
 
 
-def check_schema(table: str, given: StructType) -> None:
+def check_schema(table: str, given: T.StructType) -> None:
     """Raises OptionError if a user's ``.schema(...)`` differs from that of the table."""
     wanted = SCHEMAS[table]
     if given.simpleString() != wanted.simpleString():
@@ -123,7 +112,7 @@ def _batch(table: str, found: Iterable[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, pa.schema(arrow_type(wanted)))
 
 
-def _row(table: str, row: Row, wanted: StructType) -> Row:
+def _row(table: str, row: Row, wanted: T.StructType) -> Row:
     if "committed_at_us" in row:
         row["committed_at"] = row.pop("committed_at_us")
     for name, nothing in ((name, value) for (of, name), value in _NOTHING.items() if of == table):
@@ -131,16 +120,16 @@ def _row(table: str, row: Row, wanted: StructType) -> Row:
     return {field.name: _value(row[field.name], field.dataType) for field in wanted.fields}
 
 
-def _value(value: Any, kind: DataType) -> object:
+def _value(value: Any, kind: T.DataType) -> object:
     """What pyarrow takes as a value of this type. A text that is empty stands for none."""
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         given = dict(zip(kind.names, value, strict=True)) if isinstance(value, (tuple, list)) else value
         return {field.name: _value(given[field.name], field.dataType) for field in kind.fields}
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return [_value(each, kind.elementType) for each in value]
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         return [(name, _value(each, kind.valueType)) for name, each in value.items()]
-    if isinstance(kind, StringType):
+    if isinstance(kind, T.StringType):
         return (value or None) if isinstance(value, str) else json.dumps(value, default=str)
     return value
 

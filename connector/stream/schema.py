@@ -14,20 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from broker_core.core.errors import OptionError, RemoteProtocolError
 from broker_core.message.message import HEADERS, READ_SCHEMA
@@ -38,46 +25,46 @@ from connector.options import PLAIN, Included
 
 _OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
 
-_PROPERTY_TYPES: dict[str, DataType] = {
-    "content_type": StringType(),
-    "content_encoding": StringType(),
-    "headers": MapType(StringType(), StringType()),
-    "delivery_mode": ByteType(),
-    "priority": ByteType(),
-    "correlation_id": StringType(),
-    "reply_to": StringType(),
-    "expiration": StringType(),
-    "message_id": StringType(),
-    "timestamp": TimestampType(),
-    "type": StringType(),
-    "user_id": StringType(),
-    "app_id": StringType(),
+_PROPERTY_TYPES: dict[str, T.DataType] = {
+    "content_type": T.StringType(),
+    "content_encoding": T.StringType(),
+    "headers": T.MapType(T.StringType(), T.StringType()),
+    "delivery_mode": T.ByteType(),
+    "priority": T.ByteType(),
+    "correlation_id": T.StringType(),
+    "reply_to": T.StringType(),
+    "expiration": T.StringType(),
+    "message_id": T.StringType(),
+    "timestamp": T.TimestampType(),
+    "type": T.StringType(),
+    "user_id": T.StringType(),
+    "app_id": T.StringType(),
 }
-PROPERTIES_TYPE = StructType([StructField(name, kind) for name, kind in _PROPERTY_TYPES.items()])
+PROPERTIES_TYPE = T.StructType([T.StructField(name, kind) for name, kind in _PROPERTY_TYPES.items()])
 
 ARROW_PROPERTIES = arrow_type(PROPERTIES_TYPE)
 
-_COLUMNS = StructType(
+_COLUMNS = T.StructType(
     [
-        StructField("queue", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("exchange", StringType()),
-        StructField("routing_key", StringType()),
-        StructField("body", BinaryType()),
-        StructField("timestamp", TimestampType()),
-        StructField("redelivered", BooleanType()),
+        T.StructField("queue", T.StringType()),
+        T.StructField("partition", T.IntegerType()),
+        T.StructField("offset", T.LongType()),
+        T.StructField("exchange", T.StringType()),
+        T.StructField("routing_key", T.StringType()),
+        T.StructField("body", T.BinaryType()),
+        T.StructField("timestamp", T.TimestampType()),
+        T.StructField("redelivered", T.BooleanType()),
     ]
 )
 _PLAIN = len(_COLUMNS)
 _PLAIN_SCHEMA = pa.schema([READ_SCHEMA.field(index) for index in range(_PLAIN)])
-_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_HEADER = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
 # by the fields of ``Included``: the type in Spark, and in Arrow
-_MORE: dict[str, tuple[DataType, pa.DataType]] = {
+_MORE: dict[str, tuple[T.DataType, pa.DataType]] = {
     "properties": (PROPERTIES_TYPE, ARROW_PROPERTIES),
-    "transaction": (LongType(), pa.int64()),
-    "key": (BinaryType(), pa.binary()),
-    "headers": (ArrayType(_HEADER), HEADERS),
+    "transaction": (T.LongType(), pa.int64()),
+    "key": (T.BinaryType(), pa.binary()),
+    "headers": (T.ArrayType(_HEADER), HEADERS),
 }
 
 _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
@@ -86,13 +73,13 @@ _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def read_schema(included: Included = PLAIN) -> StructType:
+def read_schema(included: Included = PLAIN) -> T.StructType:
     """The columns of ``load()``."""
-    more = [StructField(name, kind) for name, (kind, _) in _MORE.items() if getattr(included, name)]
-    return StructType([*_COLUMNS.fields, *more])
+    more = [T.StructField(name, kind) for name, (kind, _) in _MORE.items() if getattr(included, name)]
+    return T.StructType([*_COLUMNS.fields, *more])
 
 
-def check_read_schema(given: StructType, included: Included = PLAIN) -> None:
+def check_read_schema(given: T.StructType, included: Included = PLAIN) -> None:
     """Raises OptionError if a user's ``.schema(...)`` differs from that of the source."""
     own = read_schema(included)
     if [(field.name, field.dataType) for field in given.fields] != [
@@ -189,7 +176,7 @@ def _as_json(value: object) -> Any:
 # -- writing -------------------------------------------------------------------------------------------------
 
 
-def check_publish_columns(schema: StructType) -> None:
+def check_publish_columns(schema: T.StructType) -> None:
     """Raises OptionError if rows of ``schema`` cannot be published: column, type and allowed types."""
     by_name = {field.name: field.dataType for field in schema.fields}
     for name in schema.names:
@@ -198,20 +185,20 @@ def check_publish_columns(schema: StructType) -> None:
             raise OptionError(f"column {name!r} is not part of a message; allowed are {allowed}")
     if "body" not in by_name:
         raise OptionError("the rows have no column 'body'; add it as binary or string")
-    if not isinstance(by_name["body"], (BinaryType, StringType)):
+    if not isinstance(by_name["body"], (T.BinaryType, T.StringType)):
         raise OptionError(
             f"column 'body' has the type {by_name['body'].simpleString()}; allowed: binary, "
             "string (cast it, or use to_json)"
         )
     for name in ("exchange", "routing_key"):
-        if not isinstance(by_name.get(name, StringType()), StringType):
+        if not isinstance(by_name.get(name, T.StringType()), T.StringType):
             raise OptionError(f"column {name!r} has the type {by_name[name].simpleString()}; allowed: string")
     if "properties" in by_name:
         _check_properties(by_name["properties"])
 
 
-def _check_properties(kind: DataType) -> None:
-    if not isinstance(kind, StructType):
+def _check_properties(kind: T.DataType) -> None:
+    if not isinstance(kind, T.StructType):
         raise OptionError(
             f"column 'properties' has the type {kind.simpleString()}; allowed: a struct of "
             f"{', '.join(_PROPERTY_TYPES)}"

@@ -16,14 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    CalendarIntervalType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructType,
-    YearMonthIntervalType,
-)
+from pyspark.sql import types as T
 
 from broker_core.arrow.outside import line
 from broker_core.core.errors import OptionError, cause
@@ -38,15 +31,15 @@ from connector.tables.table import is_connect
 
 # not as text, which the JVM would have to parse for each staging
 _STAGED_COLUMNS = (
-    StructType()
-    .add("branch", StringType())
-    .add("partition", IntegerType())
-    .add("attempt", IntegerType())
-    .add("rows", LongType())
-    .add("checksum", LongType())
-    .add("receipt", StringType())
+    T.StructType()
+    .add("branch", T.StringType())
+    .add("partition", T.IntegerType())
+    .add("attempt", T.IntegerType())
+    .add("rows", T.LongType())
+    .add("checksum", T.LongType())
+    .add("receipt", T.StringType())
 )
-_NOTHING = StructType().add("nothing", IntegerType())
+_NOTHING = T.StructType().add("nothing", T.IntegerType())
 _STAGED_SCHEMA = pa.schema(arrow_type(_STAGED_COLUMNS))
 ROWS_PER_READ_TASK = 200_000
 
@@ -156,10 +149,10 @@ def _of(kind: BranchKind, target: Mapping[str, object]) -> str:
     return f"table {target['table']!r}" if "table" in target else f"{kind} {target['name']!r}"
 
 
-def _check_types(schema: StructType, of: str) -> None:
+def _check_types(schema: T.StructType, of: str) -> None:
     """Raises OptionError for a type that Spark has and its Arrow rows have not."""
     for column in schema:
-        if has(column.dataType, YearMonthIntervalType, CalendarIntervalType):
+        if has(column.dataType, T.YearMonthIntervalType, T.CalendarIntervalType):
             raise OptionError(
                 f"{of}: column {column.name!r} has type {column.dataType.simpleString()}, "
                 "which Spark cannot give to Python",
@@ -179,7 +172,7 @@ def execute(frame: DataFrame) -> None:
 
 
 def rows_of(
-    spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: AddressOptions
+    spark: SparkSession, branches: Sequence[str], rows: int, schema: T.StructType, address: AddressOptions
 ) -> DataFrame:
     """The rows of decided branches as a frame of ``schema``; few rows make one task and one file."""
     names = list(branches)
@@ -193,7 +186,7 @@ def rows_of(
     return spark.range(0, len(names), 1, tasks).mapInArrow(read_task, schema)
 
 
-def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+def no_rows(spark: SparkSession, schema: T.StructType) -> DataFrame:
     """A frame that Spark plans as empty: writing it starts no Python process."""
     if is_connect(spark):
         return spark.createDataFrame([], schema)

@@ -18,26 +18,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from broker_core.core.errors import OptionError
 from connector.arrow_type import arrow_type
@@ -56,25 +37,25 @@ from connector.typed.decode_udf import (
 Schema = Any  # the JSON of a schema, as fastavro has parsed it
 Texts = tuple[str, ...]  # a schema behind those that it refers to
 
-_PRIMITIVES: dict[str, DataType] = {
-    "boolean": BooleanType(),
-    "int": IntegerType(),
-    "long": LongType(),
-    "float": FloatType(),
-    "double": DoubleType(),
-    "bytes": BinaryType(),
-    "string": StringType(),
+_PRIMITIVES: dict[str, T.DataType] = {
+    "boolean": T.BooleanType(),
+    "int": T.IntegerType(),
+    "long": T.LongType(),
+    "float": T.FloatType(),
+    "double": T.DoubleType(),
+    "bytes": T.BinaryType(),
+    "string": T.StringType(),
 }
-_LOGICAL: dict[tuple[str, str], DataType] = {
-    ("int", "date"): DateType(),
-    ("long", "timestamp-millis"): TimestampType(),
-    ("long", "timestamp-micros"): TimestampType(),
-    ("long", "local-timestamp-millis"): TimestampNTZType(),
-    ("long", "local-timestamp-micros"): TimestampNTZType(),
+_LOGICAL: dict[tuple[str, str], T.DataType] = {
+    ("int", "date"): T.DateType(),
+    ("long", "timestamp-millis"): T.TimestampType(),
+    ("long", "timestamp-micros"): T.TimestampType(),
+    ("long", "local-timestamp-millis"): T.TimestampNTZType(),
+    ("long", "local-timestamp-micros"): T.TimestampNTZType(),
 }
-_OF_SPARK: dict[DataType, Any] = {
+_OF_SPARK: dict[T.DataType, Any] = {
     **{kind: name for name, kind in _PRIMITIVES.items()},
-    **dict.fromkeys((ByteType(), ShortType()), "int"),
+    **dict.fromkeys((T.ByteType(), T.ShortType()), "int"),
     **{kind: {"type": of, "logicalType": name} for (of, name), kind in _LOGICAL.items()},  # the last: micros
 }
 _DECIMAL = "txmq-decimal"  # fastavro rounds a decimal that has too many digits
@@ -132,14 +113,14 @@ class AvroSchema:
         found._least(parsed, {}, "")
         return found
 
-    def columns(self) -> StructType:
+    def columns(self) -> T.StructType:
         """The columns of a reader. Raises UnsupportedSchema."""
         kind = self._type(self.parsed, "")
-        if not isinstance(kind, StructType):
+        if not isinstance(kind, T.StructType):
             raise UnsupportedSchema(f"is of type {kind.simpleString()}, not a record")
         return kind
 
-    def _type(self, schema: Schema, path: str) -> DataType:
+    def _type(self, schema: Schema, path: str) -> T.DataType:
         if isinstance(schema, list):
             others = [each for each in schema if each != "null" and each != {"type": "null"}]
             if len(others) != 1:
@@ -153,22 +134,24 @@ class AvroSchema:
             return self._type(self.named[schema], path)
         kind = schema["type"]
         if kind == "record":
-            return StructType(
+            return T.StructType(
                 [
-                    StructField(each["name"], self._type(each["type"], f"{path}.{each['name']}".lstrip(".")))
+                    T.StructField(
+                        each["name"], self._type(each["type"], f"{path}.{each['name']}".lstrip("."))
+                    )
                     for each in schema["fields"]
                 ]
             )
         if kind == "array":
-            return ArrayType(self._type(schema["items"], f"{path}[]"))
+            return T.ArrayType(self._type(schema["items"], f"{path}[]"))
         if kind == "map":
-            return MapType(StringType(), self._type(schema["values"], f"{path}{{}}"))
+            return T.MapType(T.StringType(), self._type(schema["values"], f"{path}{{}}"))
         if kind == "enum":
-            return StringType()
+            return T.StringType()
         if schema.get("logicalType") == _DECIMAL:
-            return DecimalType(schema["precision"], schema.get("scale", 0))
+            return T.DecimalType(schema["precision"], schema.get("scale", 0))
         if kind == "fixed":
-            return BinaryType()
+            return T.BinaryType()
         found = _LOGICAL.get((kind, schema.get("logicalType", "")))
         return self._type(kind, path) if found is None else found
 
@@ -245,7 +228,7 @@ def _is_decimal(schema: Mapping[str, object]) -> bool:
     )
 
 
-def avro_schema(columns: StructType, name: str = "Value") -> dict[str, Any]:
+def avro_schema(columns: T.StructType, name: str = "Value") -> dict[str, Any]:
     """The schema of rows with ``columns``. Raises OptionError."""
     fields = []
     for each in columns.fields:
@@ -260,22 +243,22 @@ def avro_schema(columns: StructType, name: str = "Value") -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": fields}
 
 
-def _avro_type(kind: DataType, name: str) -> Any:
-    if isinstance(kind, StructType):
+def _avro_type(kind: T.DataType, name: str) -> Any:
+    if isinstance(kind, T.StructType):
         return avro_schema(kind, name)
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         items = _avro_type(kind.elementType, name)
         return {"type": "array", "items": ["null", items] if kind.containsNull else items}
-    if isinstance(kind, MapType):
-        if not isinstance(kind.keyType, StringType):
+    if isinstance(kind, T.MapType):
+        if not isinstance(kind.keyType, T.StringType):
             raise OptionError(
                 f"a map with keys of {kind.keyType.simpleString()} has no type in Avro", "cast it"
             )
         values = _avro_type(kind.valueType, name)
         return {"type": "map", "values": ["null", values] if kind.valueContainsNull else values}
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, T.DecimalType):
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
-    found = "string" if isinstance(kind, StringType) else _OF_SPARK.get(kind)
+    found = "string" if isinstance(kind, T.StringType) else _OF_SPARK.get(kind)
     if found is None:
         raise OptionError(f"the type {kind.simpleString()} has no type in Avro", "cast it")
     return found
@@ -323,16 +306,18 @@ class _Decoder:
 decoder = once_in_task(_Decoder)
 
 
-def _shaping(kind: DataType) -> Callable[[Any], Any]:
+def _shaping(kind: T.DataType) -> Callable[[Any], Any]:
     """A function from a value of fastavro to one that Arrow takes."""
-    if isinstance(kind, StructType):
-        fields = [(each.name, _shaping(each.dataType)) for each in kind.fields if has(each.dataType, MapType)]
+    if isinstance(kind, T.StructType):
+        fields = [
+            (each.name, _shaping(each.dataType)) for each in kind.fields if has(each.dataType, T.MapType)
+        ]
         if fields:
             return lambda value: value and {**value, **{name: shaped(value[name]) for name, shaped in fields}}
-    if isinstance(kind, ArrayType) and has(kind, MapType):
+    if isinstance(kind, T.ArrayType) and has(kind, T.MapType):
         shaped_item = _shaping(kind.elementType)
         return lambda value: value and [shaped_item(each) for each in value]
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         shaped_value = _shaping(kind.valueType)
         return lambda value: None if value is None else [(key, shaped_value(of)) for key, of in value.items()]
     return lambda value: value
@@ -358,7 +343,7 @@ def _encoder(header: bytes, text: str) -> OverArrays:
 encoder = once_in_task(_encoder)
 
 
-def columns_of(texts: Texts) -> StructType:
+def columns_of(texts: Texts) -> T.StructType:
     """The columns that a reader of the schema gets. Raises OptionError unless it is that of a record."""
     try:
         return AvroSchema.of(texts).columns()

@@ -17,18 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from broker_core.core.errors import DecodeError, OptionError
+from connector.reject import rejected_metrics as metrics
 from connector.reject.dead_letters import REASON
-from connector.reject.rejected_metrics import (
-    OWN_COLUMNS,
-    Metric,
-    Notes,
-    Watchable,
-    notes_of,
-    of_broken,
-    remember,
-    watchable,
-    watched,
-)
 from connector.sql import quoted
 from connector.tables.table import is_connect
 from connector.typed.formats import (
@@ -66,7 +56,7 @@ class Decoded:
     """
 
     def __init__(
-        self, good: DataFrame, rejected: Callable[[], DataFrame], metric: Metric | None = None
+        self, good: DataFrame, rejected: Callable[[], DataFrame], metric: metrics.Metric | None = None
     ) -> None:
         self.good = good
         self.metric = metric  # which an execution of ``good`` tells
@@ -75,7 +65,7 @@ class Decoded:
     @cached_property
     def rejected(self) -> DataFrame:
         frame = self._rejected()
-        remember(frame, self.metric)
+        metrics.remember(frame, self.metric)
         return frame
 
     def __iter__(self) -> Iterator[DataFrame]:
@@ -97,7 +87,7 @@ class _Columns:
     reason: Column
     value: Column
     fields: list[Column]
-    notes: Notes | None
+    notes: metrics.Notes | None
 
 
 @overload
@@ -161,7 +151,7 @@ def decode(
     OptionError, and RegistryFailed or LoginRefused from the registry.
     """
     kept = _kept(df, column, keep, mode)
-    rows = watchable(df) if mode == "deadLetter" else None
+    rows = metrics.watchable(df) if mode == "deadLetter" else None
     made = _columns(df, column, schema, format, options or {}, registry, subject, validate, rows)
     _require_new(made.schema, kept, mode)
     # two projections: Spark compiles the first, which it could not together with a parser
@@ -178,7 +168,7 @@ def decode(
 
         if made.notes is None:
             return Decoded(frame.where(~made.broken).select(*columns, *made.fields), rejected)
-        good, metric = watched(frame, [*columns, *made.fields], made.notes)
+        good, metric = metrics.watched(frame, [*columns, *made.fields], made.notes)
         return Decoded(good, rejected, metric)
     if mode == "fail":
         error = F.raise_error(_text(df, column, made.reason)).cast("boolean")
@@ -252,7 +242,7 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
                 f"keep names the column {name!r}, which the rows do not have",
                 f"there are {', '.join(df.columns)}",
             )
-    own = {_ENCODED, _PARSED, *([REASON, *OWN_COLUMNS] if mode == "deadLetter" else [])}
+    own = {_ENCODED, _PARSED, *([REASON, *metrics.OWN_COLUMNS] if mode == "deadLetter" else [])}
     taken = sorted(own & {name.lower() for name in df.columns})
     if taken:
         raise OptionError(f"the rows have a column {taken[0]!r}, which decode adds", "rename yours first")
@@ -267,7 +257,7 @@ def _require_new(schema: StructType, kept: Sequence[str], mode: Mode) -> None:
                 f"the decoded column {name!r} has the name of a column that is kept",
                 "rename that of the message before decode, or leave it out of keep",
             )
-        if mode == "deadLetter" and name.lower() in OWN_COLUMNS:
+        if mode == "deadLetter" and name.lower() in metrics.OWN_COLUMNS:
             raise OptionError(
                 f"the decoded column {name!r} has the name of a column that decode adds",
                 "rename that of the message before decode, or take mode='null'",
@@ -288,7 +278,7 @@ def _columns(
     registry: SchemaRegistry | str | None,
     subject: str | None,
     validate: bool,
-    rows: Watchable | None,
+    rows: metrics.Watchable | None,
 ) -> _Columns:
     if validate and (format != "json" or registry is None):
         raise OptionError("decode got validate=True, which is for json with a registry", "leave it out")
@@ -317,7 +307,7 @@ def _columns(
 
 
 def _columns_of(
-    chosen: Format, wire: WireFormat | None, column: str, is_text: bool, rows: Watchable | None
+    chosen: Format, wire: WireFormat | None, column: str, is_text: bool, rows: metrics.Watchable | None
 ) -> _Columns:
     def bytes_of(body: Column) -> Column:
         return payload(body) if wire and is_text else body
@@ -340,10 +330,10 @@ def _columns_of(
     value = chosen.value(parsed)
     notes = None
     if rows is not None:
-        held = of_broken(column), of_broken(_PARSED)
+        held = metrics.of_broken(column), metrics.of_broken(_PARSED)
         reasons = [*unread(held[0]), *faults(*held)]
         known = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons() + NO_UTF_8_REASONS
-        notes = notes_of(_any(after), _first(reasons), known, [column, _PARSED], rows)
+        notes = metrics.notes_of(_any(after), _first(reasons), known, [column, _PARSED], rows)
     return _Columns(
         chosen.schema,
         _once(encoded),

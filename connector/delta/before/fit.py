@@ -13,24 +13,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql import types as T
 
 from broker_core.core.errors import OptionError
 from connector.sql import has, literal, quoted, type_in_sql
 
-_LIMITS: dict[type[DataType], int] = {ByteType: 7, ShortType: 15, IntegerType: 31, LongType: 63}
+_LIMITS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _GENERATED = "delta.generationExpression"
 _IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
@@ -51,7 +39,7 @@ class Known:
     whose values are names of directories on a file system that limits them.
     """
 
-    schema: StructType
+    schema: T.StructType
     partition_columns: tuple[str, ...] = ()
     configuration: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
@@ -60,20 +48,22 @@ class Known:
     def of(cls, metadata: str, location: str = "") -> Known:
         """From the JSON of the log's metadata action, and where the table is."""
         text = json.loads(metadata)["metaData"]
-        schema = StructType.fromJson(json.loads(text["schemaString"]))
+        schema = T.StructType.fromJson(json.loads(text["schemaString"]))
         partitions, configuration = tuple(text.get("partitionColumns", ())), text.get("configuration", {})
         elsewhere = [configuration.get(name, other) != other for name, other in _DIRECTORIES.items()]
         limited = location.startswith(_LIMITED) and not any(elsewhere)
         return cls(schema, partitions, dict(configuration), partitions if limited else ())
 
-    def widened(self, schema: StructType | None) -> Known:
+    def widened(self, schema: T.StructType | None) -> Known:
         """The same table with the types of ``schema``, which it has after a write that may widen columns."""
         kinds = {column.name.lower(): column.dataType for column in schema or ()}
         columns = [
-            StructField(each.name, kinds.get(each.name.lower(), each.dataType), each.nullable, each.metadata)
+            T.StructField(
+                each.name, kinds.get(each.name.lower(), each.dataType), each.nullable, each.metadata
+            )
             for each in self.schema
         ]
-        return replace(self, schema=StructType(columns))
+        return replace(self, schema=T.StructType(columns))
 
     @property
     def widens(self) -> bool:
@@ -100,7 +90,7 @@ class Fit:
         )
 
 
-def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
+def check_columns(table: str, schema: T.StructType, partition_by: Sequence[str]) -> None:
     """Checks for any table. Raises OptionError."""
     if not schema.fields:
         raise OptionError(f"table {table!r}: the DataFrame has no columns", "select its columns")
@@ -120,13 +110,13 @@ def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -
             )
 
 
-def check_void(table: str, schema: StructType, held: StructType) -> None:
+def check_void(table: str, schema: T.StructType, held: T.StructType) -> None:
     """Raises OptionError for a column without a type, unless the table has one for it."""
     types = {column.name.lower(): column for column in held}
     for column in schema:
         there = types.get(column.name.lower())
-        typed = there is not None and not has(there.dataType, NullType)
-        if has(column.dataType, NullType) and not (typed and isinstance(column.dataType, NullType)):
+        typed = there is not None and not has(there.dataType, T.NullType)
+        if has(column.dataType, T.NullType) and not (typed and isinstance(column.dataType, T.NullType)):
             raise OptionError(
                 f"table {table!r}: column {column.name!r} has type {column.dataType.simpleString()}, "
                 "and void cannot be written",
@@ -134,7 +124,7 @@ def check_void(table: str, schema: StructType, held: StructType) -> None:
             )
 
 
-def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
+def fit(table: str, schema: T.StructType, known: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
     """How to convert rows of ``schema`` to rows of the table. Raises OptionError if that is impossible."""
     held = {column.name.lower(): column for column in known.schema}
     partitions = [name.lower() for name in known.partition_columns]
@@ -162,7 +152,7 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
             )
         columns[there.name] = _value(table, column, there, merges=merges)
         conditions += _conditions(table, there)
-        if there.name in known.directories and isinstance(there.dataType, StringType):
+        if there.name in known.directories and isinstance(there.dataType, T.StringType):
             conditions.append(_directory(table, there.name))
     beside = _beside(table, known.schema, {name.lower() for name in columns})
     for name, expression in beside.items():
@@ -178,21 +168,21 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
     return Fit(columns, beside, tuple(conditions))
 
 
-def fit_new(table: str, schema: StructType, location: str, partition_by: Sequence[str]) -> Fit | None:
+def fit_new(table: str, schema: T.StructType, location: str, partition_by: Sequence[str]) -> Fit | None:
     """What is asked of rows of a table that does not exist yet, if anything."""
     named = {name.lower() for name in partition_by if location.startswith(_LIMITED)}
     conditions = tuple(
         _directory(table, column.name)
         for column in schema
-        if column.name.lower() in named and isinstance(column.dataType, StringType)
+        if column.name.lower() in named and isinstance(column.dataType, T.StringType)
     )
     return Fit({name: quoted(name) for name in schema.names}, {}, conditions) if conditions else None
 
 
-def _value(table: str, given: StructField, held: StructField, *, merges: bool) -> str:
+def _value(table: str, given: T.StructField, held: T.StructField, *, merges: bool) -> str:
     name = quoted(given.name)
     have, want = given.dataType, held.dataType
-    if isinstance(have, NullType):
+    if isinstance(have, T.NullType):
         return f"CAST({name} AS {type_in_sql(want)})"
     bits, limit = _LIMITS.get(type(have)), _LIMITS.get(type(want))
     if bits is not None and limit is not None and bits != limit:
@@ -213,9 +203,9 @@ def _value(table: str, given: StructField, held: StructField, *, merges: bool) -
     return name
 
 
-def _same(given: DataType, held: DataType, *, merges: bool) -> bool:
+def _same(given: T.DataType, held: T.DataType, *, merges: bool) -> bool:
     """Whether a value needs no conversion. Nulls are checked per value; a nested field may be missing."""
-    if isinstance(given, StructType) and isinstance(held, StructType):
+    if isinstance(given, T.StructType) and isinstance(held, T.StructType):
         fields = {column.name.lower(): column.dataType for column in held}
         return all(
             merges
@@ -223,16 +213,16 @@ def _same(given: DataType, held: DataType, *, merges: bool) -> bool:
             else _same(column.dataType, kind, merges=merges)
             for column in given
         )
-    if isinstance(given, ArrayType) and isinstance(held, ArrayType):
+    if isinstance(given, T.ArrayType) and isinstance(held, T.ArrayType):
         return _same(given.elementType, held.elementType, merges=merges)
-    if isinstance(given, MapType) and isinstance(held, MapType):
+    if isinstance(given, T.MapType) and isinstance(held, T.MapType):
         return _same(given.keyType, held.keyType, merges=merges) and _same(
             given.valueType, held.valueType, merges=merges
         )
     return given == held
 
 
-def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
+def _conditions(table: str, held: T.StructField) -> Iterator[tuple[str, str]]:
     """The conditions on the values of a given column, under its name in the table."""
     name = quoted(held.name)
     if not held.nullable:
@@ -265,19 +255,19 @@ def _directory(table: str, column: str) -> tuple[str, str]:
     return f"{name} IS NULL OR ({length} <= {room} AND instr({name}, char(0)) = 0)", text
 
 
-def not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
+def not_null_within(value: str, kind: T.DataType, depth: int) -> Iterator[str]:
     """SQL conditions for NOT NULL fields and elements inside a value."""
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         for column in kind:
             inner = f"{value}.{quoted(column.name)}"
             if not column.nullable:
                 yield f"{inner} IS NOT NULL"
             yield from not_null_within(inner, column.dataType, depth)
         return
-    parts: list[tuple[str, DataType, bool]] = []
-    if isinstance(kind, ArrayType):
+    parts: list[tuple[str, T.DataType, bool]] = []
+    if isinstance(kind, T.ArrayType):
         parts = [(value, kind.elementType, kind.containsNull)]
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         parts = [
             (f"map_keys({value})", kind.keyType, True),
             (f"map_values({value})", kind.valueType, kind.valueContainsNull),
@@ -291,7 +281,7 @@ def not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
             yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NULL OR ({sql}))"
 
 
-def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
+def _beside(table: str, schema: T.StructType, given: set[str]) -> dict[str, str]:
     """The columns that are not given, with the values that Delta will use."""
     beside: dict[str, str] = {}
     for column in schema:
@@ -320,13 +310,13 @@ def asserting(name: str, conditions: Sequence[tuple[str, str]]) -> str:
     return f"CASE {cases} ELSE {quoted(name)} END" if cases else quoted(name)
 
 
-def _structs(kind: DataType, path: str) -> Iterator[tuple[str, list[StructField]]]:
-    if isinstance(kind, StructType):
+def _structs(kind: T.DataType, path: str) -> Iterator[tuple[str, list[T.StructField]]]:
+    if isinstance(kind, T.StructType):
         yield path, kind.fields
         for column in kind:
             yield from _structs(column.dataType, f"{path}{column.name}.")
-    elif isinstance(kind, ArrayType):
+    elif isinstance(kind, T.ArrayType):
         yield from _structs(kind.elementType, path)
-    elif isinstance(kind, MapType):
+    elif isinstance(kind, T.MapType):
         yield from _structs(kind.keyType, path)
         yield from _structs(kind.valueType, path)

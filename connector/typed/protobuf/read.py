@@ -14,25 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from connector.arrow_type import arrow_type
 from connector.sql import nullable
@@ -56,31 +38,31 @@ Reading = Callable[[Any], Any]  # from a value of protobuf to one that Arrow tak
 
 # numbers of FieldDescriptorProto.Type
 DOUBLE, FLOAT, INT64, INT32, GROUP, MESSAGE, ENUM = 1, 2, 3, 5, 10, 11, 14
-TYPES: dict[int, tuple[str, DataType]] = {
-    DOUBLE: ("double", DoubleType()),
-    FLOAT: ("float", FloatType()),
-    INT64: ("int64", LongType()),
-    4: ("uint64", DecimalType(20, 0)),
-    INT32: ("int32", IntegerType()),
-    6: ("fixed64", DecimalType(20, 0)),
-    7: ("fixed32", LongType()),
-    8: ("bool", BooleanType()),
-    9: ("string", StringType()),
-    12: ("bytes", BinaryType()),
-    13: ("uint32", LongType()),
-    ENUM: ("enum", StringType()),
-    15: ("sfixed32", IntegerType()),
-    16: ("sfixed64", LongType()),
-    17: ("sint32", IntegerType()),
-    18: ("sint64", LongType()),
+TYPES: dict[int, tuple[str, T.DataType]] = {
+    DOUBLE: ("double", T.DoubleType()),
+    FLOAT: ("float", T.FloatType()),
+    INT64: ("int64", T.LongType()),
+    4: ("uint64", T.DecimalType(20, 0)),
+    INT32: ("int32", T.IntegerType()),
+    6: ("fixed64", T.DecimalType(20, 0)),
+    7: ("fixed32", T.LongType()),
+    8: ("bool", T.BooleanType()),
+    9: ("string", T.StringType()),
+    12: ("bytes", T.BinaryType()),
+    13: ("uint32", T.LongType()),
+    ENUM: ("enum", T.StringType()),
+    15: ("sfixed32", T.IntegerType()),
+    16: ("sfixed64", T.LongType()),
+    17: ("sint32", T.IntegerType()),
+    18: ("sint64", T.LongType()),
 }
-_INTEGERS = (IntegerType, LongType, DecimalType)  # of the types above
-WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_INTEGERS = (T.IntegerType, T.LongType, T.DecimalType)  # of the types above
+WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 LONGEST_DURATION_S = 315_576_000_000
 _NANOS = 1_000_000_000
-_KNOWN: dict[str, DataType] = {
-    "google.protobuf.Timestamp": TimestampType(),
-    "google.protobuf.Duration": DayTimeIntervalType(),
+_KNOWN: dict[str, T.DataType] = {
+    "google.protobuf.Timestamp": T.TimestampType(),
+    "google.protobuf.Duration": T.DayTimeIntervalType(),
 }
 _WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
@@ -110,7 +92,7 @@ def wrapped(field: Field) -> Field | None:
     return None
 
 
-def known(field: Field) -> DataType | None:
+def known(field: Field) -> T.DataType | None:
     """The type of Spark for a Timestamp or a Duration; None for others. A schema may declare its own of this
     name.
     """
@@ -124,7 +106,7 @@ def known(field: Field) -> DataType | None:
 # -- columns -------------------------------------------------------------------------------------------------
 
 
-def columns_of(descriptor: Descriptor) -> StructType:
+def columns_of(descriptor: Descriptor) -> T.StructType:
     """A column for each field of a type of message. Raises UnsupportedSchema."""
     try:
         columns = _Columns().struct(descriptor, ())
@@ -143,7 +125,7 @@ class _Columns:
     def __init__(self) -> None:
         self._left = _MOST_COLUMNS
 
-    def struct(self, descriptor: Descriptor, within: tuple[str, ...]) -> StructType:
+    def struct(self, descriptor: Descriptor, within: tuple[str, ...]) -> T.StructType:
         if descriptor.full_name in within:
             raise UnsupportedSchema(f"has the type {descriptor.full_name} within itself: give the columns")
         fields = []
@@ -151,16 +133,16 @@ class _Columns:
             self._left -= 1
             if self._left < 0:
                 raise UnsupportedSchema(f"has more than {_MOST_COLUMNS:,} columns: give those that you need")
-            fields.append(StructField(each.name, self._field(each, (*within, descriptor.full_name))))
-        return StructType(fields)
+            fields.append(T.StructField(each.name, self._field(each, (*within, descriptor.full_name))))
+        return T.StructType(fields)
 
-    def _field(self, field: Field, within: tuple[str, ...]) -> DataType:
+    def _field(self, field: Field, within: tuple[str, ...]) -> T.DataType:
         if is_map(field):
             entry = field.message_type.fields_by_name
-            return MapType(self._one(entry["key"], within), self._one(entry["value"], within))
-        return ArrayType(self._one(field, within)) if field.is_repeated else self._one(field, within)
+            return T.MapType(self._one(entry["key"], within), self._one(entry["value"], within))
+        return T.ArrayType(self._one(field, within)) if field.is_repeated else self._one(field, within)
 
-    def _one(self, field: Field, within: tuple[str, ...]) -> DataType:
+    def _one(self, field: Field, within: tuple[str, ...]) -> T.DataType:
         field = wrapped(field) or field
         if field.type == GROUP:
             raise UnsupportedSchema(f"has the group {field.full_name}: give the columns without it")
@@ -169,16 +151,16 @@ class _Columns:
         return known(field) or self.struct(field.message_type, within)
 
 
-def unknown(kind: DataType, path: str) -> str | None:
+def unknown(kind: T.DataType, path: str) -> str | None:
     """The first column whose type no field of Protobuf can have; None if there is none."""
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         within = f"{path}." if path else ""
         found = (unknown(each.dataType, f"{within}{each.name}") for each in kind.fields)
         return next((each for each in found if each is not None), None)
-    if isinstance(kind, ArrayType) and not isinstance(kind.elementType, (ArrayType, MapType)):
+    if isinstance(kind, T.ArrayType) and not isinstance(kind.elementType, (T.ArrayType, T.MapType)):
         return unknown(kind.elementType, f"{path}[]")
-    if isinstance(kind, MapType) and not isinstance(kind.valueType, (ArrayType, MapType)):
-        if isinstance(kind.keyType, (StringType, BooleanType, *WHOLE, DecimalType)):
+    if isinstance(kind, T.MapType) and not isinstance(kind.valueType, (T.ArrayType, T.MapType)):
+        if isinstance(kind.keyType, (T.StringType, T.BooleanType, *WHOLE, T.DecimalType)):
             return unknown(kind.valueType, f"{path}{{}}")
     elif isinstance(kind, (*WHOLE, *map(type, (*_KNOWN.values(), *(each for _, each in TYPES.values()))))):
         return None
@@ -188,7 +170,7 @@ def unknown(kind: DataType, path: str) -> str | None:
 # -- values --------------------------------------------------------------------------------------------------
 
 
-def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], dict[str, Any]]:
+def reading(descriptor: Descriptor, columns: T.StructType) -> Callable[[bytes], dict[str, Any]]:
     """A function from a message to the values of ``columns``. Raises SchemaMismatch; the function raises
     ValueError or what the library raises.
     """
@@ -208,7 +190,7 @@ def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], di
 
 
 def fitted(
-    make: Callable[[Descriptor, StructType, str], object], descriptor: Descriptor, columns: StructType
+    make: Callable[[Descriptor, T.StructType, str], object], descriptor: Descriptor, columns: T.StructType
 ) -> Any:
     """What is made of a type of message and columns. Raises SchemaMismatch."""
     try:
@@ -219,7 +201,7 @@ def fitted(
         raise SchemaMismatch(f"the message {descriptor.full_name} is damaged ({fault_text(error)})") from None
 
 
-def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Reading:
+def _struct(descriptor: Descriptor, columns: T.StructType, within: str) -> Reading:
     has = library().messages.GetMessageClass(descriptor).HasField
     readings = []
     for column in columns.fields:
@@ -243,17 +225,17 @@ def _not_null(value: Reading, path: str) -> Reading:
     return checked
 
 
-def _field(field: Field, kind: DataType, path: str, has: Callable[[object, str], bool]) -> Reading:
+def _field(field: Field, kind: T.DataType, path: str, has: Callable[[object, str], bool]) -> Reading:
     name = field.name
     if is_map(field):
-        if not isinstance(kind, MapType):
+        if not isinstance(kind, T.MapType):
             raise _misfit(field, kind, path)
         entry = field.message_type.fields_by_name
         key = _one(entry["key"], kind.keyType, f"{path}{{}}")
         value = _one(entry["value"], kind.valueType, f"{path}{{}}")
         return lambda message: [(key(each), value(of)) for each, of in getattr(message, name).items()]
     if field.is_repeated:
-        if not isinstance(kind, ArrayType):
+        if not isinstance(kind, T.ArrayType):
             raise _misfit(field, kind, path)
         element = _one(field, kind.elementType, f"{path}[]")
         return lambda message: [element(each) for each in getattr(message, name)]
@@ -263,24 +245,24 @@ def _field(field: Field, kind: DataType, path: str, has: Callable[[object, str],
     return lambda message: one(getattr(message, name))
 
 
-def _one(field: Field, kind: DataType, path: str) -> Reading:
+def _one(field: Field, kind: T.DataType, path: str) -> Reading:
     """A function over single values: those of the field, or of its elements."""
     within = wrapped(field)
-    if isinstance(kind, StructType) and field.type == MESSAGE:
+    if isinstance(kind, T.StructType) and field.type == MESSAGE:
         return _struct(field.message_type, kind, f"{path}.")
     if within is not None:
         value = _one(within, kind, path)
         return lambda message: value(message.value)
     if known(field) == kind:
         # microseconds since 1970; the library raises ValueError outside the years 1 to 9999
-        is_time = isinstance(kind, TimestampType)
+        is_time = isinstance(kind, T.TimestampType)
         return (lambda message: int(message.ToMicroseconds())) if is_time else _duration
-    if field.type == ENUM and isinstance(kind, StringType):
+    if field.type == ENUM and isinstance(kind, T.StringType):
         names = {each.number: each.name for each in reversed(field.enum_type.values)}
         return lambda number: names.get(number) or str(number)
     if field.type not in TYPES or not _holds(kind, field.type):
         raise _misfit(field, kind, path)
-    return Decimal if isinstance(kind, DecimalType) else same
+    return Decimal if isinstance(kind, T.DecimalType) else same
 
 
 def same(value: object) -> Any:
@@ -295,17 +277,17 @@ def _duration(message: Message) -> int:
     return int(seconds * 1_000_000 + (abs(nanos) // 1_000) * (1 if nanos > 0 else -1))
 
 
-def _holds(kind: DataType, number: int) -> bool:
+def _holds(kind: T.DataType, number: int) -> bool:
     """Whether a column may have the values of this type. Arrow refuses an integer that is too large."""
     natural = TYPES[number][1]
     if number == ENUM:
         return isinstance(kind, WHOLE)
     if isinstance(natural, _INTEGERS):
-        return isinstance(kind, (*WHOLE, DecimalType))
-    return isinstance(kind, type(natural)) or (number == FLOAT and isinstance(kind, DoubleType))
+        return isinstance(kind, (*WHOLE, T.DecimalType))
+    return isinstance(kind, type(natural)) or (number == FLOAT and isinstance(kind, T.DoubleType))
 
 
-def _misfit(field: Field, kind: DataType, path: str) -> SchemaMismatch:
+def _misfit(field: Field, kind: T.DataType, path: str) -> SchemaMismatch:
     return SchemaMismatch(f"field {path!r} is {name_of(field)}, not {kind.simpleString()}")
 
 
@@ -329,7 +311,7 @@ class _Decoder:
     """
 
     def __init__(
-        self, schemas: Mapping[int, RegisteredSchema], columns: StructType, allowed: Indexes | None = None
+        self, schemas: Mapping[int, RegisteredSchema], columns: T.StructType, allowed: Indexes | None = None
     ) -> None:
         self._columns = columns
         self._type = arrow_type(nullable(columns))

@@ -12,36 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DecimalType,
-    FloatType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from connector.typed.decode_udf import OverArrays, encode_each, once_in_task
+from connector.typed.protobuf import read
 from connector.typed.protobuf.descriptors import Descriptor, Descriptors, library
-from connector.typed.protobuf.read import (
-    DOUBLE,
-    ENUM,
-    GROUP,
-    LONGEST_DURATION_S,
-    MESSAGE,
-    TYPES,
-    WHOLE,
-    Field,
-    SchemaMismatch,
-    fitted,
-    is_map,
-    known,
-    name_of,
-    same,
-    wrapped,
-)
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.wire_format import Indexes
 
@@ -52,7 +27,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _US = datetime.timedelta(microseconds=1)
 
 
-def _encoder(header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: StructType) -> OverArrays:
+def _encoder(header: bytes, schema: RegisteredSchema, indexes: Indexes, columns: T.StructType) -> OverArrays:
     """A function over structs of ``columns``: bodies of ``header`` and the message. It raises OptionError for
     a row that does not fit.
     """
@@ -63,12 +38,12 @@ def _encoder(header: bytes, schema: RegisteredSchema, indexes: Indexes, columns:
 encoder = once_in_task(_encoder)
 
 
-def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, Any]], bytes]:
+def writing(descriptor: Descriptor, columns: T.StructType) -> Callable[[dict[str, Any]], bytes]:
     """A function from the values of ``columns`` to a message. Raises SchemaMismatch; the function raises
     ValueError or what the library raises.
     """
     kind = library().messages.GetMessageClass(descriptor)
-    fields = fitted(_struct, descriptor, columns)
+    fields = read.fitted(_struct, descriptor, columns)
 
     def write(value: dict[str, object]) -> bytes:
         # the same bytes in each execution: maps have an order
@@ -78,14 +53,16 @@ def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, 
     return write
 
 
-def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Conversion:
+def _struct(descriptor: Descriptor, columns: T.StructType, within: str) -> Conversion:
     conversions: list[tuple[str, Conversion]] = []
     choices: dict[str, list[str]] = {}
     for column in columns.fields:
         path = f"{within}{column.name}"
         field = descriptor.fields_by_name.get(column.name)
         if field is None:
-            raise SchemaMismatch(f"the message {descriptor.full_name} has no field for the column {path!r}")
+            raise read.SchemaMismatch(
+                f"the message {descriptor.full_name} has no field for the column {path!r}"
+            )
         conversions.append((column.name, _field(field, column.dataType, path)))
         if field.containing_oneof is not None:
             choices.setdefault(field.containing_oneof.name, []).append(column.name)
@@ -101,15 +78,15 @@ def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Convers
     return fields
 
 
-def _field(field: Field, kind: DataType, path: str) -> Conversion:
-    if is_map(field):
-        if not isinstance(kind, MapType):
+def _field(field: read.Field, kind: T.DataType, path: str) -> Conversion:
+    if read.is_map(field):
+        if not isinstance(kind, T.MapType):
             raise _misfit(field, kind, path)
         entry, path = field.message_type.fields_by_name, f"{path}{{}}"
         key, value = _scalar(entry["key"], kind.keyType, path), _one(entry["value"], kind.valueType, path)
         return lambda row: {key(each): value(_not_null(item, path)) for each, item in row.items()}
     if field.is_repeated:
-        if not isinstance(kind, ArrayType):
+        if not isinstance(kind, T.ArrayType):
             raise _misfit(field, kind, path)
         path = f"{path}[]"
         element = _one(field, kind.elementType, path)
@@ -123,11 +100,11 @@ def _not_null(item: object, path: str) -> Any:
     return item
 
 
-def _one(field: Field, kind: DataType, path: str) -> Conversion:
-    if field.type != MESSAGE:
+def _one(field: read.Field, kind: T.DataType, path: str) -> Conversion:
+    if field.type != read.MESSAGE:
         return _scalar(field, kind, path)
-    of = wrapped(field)
-    if isinstance(kind, StructType):
+    of = read.wrapped(field)
+    if isinstance(kind, T.StructType):
         fields = _struct(field.message_type, kind, f"{path}.")
         if field.message_type.full_name != _STRUCT:
             return fields
@@ -136,8 +113,8 @@ def _one(field: Field, kind: DataType, path: str) -> Conversion:
     if of is not None:
         scalar = _scalar(of, kind, path)
         return lambda value: {"value": scalar(value)}
-    if known(field) == kind:
-        return _timestamp if isinstance(kind, TimestampType) else _duration
+    if read.known(field) == kind:
+        return _timestamp if isinstance(kind, T.TimestampType) else _duration
     raise _misfit(field, kind, path)
 
 
@@ -148,25 +125,25 @@ def _timestamp(value: datetime.datetime) -> dict[str, int]:
 
 def _duration(value: datetime.timedelta) -> dict[str, int]:
     seconds, us = divmod(abs(value) // _US, 1_000_000)
-    if seconds > LONGEST_DURATION_S:
+    if seconds > read.LONGEST_DURATION_S:
         raise ValueError("a duration is longer than 10,000 years")
     sign = -1 if value.days < 0 else 1
     return {"seconds": sign * seconds, "nanos": sign * us * 1_000}
 
 
-def _scalar(field: Field, kind: DataType, path: str) -> Conversion:
+def _scalar(field: read.Field, kind: T.DataType, path: str) -> Conversion:
     """The library checks that a number is not too large."""
-    if field.type in (MESSAGE, GROUP):
+    if field.type in (read.MESSAGE, read.GROUP):
         raise _misfit(field, kind, path)
-    natural = TYPES[field.type][1]
-    if field.type == ENUM and isinstance(kind, StringType):
+    natural = read.TYPES[field.type][1]
+    if field.type == read.ENUM and isinstance(kind, T.StringType):
         return _enum(field, path)
-    if isinstance(kind, (*WHOLE, DecimalType)) and (
-        field.type == ENUM or isinstance(natural, (*WHOLE, DecimalType))
+    if isinstance(kind, (*read.WHOLE, T.DecimalType)) and (
+        field.type == read.ENUM or isinstance(natural, (*read.WHOLE, T.DecimalType))
     ):
         return _whole
-    if isinstance(kind, type(natural)) or (field.type == DOUBLE and isinstance(kind, FloatType)):
-        return same
+    if isinstance(kind, type(natural)) or (field.type == read.DOUBLE and isinstance(kind, T.FloatType)):
+        return read.same
     raise _misfit(field, kind, path)
 
 
@@ -176,7 +153,7 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _enum(field: Field, path: str) -> Conversion:
+def _enum(field: read.Field, path: str) -> Conversion:
     names = {name: each.number for name, each in field.enum_type.values_by_name.items()}
     is_closed = field.enum_type.is_closed
 
@@ -190,5 +167,7 @@ def _enum(field: Field, path: str) -> Conversion:
     return number
 
 
-def _misfit(field: Field, kind: DataType, path: str) -> SchemaMismatch:
-    return SchemaMismatch(f"column {path!r} is {kind.simpleString()}, and the field is {name_of(field)}")
+def _misfit(field: read.Field, kind: T.DataType, path: str) -> read.SchemaMismatch:
+    return read.SchemaMismatch(
+        f"column {path!r} is {kind.simpleString()}, and the field is {read.name_of(field)}"
+    )

@@ -480,6 +480,27 @@ def test_a_row_that_does_not_fit_is_one_clear_error(columns: str, row: dict[str,
     assert text in str(raised.value)
 
 
+def test_the_columns_of_a_struct_are_its_fields_and_not_what_it_holds() -> None:
+    """The library takes a dict for the contents of a google.protobuf.Struct."""
+    from google.protobuf import struct_pb2
+
+    assert struct_pb2.DESCRIPTOR.name == "google/protobuf/struct.proto"  # the default pool has it
+    holder = file("""
+        syntax: "proto3" dependency: "google/protobuf/struct.proto"
+        message_type { name: "M" field { name: "s" number: 1 type_name: ".google.protobuf.Struct" } }
+    """)
+    rows = [{"s": {"fields": [("a", {"string_value": "x"})]}}, {"s": {"fields": []}}, {"s": None}]
+    columns = "s struct<fields: map<string, struct<string_value: string>>>"
+    kind = message_class("M", holder)
+    filled = kind()
+    filled.s["a"] = "x"
+    empty = kind()
+    empty.s.SetInParent()
+    assert encoded(rows, columns, only(holder)) == [
+        each.SerializeToString() for each in (filled, empty, kind())
+    ]
+
+
 def test_a_required_field_that_is_null_is_one_clear_error() -> None:
     assert encoded([{"id": 1, "kind": "B"}], "id int, kind string", only(OLD)) == [b"\x08\1\x18\2"]
     for row in ({"id": None, "kind": "B"}, {"id": 1, "kind": "3"}):
