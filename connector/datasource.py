@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
 
 
-class TxmqDataSource(DataSource):
+class TxmqDataSource(ds.DataSource):
     """
     A message queue for Structured Streaming: every micro-batch is one transaction.
 
@@ -105,7 +99,7 @@ class TxmqDataSource(DataSource):
         texts = (str(self.options.get(f"include{name.title()}", "")) for name in Included._fields)
         return read_schema(Included(*(text.strip().lower() == "true" for text in texts)))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
         from connector.options import read_options
         from connector.stream import spark_version
         from connector.stream.schema import check_read_schema
@@ -119,7 +113,7 @@ class TxmqDataSource(DataSource):
         check_read_schema(schema, options.included)
         return spark_version.stream_reader(options)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
         from connector.options import read_options, table_options
         from connector.stream.schema import check_read_schema
         from connector.stream.source import TxmqBatchReader
@@ -134,7 +128,7 @@ class TxmqDataSource(DataSource):
         check_read_schema(schema, options.included)
         return TxmqBatchReader(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         """``overwrite`` means output mode complete: every micro-batch publishes the whole result."""
         from connector.options import write_options
         from connector.stream.schema import check_publish_columns
@@ -144,7 +138,7 @@ class TxmqDataSource(DataSource):
         check_publish_columns(schema)
         return TxmqStreamWriter(options)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         from connector.options import write_options
         from connector.stream.schema import check_publish_columns
         from connector.stream.sink import TxmqBatchWriter

@@ -107,8 +107,9 @@ def _snapshot(log: Path, table: str) -> tuple[dict[str, Action], Action, Action]
                 state[kind] = action[kind]
 
     for name, _ in sorted(parts.get(base, ())):
-        for action in pq.read_table(log / name, columns=["add", "metaData", "protocol"]).to_pylist():
-            take({kind: _as_json(value) for kind, value in action.items() if value is not None})
+        for batch in pq.read_table(log / name, columns=["add", "metaData", "protocol"]).to_batches():
+            for action in batch.to_struct_array().to_pylist(maps_as_pydicts="strict"):
+                take(action)
     needed = [version for version in commits if version > base]
     if needed != list(range(base + 1, base + 1 + len(needed))) or (base < 0 and not needed):
         raise OptionError(
@@ -122,13 +123,3 @@ def _snapshot(log: Path, table: str) -> tuple[dict[str, Action], Action, Action]
     if state.keys() != {"metaData", "protocol"}:
         raise OptionError(f"the log of table {table!r} has no metadata", "read it with Spark")
     return files, state["metaData"], state["protocol"]
-
-
-def _as_json(value: Mapping[str, object]) -> dict[str, Any]:
-    """An action of a checkpoint: maps are lists of pairs there."""
-    return {
-        name: dict(found)
-        if isinstance(found, list) and all(isinstance(each, tuple) for each in found)
-        else found
-        for name, found in value.items()
-    }

@@ -95,20 +95,13 @@ def choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
-def _json_offsets(value: str) -> dict[str, int] | None:
+def _object(value: str) -> dict[str, Any]:
+    """The JSON object of a text; empty for another text."""
     try:
-        offsets = json.loads(value)
+        found = json.loads(value)
     except ValueError:
-        return None
-    if not isinstance(offsets, dict) or not offsets:
-        return None
-    offsets = _by_log(offsets)
-    if not all(
-        isinstance(offset, int) and not isinstance(offset, bool) and offset >= EARLIEST
-        for offset in offsets.values()
-    ):
-        return None
-    return offsets
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _by_log(offsets: Mapping[str, object]) -> dict[str, Any]:
@@ -126,8 +119,8 @@ def offsets(value: str) -> str | dict[str, int]:
     text = value.strip()
     if text.lower() in ("earliest", "latest"):
         return text.lower()
-    offsets = _json_offsets(text)
-    if offsets is None:
+    offsets = _by_log(_object(text))
+    if not offsets or not all(type(offset) is int and offset >= EARLIEST for offset in offsets.values()):
         raise InvalidOption(
             'earliest, latest, or JSON from queue to offset such as {"orders": 1200} (-2 earliest, -1 latest)'
         )
@@ -136,11 +129,8 @@ def offsets(value: str) -> str | dict[str, int]:
 
 def starting_offsets(value: str) -> str | dict[str, int] | LedgerStart:
     """As ``offsets``, or a batch of a ledger."""
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("ledger"), str):
+    found = _object(value)
+    if not isinstance(found.get("ledger"), str):
         return offsets(value)
     ledger, batch, app_id = found.pop("ledger"), found.pop("batch", None), found.pop("app", None)
     numbered = batch is None or (isinstance(batch, int) and not isinstance(batch, bool) and batch > 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeVar, cast
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+Type = TypeVar("Type", bound=DataType)
 
 
 def quoted(name: str) -> str:
@@ -43,19 +45,13 @@ def has(kind: DataType, *types: type[DataType]) -> bool:
     return isinstance(kind, types)
 
 
-def nullable(schema: StructType) -> StructType:
-    """The schema without NOT NULL, which staged rows do not have."""
-    return StructType(
-        [StructField(column.name, nullable_type(column.dataType), True, column.metadata) for column in schema]
-    )
-
-
-def nullable_type(kind: DataType) -> Any:
-    """The type without NOT NULL within."""
+def nullable(kind: Type) -> Type:
+    """The type, or the schema, without NOT NULL within, which staged rows do not have."""
+    found: DataType = kind
     if isinstance(kind, StructType):
-        return nullable(kind)
-    if isinstance(kind, ArrayType):
-        return ArrayType(nullable_type(kind.elementType), True)
-    if isinstance(kind, MapType):
-        return MapType(nullable_type(kind.keyType), nullable_type(kind.valueType), True)
-    return kind
+        found = StructType([StructField(f.name, nullable(f.dataType), True, f.metadata) for f in kind])
+    elif isinstance(kind, ArrayType):
+        found = ArrayType(nullable(kind.elementType), True)
+    elif isinstance(kind, MapType):
+        found = MapType(nullable(kind.keyType), nullable(kind.valueType), True)
+    return cast(Type, found)

@@ -30,23 +30,20 @@ def check_functions(functions: Mapping[str, object]) -> None:
     for name, function in functions.items():
         if not callable(function):
             raise OptionError(f"after_commit[{name!r}] is {function!r}", FORMS)
-        signature = _signature(function)
-        if signature is None:
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # a function of C has none: it gets rows and sequence
             continue
         try:
-            signature.bind(None, 0, **({"token": ""} if _takes_token(signature) else {}))
+            signature.bind(None, 0, **({"token": ""} if _takes_token(function) else {}))
         except TypeError:
             raise OptionError(f"after_commit[{name!r}] takes the arguments {signature}", FORMS) from None
 
 
 def call(name: str, function: AfterCommit, rows: DataFrame, entry: LedgerEntry) -> None:
     """Calls ``function`` for a decided batch; one with a parameter ``token`` gets the token."""
-    signature = _signature(function)
-    if signature is not None and _takes_token(signature):
-        returned = function(rows, entry.sequence, token=token(name, entry))
-    else:
-        returned = function(rows, entry.sequence)
-    require_ended(returned, f"after_commit[{name!r}]")
+    more = {"token": token(name, entry)} if _takes_token(function) else {}
+    require_ended(function(rows, entry.sequence, **more), f"after_commit[{name!r}]")
 
 
 def token(name: str, entry: LedgerEntry) -> str:
@@ -54,17 +51,12 @@ def token(name: str, entry: LedgerEntry) -> str:
     return str(uuid.uuid5(_TOKENS, f"{entry.token}/{name}"))
 
 
-def _takes_token(signature: inspect.Signature) -> bool:
-    parameter = signature.parameters.get("token")
+def _takes_token(function: AfterCommit) -> bool:
+    try:
+        parameter = inspect.signature(function).parameters.get("token")
+    except ValueError:
+        return False
     return parameter is not None and parameter.kind in (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
     )
-
-
-def _signature(function: AfterCommit) -> inspect.Signature | None:
-    """None for a function of C that has no signature: it gets rows and sequence."""
-    try:
-        return inspect.signature(function)
-    except ValueError:
-        return None

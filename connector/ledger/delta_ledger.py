@@ -110,7 +110,7 @@ class DeltaLedger:
         # the engine, and the id under which its batches are commits of the table: set in the first round
         self._identity, self._txn_app_id = "", ""
         self._log_ids: dict[str, str] = {}
-        self._repair = Repair(self._tables, table, engine, app_id, self._insert, _keys)
+        self._repair = Repair(self._tables, table, engine, app_id, self._insert)
         self._writing = threading.Lock()
         self._changed = threading.Condition()
         self._asked = 1  # the first round writes what an earlier process did not write
@@ -299,8 +299,3 @@ class DeltaLedger:
             return bool(client.is_stopped)
         context: Any = self._spark.sparkContext
         return bool(context._jsc is None or context._jsc.sc().isStopped())
-
-
-def _keys(entry: LedgerEntry) -> set[tuple[str, str | None]]:
-    """(token, log) of the rows of an entry."""
-    return {(entry.token, row[_NAMES.index("log")]) for row in ledger_rows(entry)}

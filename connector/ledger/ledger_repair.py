@@ -21,23 +21,17 @@ from connector.tables.table_format import TableFormat, TableMark
 log = logging.getLogger("txmq")
 
 Insert = Callable[[SparkSession, Table, Sequence[LedgerEntry]], None]
-Keys = Callable[[LedgerEntry], set[tuple[str, str | None]]]
 
 
 class Repair:
-    """Of the ledger of one app. ``insert``: adds the rows of entries that a table does not have. ``keys``:
-    (token, log) of the rows of an entry.
-    """
+    """Of the ledger of one app. ``insert``: adds the rows of entries that a table does not have."""
 
-    def __init__(
-        self, tables: TableFormat, name: str, engine: Engine, app_id: str, insert: Insert, keys: Keys
-    ) -> None:
+    def __init__(self, tables: TableFormat, name: str, engine: Engine, app_id: str, insert: Insert) -> None:
         self._tables = tables
         self._name = name
         self._engine = engine
         self._app_id = app_id
         self._insert = insert
-        self._keys = keys
         self._seen: TableMark | None = None
 
     def start(self, spark: SparkSession) -> None:
@@ -65,7 +59,10 @@ class Repair:
         if not known:
             return
         held, others = self._held(spark, table, known)
-        missing = [entry for entry in known if not self._keys(entry) <= held]
+        # an entry has a row for each log, or one without a log
+        missing = [
+            entry for entry in known if not {(entry.token, log) for log in entry.ranges or (None,)} <= held
+        ]
         before = known[0].sequence - 1
         lost = bool(found) and others < before
         if not missing and not lost:

@@ -35,11 +35,6 @@ _CODES, _PARTITIONS = 1 << 16, 1 << 14
 _ONE_QUEUE = ("first_queue", "last_queue")
 
 
-def has_several_maxima() -> bool:
-    """Whether ``max_by`` gives the rows of several maxima: from Spark 4.2 on."""
-    return "k" in signature(F.max_by).parameters
-
-
 @dataclass(frozen=True)
 class Notes:
     """``kept``: what a metric needs of a broken row, null of a good one. ``reasons``: what a note may say."""
@@ -76,7 +71,8 @@ def watchable(frame: DataFrame) -> Watchable | None:
     """What ``frame`` is like; None if no metric can tell of its rows."""
     types = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
     placed = all(types.get(name) == kind for name, kind in PLACE.items())
-    if not placed or frame.isStreaming or is_connect(frame) or not has_several_maxima():
+    # ``max_by`` gives the rows of several maxima from Spark 4.2 on
+    if not placed or frame.isStreaming or is_connect(frame) or "k" not in signature(F.max_by).parameters:
         return None
     tasks = partitions(frame) or _WORDS * _BITS
     return Watchable("body" in types, min(-(-tasks // _BITS), _WORDS))

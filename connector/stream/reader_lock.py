@@ -48,10 +48,9 @@ class ReaderLock:
         held: list[socket.socket] = []
         for queue in sorted(queues):  # sorted, so that two readers never wait for each other
             try:
-                found = _bound(_name(broker, app_id, queue))
-                while found is None and time.monotonic() < deadline:
+                name = _name(broker, app_id, queue)
+                while (found := _bound(name)) is None and time.monotonic() < deadline:
                     time.sleep(0.05)
-                    found = _bound(_name(broker, app_id, queue))
             except OSError:
                 break
             if found is None:

@@ -11,6 +11,7 @@ Invariant: a body without such a number is parsed as it is, and only once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -34,18 +35,14 @@ _LIKELY, _LONG, _LONG_QUOTED = (
 )
 
 
-def decimals_alone(schema: StructType) -> StructType:
-    """The schema that reads everything else as text."""
-    return StructType([StructField(each.name, _alone(each.dataType)) for each in schema.fields])
-
-
-def _alone(kind: DataType) -> DataType:
+def decimals_alone(kind: DataType) -> Any:
+    """The type, or the schema, that reads everything else as text."""
     if isinstance(kind, StructType):
-        return decimals_alone(kind)
+        return StructType([StructField(each.name, decimals_alone(each.dataType)) for each in kind.fields])
     if isinstance(kind, ArrayType):
-        return ArrayType(_alone(kind.elementType))
+        return ArrayType(decimals_alone(kind.elementType))
     if isinstance(kind, MapType):
-        return MapType(kind.keyType, _alone(kind.valueType))
+        return MapType(kind.keyType, decimals_alone(kind.valueType))
     return kind if isinstance(kind, DecimalType) else StringType()
 
 

@@ -37,9 +37,10 @@ def _of_fields(schema: StructType, within: str, finite: bool) -> Iterator[Check]
 def _of(kind: DataType, path: str, nullable: bool, finite: bool) -> Iterator[Check]:
     """Of a value of one type."""
     if not nullable:
-        yield _is_null, f"field {path!r} is missing or null"
+        yield (lambda value: value.isNull()), f"field {path!r} is missing or null"
     if finite and isinstance(kind, (DoubleType, FloatType)):
-        yield _is_infinite, f"field {path!r} is too large for {kind.simpleString()}"
+        reason = f"field {path!r} is too large for {kind.simpleString()}"
+        yield (lambda value: F.abs(value) == F.lit(float("inf"))), reason
     if isinstance(kind, StructType):
         for condition, reason in _of_fields(kind, f"{path}.", finite):
             yield _where_there(condition), reason
@@ -49,14 +50,6 @@ def _of(kind: DataType, path: str, nullable: bool, finite: bool) -> Iterator[Che
     elif isinstance(kind, MapType):
         for condition, reason in _of(kind.valueType, f"{path}{{}}", kind.valueContainsNull, finite):
             yield _of_any(condition, F.map_values), reason
-
-
-def _is_null(value: Column) -> Column:
-    return value.isNull()
-
-
-def _is_infinite(value: Column) -> Column:
-    return F.abs(value) == F.lit(float("inf"))
 
 
 def _of_field(name: str, condition: Callable[[Column], Column]) -> Callable[[Column], Column]:

@@ -57,7 +57,10 @@ def change(
                 save(session, writer.option("replaceWhere", change.where), table, once)
             return
         view = f"txmq_{uuid.uuid4().hex}"
-        with isolated(spark, {**settings(once), **_of_partitions(table)}, context) as session:
+        # where Delta repartitions the rows of a merge, it reads a name as a path of fields (``a.b``)
+        columns = json.loads(table.metadata)["metaData"].get("partitionColumns", ()) if table.metadata else ()
+        partitions = {} if plain(columns) else {_REPARTITION: "false"}
+        with isolated(spark, {**settings(once), **partitions}, context) as session:
             rows(session).createOrReplaceTempView(view)
             same_table.merge(session, change.sql(in_sql(table.name), view), table, once)
 
@@ -69,15 +72,6 @@ def change(
     version = require_held(spark, table, once)
     same_table.require_done_on(spark, table, once)
     return version
-
-
-def _of_partitions(table: Table) -> dict[str, str]:
-    """The settings of a merge into a table with these partition columns: where Delta repartitions its rows by
-    them, it reads a name as a path of fields (``a.b``).
-    """
-    metadata = json.loads(table.metadata)["metaData"] if table.metadata else {}
-    columns = metadata.get("partitionColumns", ())
-    return {} if plain(columns) else {_REPARTITION: "false"}
 
 
 def _widened(rows: DataFrame, table: Table) -> DataFrame:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from connector.sql import literal, nullable_type, quoted, type_in_sql
+from connector.sql import literal, nullable, quoted, type_in_sql
 
 
 def same(given: DataType, wanted: DataType) -> bool:
     """Whether a value needs no cast."""
-    return bool(nullable_type(given) == nullable_type(wanted))
+    return bool(nullable(given) == nullable(wanted))
 
 
 def value(sql: str, given: DataType, wanted: DataType, cast: str = "try_cast", depth: int = 0) -> str:
@@ -78,10 +78,6 @@ def castable(sql: str, given: DataType, wanted: DataType, depth: int = 0) -> str
 
 def evaluated(sql: str, kind: DataType) -> str:
     """SQL that is true, and that Spark evaluates ``sql`` for: the optimizer cannot remove it."""
-    hashed = f"to_json(struct({sql} AS x))" if _unhashable(kind) else sql
-    return f"xxhash64({hashed}) <> 7046029254386353131"
-
-
-def _unhashable(kind: DataType) -> bool:
     text = str(kind.simpleString())
-    return "map<" in text or "variant" in text
+    hashed = f"to_json(struct({sql} AS x))" if "map<" in text or "variant" in text else sql
+    return f"xxhash64({hashed}) <> 7046029254386353131"

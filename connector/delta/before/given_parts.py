@@ -103,7 +103,13 @@ class GivenParts:
             elif order is Order.FILTERED:
                 yield part, every
             else:
-                yield part, "" if order is Order.JOINED and _equates(part, own) else " AND ".join(before)
+                # what a join may sort or hash the rows by
+                first = (
+                    order is Order.JOINED
+                    and _kind(part) in ("EqualTo", "EqualNullSafe")
+                    and any(side.references().subsetOf(own) for side in _children(part))
+                )
+                yield part, "" if first else " AND ".join(before)
 
     def _readable(self, part: JavaObject) -> str:
         """The SQL of a part over ``s``; "" where Spark does not read it."""
@@ -174,13 +180,6 @@ def _conjuncts(part: object) -> list[JavaObject]:
 
 def _children(part: JavaObject) -> list[JavaObject]:
     return [part.children().apply(number) for number in range(part.children().size())]
-
-
-def _equates(part: object, own: object) -> bool:
-    """Whether it may be what a join sorts or hashes the rows by."""
-    return _kind(part) in ("EqualTo", "EqualNullSafe") and any(
-        side.references().subsetOf(own) for side in _children(part)
-    )
 
 
 def _largest(part: JavaObject, own: JavaObject) -> Iterator[JavaObject]:

@@ -151,7 +151,11 @@ class _Casts:
         for name, sql in assigned.items():
             if not plain:
                 asked += self.parts.of(f"the value of column {name!r}", sql).asked
-            place, kind = _column(self.held, [name] if plain else _names(name)), self.typed(sql)
+            try:
+                path = [name] if plain else name_parts(name)
+            except OptionError:
+                path = [name.strip("`")]  # a name with odd characters
+            place, kind = _column(self.held, path), self.typed(sql)
             if place is None or kind is None:
                 continue
             nested, column = place
@@ -176,13 +180,6 @@ class _Casts:
             null = f"table {self.table!r}: column {name!r} contains a null in a NOT NULL field"
             asked += [(sql, null) for sql in conditions]
         return values, tuple(asked)
-
-
-def _names(column: str) -> list[str]:
-    try:
-        return name_parts(column)
-    except OptionError:
-        return [column.strip("`")]  # a name with odd characters
 
 
 def _column(held: StructType, names: list[str]) -> tuple[bool, StructField] | None:
