@@ -14,12 +14,12 @@ from broker_core.engine import FILES, ToApply
 from connector.delta import commits, isolated, jvm, log, resolve, transient
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
-from connector.delta.before import append_files, append_rows, hidden, staged_files
+from connector.delta.before import append_files, append_rows, staged_files
 from connector.delta.before import check_change as changes
 from connector.delta.before.staged_files import StagedFiles
 from connector.delta.exported_files import DeltaExportedFiles
 from connector.delta.last_commit import LastCommits
-from connector.delta.table_files import TableFiles
+from connector.delta.table_files import TableFiles, hidden_directory, sweep
 from connector.tables.change import Change
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, in_sql
@@ -91,7 +91,7 @@ class Delta:
     def stage(
         self, rows: DataFrame, table: Table, options: Mapping[str, str], attempt: Attempt, number: int
     ) -> HiddenFiles | None:
-        place = f"{hidden.directory(attempt)}/{number}"
+        place = f"{hidden_directory(attempt)}/{number}"
         files = TableFiles.at(table.location)
         staged = staged_files.write(rows, table, options, files, place, self._commits)
         if staged is not None and not staged.rows:
@@ -105,15 +105,15 @@ class Delta:
         return [path for place in self._places(attempt) for path in files.missing(self._staged[place].places)]
 
     def _places(self, attempt: Attempt) -> list[str]:
-        ours = f"{hidden.directory(attempt)}/"
+        ours = f"{hidden_directory(attempt)}/"
         return [place for place in tuple(self._staged) if place.startswith(ours)]
 
     def drop(self, location: str, attempt: Attempt) -> None:
         for place in self._places(attempt):
             self._staged.pop(place, None)  # another thread drops what is of its table
-        TableFiles.at(location).delete(hidden.directory(attempt))
+        TableFiles.at(location).delete(hidden_directory(attempt))
 
-    sweep = staticmethod(hidden.sweep)
+    sweep = staticmethod(sweep)
 
     # -- after it --------------------------------------------------------------------------------------------
     decided = staticmethod(isolated.decided)

@@ -1,24 +1,34 @@
 """The files of a table's directory, beside Delta: durable, copied, missing, deleted.
 
-Not here: which files and when (``before/hidden.py``).
-Invariant: every path is relative to the directory of the table. Each operation may be repeated. A copy has
+``<table>/_txmq/<app>/<sequence>.<token>/<number>/`` holds the files of one append that Delta has written for
+an attempt and not committed, in the layout of the table. Its name begins with ``_``, so neither VACUUM nor a
+reader of the table looks into it. Beside them, the file ``accepted`` is of the rehearsals (``rehearsal.py``).
+
+Not here: what the files hold (``staged_files.py``), when they reach the table (``after/add_files.py``).
+Invariants: what may still be decided or added is never deleted. An attempt whose sequence is decided can only
+be decided if it is the one that was: each (query, batch) is decided once, and gets the next sequence. Every
+path is relative to the directory of the table. Each operation may be repeated. A copy has
 its name only when it is whole: another driver may have committed that name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from broker_core.core.files import sync
+from broker_core.core.files import readable, sync
+from broker_core.engine import LedgerEntry
+from connector.tables.table_format import Attempt
 
 DISK = "file:"
+HIDDEN = "_txmq"
 _SYNCS = 8  # at the same time
 _KEPT = 1000
 Stamp = tuple[int, ...]  # what os.stat says: device, inode, and more of a file
@@ -154,3 +164,32 @@ def _link(source: Path, target: Path) -> None:
 def _part(path: Path) -> Path:
     """Where a file is while it is written. No reader of a table takes a name that begins with a dot."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+
+
+# -- the hidden directory ------------------------------------------------------------------------------------
+
+
+def hidden_directory(attempt: Attempt) -> str:
+    """Returns the directory of an attempt. ``txn_app_id`` contains the id of the engine's data and the table:
+    other data count their batches anew.
+    """
+    return f"{_app_directory(attempt)}/{attempt.sequence}.{attempt.token}"
+
+
+def sweep(location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:
+    """Deletes the attempts of the same app that can be neither decided nor added any more.
+
+    ``attempt`` is decided. ``unapplied`` is asked after that, so that no decision is missed.
+    """
+    files, ours = TableFiles.at(location), _app_directory(attempt)
+    numbers = {name: name.partition(".")[0] for name in files.children(ours)}
+    old = [name for name, of in numbers.items() if of.isdigit() and 0 < int(of) <= attempt.sequence]
+    kept = {f"{entry.sequence}.{entry.token}" for entry in unapplied()} if old else set()
+    for name in old:
+        if name not in kept:
+            files.delete(f"{ours}/{name}")
+
+
+def _app_directory(attempt: Attempt) -> str:
+    name = hashlib.sha256(attempt.txn_app_id.encode()).hexdigest()[:16]
+    return f"{HIDDEN}/{readable(attempt.app_id)[:60]}-{name}"

@@ -56,24 +56,15 @@ def ledger_rows(
     """
     committed_at = datetime.datetime.fromtimestamp(entry.committed_at_us / 1e6, datetime.timezone.utc)
     identity = (entry.app_id, entry.query_id, entry.batch_id, entry.token)
-    if not entry.ranges:
-        nothing = (None, None, None, entry.messages, entry.published, committed_at)
-        return [(*identity, *nothing, entry.sequence, engine, None)]
     dense = sum(end - start for start, end in entry.ranges.values()) == entry.messages
-    return [
-        (
-            *identity,
-            name,
-            start,
-            end,
-            end - start if dense else entry.messages if len(entry.ranges) == 1 else None,
-            entry.published,
-            committed_at,
-            entry.sequence,
-            engine,
-            (log_ids or {}).get(name),
-        )
+    whole, ids = entry.messages if len(entry.ranges) <= 1 else None, log_ids or {}
+    of_logs: list[tuple[Any, ...]] = [
+        (name, start, end, end - start if dense else whole, ids.get(name))
         for name, (start, end) in sorted(entry.ranges.items())
+    ]
+    return [
+        (*identity, *row, entry.published, committed_at, entry.sequence, engine, log_id)
+        for *row, log_id in of_logs or [(None, None, None, whole, None)]
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -318,9 +318,5 @@ def _cut(found: Available, end: int) -> Available:
         return found
     end = max(end, found.start)
     whole = found.end - found.start
-    return Available(
-        found.start,
-        end,
-        -(-found.rows * (end - found.start) // whole),
-        found.size_bytes * (end - found.start) // whole,
-    )
+    rows, size_bytes = (-(-part * (end - found.start) // whole) for part in (found.rows, found.size_bytes))
+    return replace(found, end=end, rows=rows, size_bytes=size_bytes)

@@ -49,7 +49,10 @@ class Checks:
             ("append", *table.shape, schema.json(), repr(sorted(options.items())), *columns),
             lambda: self._tables.check_append(spark, table, schema, writing),
         )
-        self._warn(table, found.by_rows)
+        if (table.location, found.by_rows) not in self._told:
+            self._told.add((table.location, found.by_rows))
+            how = f"as rows, which are written twice: {found.by_rows}" if found.by_rows else "as files"
+            log.info("app %r appends to table %r %s", self._app_id, table.name, how)
         return found
 
     def change(
@@ -116,13 +119,6 @@ class Checks:
         if len(self._answers) > KEPT:
             del self._answers[next(iter(self._answers))]
         return found
-
-    def _warn(self, table: Table, by_rows: str) -> None:
-        if (table.location, by_rows) in self._told:
-            return
-        self._told.add((table.location, by_rows))
-        how = f"as rows, which are written twice: {by_rows}" if by_rows else "as files"
-        log.info("app %r appends to table %r %s", self._app_id, table.name, how)
 
 
 def last_stored(tables: TableFormat, spark: SparkSession, table: Table, txn_app_id: str) -> tuple[int, int]:

@@ -24,10 +24,9 @@ from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
 from connector.delta import jvm, transient
-from connector.delta.before.hidden import ROOT
 from connector.delta.log import parts
 from connector.delta.resolve import managed, snapshot_at
-from connector.delta.table_files import DISK, TableFiles
+from connector.delta.table_files import DISK, HIDDEN, TableFiles
 from connector.errors import message
 from connector.sql import nullable
 from connector.stream.staging import no_rows
@@ -43,7 +42,7 @@ _OF_ONE_TABLE = ("id", "name", "description", "createdTime")
 _NOTES = (".lastCommitVersionInSession", ".commitInfo.userMetadata")
 _accepted: set[str] = set()
 _evolved: dict[str, str] = {}
-_FILE = f"{ROOT}/accepted"
+_FILE = f"{HIDDEN}/accepted"
 _MOST = 32
 _COMMIT_INFO = (
     '{"commitInfo":{"timestamp":0,"inCommitTimestamp":0,"operation":"REHEARSAL","operationParameters":{}}}'
@@ -89,7 +88,7 @@ def rehearse(
         _write(spark, table.name, log, schema, writing, where)
         if files is not None:
             with contextlib.suppress(OSError):  # the table is gone, or not ours: it is tried again
-                files.make(ROOT)
+                files.make(HIDDEN)
                 files.write(_FILE, "\n".join([*_accepted_in(files)[1 - _MOST :], asked]))
     _accepted.add(asked)
 

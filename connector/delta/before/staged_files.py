@@ -1,6 +1,6 @@
 """Rows of an append as data files that Delta's own writer has written, and not committed.
 
-Delta writes them with the snapshot of the table and the path of a hidden directory (``hidden.py``): one job
+Delta writes them with the snapshot of the table and the path of a hidden directory: one job
 over the rows, with the layout, the statistics and the constraints of the table. The actions that its commit
 would have are staged, one for each file.
 

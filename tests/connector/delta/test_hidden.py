@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_core.engine import LedgerEntry
-from connector.delta.before.hidden import directory, sweep
-from connector.delta.table_files import TableFiles
+from connector.delta.table_files import TableFiles, hidden_directory, sweep
 from connector.tables.table_format import Attempt
 
 
@@ -20,7 +19,7 @@ def entry(sequence: int, token: str) -> LedgerEntry:
 
 
 def keep(root: Path, attempt: Attempt) -> Path:
-    file = root / directory(attempt) / "0" / "p=1" / "part.parquet"
+    file = root / hidden_directory(attempt) / "0" / "p=1" / "part.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("rows")
     return file
@@ -68,7 +67,7 @@ def test_a_directory_is_made_durable_again_only_if_it_has_got_a_new_name(
     def of_attempt(number: int) -> tuple[list[str], set[str]]:
         """The directories of an attempt, innermost first, and what is synced for it."""
         attempt = Attempt("app", "app@a/t", number, "x")
-        files.make(f"{directory(attempt)}/0")
+        files.make(f"{hidden_directory(attempt)}/0")
         file = keep(tmp_path, attempt)
         synced.clear()
         files.sync([str(file.relative_to(tmp_path))])
