@@ -71,8 +71,8 @@ class Delta:
     def check_append(
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:
-        found = append_rows.check_append(spark, table, schema, writing)
         why = append_files.why_rows(spark, table, schema, writing.options)
+        found = append_rows.check_append(spark, table, schema, writing, rehearses=bool(why))
         evaluates = bool(why) or append_files.evaluates(table)
         return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 

@@ -2,7 +2,7 @@
 
 ``<table>/_txmq/<app>/<sequence>.<token>/<number>/`` holds the files of one append that Delta has written for
 an attempt and not committed, in the layout of the table. Its name begins with ``_``, so neither VACUUM nor a
-reader of the table looks into it. Beside them, the file ``accepted`` is of the rehearsals (``rehearsal.py``).
+reader of the table looks into it.
 
 Not here: what the files hold (``staged_files.py``), when they reach the table (``after/add_files.py``).
 Invariants: what may still be decided or added is never deleted. An attempt whose sequence is decided can only

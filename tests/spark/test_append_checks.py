@@ -19,8 +19,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from broker_core.core import failpoint
 from broker_core.core.errors import NotApplied, OptionError, cause
 from connector.batch.batch_transaction import BatchTransaction
-from connector.delta.before import rehearsal
-from connector.delta.before.append_rows import check_append
+from connector.delta.format import Delta
 from connector.delta.resolve import resolve
 from connector.tables.table_format import Writing
 from tests.spark.pipelines import delta_actions, hidden_files
@@ -135,7 +134,7 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
 
 
 @pytest.mark.soak  # a cost, not a rule
-def test_tables_alike_are_rehearsed_once_and_not_again_by_the_next_process(
+def test_a_rehearsal_leaves_nothing_and_an_append_as_files_has_none(
     rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -146,34 +145,21 @@ def test_tables_alike_are_rehearsed_once_and_not_again_by_the_next_process(
         return made[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", counted)
-    monkeypatch.setattr(rehearsal, "_accepted", set())
-    for name, columns in (("one", "v INT"), ("two", "v INT"), ("other", "v INT, w INT")):
-        rig.spark.sql(f"CREATE TABLE delta.`{tmp_path / name}` ({columns}) USING delta")
+    rig.spark.sql(f"CREATE TABLE delta.`{tmp_path / 'there'}` (v INT) USING delta")
     schema = StructType([StructField("v", IntegerType())])
 
-    def check(name: str, *by: str, **options: str) -> int:
-        before = len(made)
-        check_append(rig.spark, resolve(rig.spark, str(tmp_path / name)), schema, Writing(options, by))
-        return len(made) - before
+    def check(name: str, **options: str) -> tuple[int, bool]:
+        before, table = len(made), resolve(rig.spark, str(tmp_path / name))
+        checked = Delta().check_append(rig.spark, table, schema, Writing(options))
+        return len(made) - before, bool(checked.by_rows)
 
-    # tables that are there, and two that are not
-    assert [check("one"), check("two"), check("one"), check("other")] == [1, 0, 0, 1]
-    assert [check("new"), check("newer"), check("new", mergeSchema="true")] == [1, 0, 1]
-    rig.spark.sql(f"ALTER TABLE delta.`{tmp_path / 'two'}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
-    assert [check("two"), check("one")] == [1, 0]
+    assert check("there") == (0, False)
+    assert check("new") == (1, True)
+    assert check("there", replaceWhere="true") == (1, True)  # an option that means more than to files
     for _ in range(2):  # what was refused is tried again
         with pytest.raises(OptionError, match="Delta would refuse it"):
-            check("one", mergeSchema="maybe")
-    # the next process finds in the directory of the table what was accepted, and nothing else
-    monkeypatch.setattr(rehearsal, "_accepted", set())
-    assert [check("one"), check("other"), check("new")] == [0, 0, 1]
-    monkeypatch.setattr(rehearsal, "_accepted", set())
-    (tmp_path / "one" / "_txmq" / "accepted").write_bytes(b"\xff")
-    shutil.rmtree(tmp_path / "other" / "_txmq")
-    assert [check("one"), check("other", mergeSchema="true"), check("other")] == [1, 1, 1]
-    with pytest.raises(OptionError, match="Delta would refuse it"):
-        check("one", mergeSchema="maybe")
-    assert not any(map(os.path.exists, made)) and not (tmp_path / "new").exists()
+            check("new", mergeSchema="maybe")
+    assert len(made) == 4 and not any(map(os.path.exists, made)) and not (tmp_path / "new").exists()
 
 
 @pytest.mark.soak

@@ -85,8 +85,11 @@ def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
     return (asked if asked is not None else str(spark.conf.get(AUTO_MERGE, "false"))).lower() == "true"
 
 
-def check_append(spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> Fit | None:
+def check_append(
+    spark: SparkSession, table: Table, schema: StructType, writing: Writing, *, rehearses: bool = True
+) -> Fit | None:
     """How to convert rows of ``schema`` so that the append cannot fail after the decision; None: not at all.
+    ``rehearses``: not where Delta's writer judges the rows themselves before it, or another rehearsal does.
 
     After the decision, a failing append stops the query until the table is changed. Raises OptionError.
     """
@@ -99,7 +102,8 @@ def check_append(spark: SparkSession, table: Table, schema: StructType, writing:
         merges = merges_schema(spark, options)
         known = known.widened(evolved(spark, table, schema, writing) if merges and known.widens else None)
         found = fit(table.name, schema, known, partition_by, merges=merges)
-    rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), writing)
+    if rehearses:
+        rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), writing)
     return found
 
 

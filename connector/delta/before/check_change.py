@@ -66,7 +66,7 @@ def check(
         values = merge_values(spark, table, schema, change, wide)
         return Checked(lambda rows: asserted(rows, values.written), compared=values.compared)
     writing = Writing(change.options)
-    found = check_append(spark, table, schema, writing)
+    found = check_append(spark, table, schema, writing, rehearses=False)
     assert found is not None, "the table exists"
     fitting = nullable(fitted(no_rows(spark, schema), found).schema)
     _tried(spark, context, lambda session: rehearse(session, table, fitting, writing, change.where))

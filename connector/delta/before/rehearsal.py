@@ -1,17 +1,14 @@
-"""A rehearsal of an append on a temporary table, to test whether Delta accepts the schema and the options.
+"""A rehearsal of a write on a temporary table, to test whether Delta accepts the schema and the options.
 
-Not here: the values (fit.py). Not on Spark Connect, where a client cannot write the log of a table.
+Not here: the values (fit.py), and appends as files, which Delta writes before the decision itself. Not on
+Spark Connect, where a client cannot write the log of a table.
 
 Invariant: the real table is not changed, and the temporary table is deleted. What was accepted once is not
-tried again for a table that differs in nothing but its place, its name and its id: a process knows it, and a
-file in the hidden directory of a table on a disk tells the next one. A cold rehearsal is a tenth of the CPU
-that a driver takes until its first batch is committed.
+tried again for the same shape of rows and table: ``tables/checks.py`` keeps the answer.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import shutil
 import tempfile
@@ -26,24 +23,16 @@ from broker_core.core.errors import OptionError
 from connector.delta import jvm, transient
 from connector.delta.log import parts
 from connector.delta.resolve import managed, snapshot_at
-from connector.delta.table_files import DISK, HIDDEN, TableFiles
 from connector.errors import message
 from connector.sql import nullable
 from connector.stream.staging import no_rows
-from connector.tables.table import Table, without_high_water_marks
+from connector.tables.table import Table
 from connector.tables.table_format import Writing
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
 _COORDINATED = ("catalogOwned", "coordinatedCommits")  # of a Delta that opens such a table by its path
-_OF_ONE_TABLE = ("id", "name", "description", "createdTime")
-# What a session notes about its commits.
-_NOTES = (".lastCommitVersionInSession", ".commitInfo.userMetadata")
-_accepted: set[str] = set()
-_evolved: dict[str, str] = {}
-_FILE = f"{HIDDEN}/accepted"
-_MOST = 32
 _COMMIT_INFO = (
     '{"commitInfo":{"timestamp":0,"inCommitTimestamp":0,"operation":"REHEARSAL","operationParameters":{}}}'
 )
@@ -68,29 +57,10 @@ def rehearse(
     """
     if jvm.only_sql(spark):
         return
-    log: list[str] = []
-    versions = [spark.version]
-    if table.exists:
-        snapshot = snapshot_at(spark, table.location)
-        log, source = _log_of(snapshot), snapshot.getClass().getProtectionDomain().getCodeSource()
-        # the name of Delta's jar has its version; None where the JVM does not say it
-        versions.append("" if source is None else str(source.getLocation()).rpartition("/")[2])
-        if any(word in log[0] for word in _COORDINATED):
-            raise managed(table.name)
-    names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
-    asked = _key(spark, log, schema, writing, [where, *names, *versions])
-    if asked in _accepted:
-        return
-    # not of a new table, and not of a condition: it may name what only this session has
-    on_disk = bool(log) and not where and table.location.startswith(DISK)
-    files = TableFiles.at(table.location) if on_disk else None
-    if files is None or asked not in _accepted_in(files):
-        _write(spark, table.name, log, schema, writing, where)
-        if files is not None:
-            with contextlib.suppress(OSError):  # the table is gone, or not ours: it is tried again
-                files.make(HIDDEN)
-                files.write(_FILE, "\n".join([*_accepted_in(files)[1 - _MOST :], asked]))
-    _accepted.add(asked)
+    log = _log_of(snapshot_at(spark, table.location)) if table.exists else []
+    if log and any(word in log[0] for word in _COORDINATED):
+        raise managed(table.name)
+    _write(spark, table.name, log, schema, writing, where)
 
 
 def evolved(spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> StructType | None:
@@ -100,13 +70,10 @@ def evolved(spark: SparkSession, table: Table, schema: StructType, writing: Writ
     if jvm.only_sql(spark):
         return None
     log = _log_of(snapshot_at(spark, table.location))
-    asked = _key(spark, log, schema, writing, [spark.version])
-    if asked not in _evolved:
-        with contextlib.suppress(OptionError):  # told where the rows are fitted to the table as it is
-            _evolved[asked] = _write(spark, table.name, log, nullable(schema), writing, "")
-        if len(_evolved) > _MOST:
-            del _evolved[next(iter(_evolved))]
-    return StructType.fromJson(json.loads(_evolved[asked])) if asked in _evolved else None
+    try:
+        return StructType.fromJson(json.loads(_write(spark, table.name, log, nullable(schema), writing, "")))
+    except OptionError:  # told where the rows are fitted to the table as it is
+        return None
 
 
 def _log_of(snapshot: JavaObject) -> list[str]:
@@ -137,32 +104,3 @@ def _write(
         raise refused(table, error, str(place)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _accepted_in(files: TableFiles) -> list[str]:
-    """What Delta has accepted for a table, in a file of its hidden directory. It may be deleted at any time;
-    whoever can write it can write the table.
-    """
-    try:
-        return files.read(_FILE)[0].split()
-    except (OSError, UnicodeError):
-        return []
-
-
-def _key(
-    spark: SparkSession, log: Sequence[str], schema: StructType, writing: Writing, more: list[str]
-) -> str:
-    """All that the outcome depends on."""
-    actions = [json.loads(without_high_water_marks(action)) for action in log]
-    for action in actions:
-        for name in _OF_ONE_TABLE:
-            action.get("metaData", {}).pop(name, None)
-    settings = {
-        name: value
-        for name, value in spark.conf.getAll.items()
-        if name.startswith(("spark.sql.", "spark.databricks."))
-        and ".streaming." not in name
-        and not name.endswith(_NOTES)
-    }
-    text = [actions, settings, schema.json(), dict(writing.options), [*writing.partition_by, *more]]
-    return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()
