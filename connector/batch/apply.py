@@ -184,8 +184,10 @@ class DecidedBatch:
                 return self._append(session, table, parts, once)
         except Exception as error:
             found = cause(error)
-            if isinstance(found, MissingBranch) and not self._waits():
-                return None  # another driver has applied it meanwhile, and its rows are freed
+            if isinstance(found, MissingBranch):
+                waiting = self.engine.unapplied(self.entry.app_id)
+                if all(self.entry.sequence != each.sequence for each in waiting):
+                    return None  # another driver has applied it meanwhile, and its rows are freed
             if found is not None or is_interruption(error):
                 raise
             what = f"the {parts[0].kind}" if changes else "its rows"
@@ -216,8 +218,12 @@ class DecidedBatch:
             ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
         else:
             ready = tables.check_append(spark, table, schema, _writing(parts)).ready
+        # rows that were published stay published, even if an operator names another place now
+        kept: RefusedRows = RefusedFile(to, self.entry, parts[0], once)
+        if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
+            kept = RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
         rows = RowByRow(self._held(parts), schema, ready)
-        taken = rows.taken(spark, self._kept(parts, to, once))
+        taken = rows.taken(spark, kept)
 
         def frame(session: SparkSession) -> DataFrame:
             return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
@@ -257,14 +263,6 @@ class DecidedBatch:
         failpoint.here("adding.cleared")
         self.tables.sweep(location, attempt, lambda: self.engine.unapplied(self.app_id))
 
-    def _kept(self, parts: Sequence[ToApply], to: str, once: CommitId) -> RefusedRows:
-        """Where the refused rows are kept. Rows that were published stay published, even if an operator names
-        another place now.
-        """
-        if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
-            return RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
-        return RefusedFile(to, self.entry, parts[0], once)
-
     def _held(self, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""
         for part in parts:
@@ -279,10 +277,6 @@ class DecidedBatch:
                     )
                 batches = files.rows()
             yield from batches
-
-    def _waits(self) -> bool:
-        """Whether the batch is still to be applied."""
-        return any(self.entry.sequence == each.sequence for each in self.engine.unapplied(self.entry.app_id))
 
 
 def _writing(parts: Sequence[ToApply]) -> Writing:

@@ -53,9 +53,8 @@ class Pipeline(Protocol):
     tables: TableFormat
     checks: Checks
     apply: Apply
+    address: AddressOptions
 
-    @property
-    def address(self) -> AddressOptions: ...
     @property
     def engine(self) -> Engine: ...
 

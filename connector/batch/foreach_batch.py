@@ -38,7 +38,7 @@ from connector.batch.call import Call, execution, not_within_itself, require_end
 from connector.errors import holds_java_trace, shortened
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
-from connector.options import AddressOptions, WriteOptions, app_options
+from connector.options import WriteOptions, app_options
 from connector.stream import query_plan, staging
 from connector.stream.offset_log import OffsetLog, owner
 from connector.stream.task_identity import marked
@@ -152,7 +152,7 @@ class Transactional:
     _reads_again: bool = False  # the last batch was read by several operations
 
     def __post_init__(self) -> None:
-        self.app_id = self._options.app_id
+        self.app_id, self.address = self._options.app_id, self._options.address
         self._ledger_table = self._ledger_option
         self._lock = threading.Lock()
         # context and query that it last ran for; the run, and its offsets: the next may have a copy
@@ -262,26 +262,20 @@ class Transactional:
             return committed.entry, tx.in_threads
         except BaseException as error:
             tx.close()
-            self._roll_back(engine, token, error)
+            # the attempt is dropped, unless it is decided: then its replay is answered ALREADY. A broker that
+            # does not answer drops the branches with a later decision
+            if not isinstance(error, ConnectionFailed):
+                try:
+                    engine.rollback_batch(token)
+                except TxmqError as refused:
+                    what = type(error).__name__
+                    log.warning("the micro-batch was not rolled back after %s: %s", what, refused)
             if not asked:
                 tx.drop_files()
             raise
         finally:
             if persists:
                 batch.unpersist()
-
-    def _roll_back(self, engine: Engine, token: str, error: BaseException) -> None:
-        """Drop the attempt, unless it is decided: then its replay is answered ALREADY."""
-        if isinstance(error, ConnectionFailed):
-            return  # the broker does not answer; it drops the branches with a later decision
-        try:
-            engine.rollback_batch(token)
-        except TxmqError as refused:
-            log.warning("the micro-batch was not rolled back after %s: %s", type(error).__name__, refused)
-
-    @property
-    def address(self) -> AddressOptions:
-        return self._options.address
 
     @property
     def engine(self) -> Engine:

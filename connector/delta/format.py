@@ -14,7 +14,7 @@ from broker_core.engine import FILES, ToApply
 from connector.delta import commits, isolated, jvm, log, resolve, transient
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
-from connector.delta.before import append_files, append_rows, staged_files
+from connector.delta.before import append_rows, staged_files
 from connector.delta.before import check_change as changes
 from connector.delta.before.staged_files import StagedFiles
 from connector.delta.exported_files import DeltaExportedFiles
@@ -71,9 +71,9 @@ class Delta:
     def check_append(
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:
-        why = append_files.why_rows(spark, table, schema, writing.options)
+        why = append_rows.why_rows(spark, table, schema, writing.options)
         found = append_rows.check_append(spark, table, schema, writing, rehearses=bool(why))
-        evaluates = bool(why) or append_files.evaluates(table)
+        evaluates = bool(why) or append_rows.evaluates(table)
         return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 
     settled = staticmethod(changes.settled)

@@ -66,11 +66,10 @@ def isolated(
     Without ``context`` it is a clone of ``spark``. On Spark Connect it is one too: it has the temporary
     functions of ``spark``.
     """
-    given: Any = spark
     if is_connect(spark):
-        session: Any = given.cloneSession()
+        session: Any = spark.cloneSession()  # type: ignore[attr-defined]
     elif context is None:
-        session = SparkSession(spark.sparkContext, given._jsparkSession.cloneSession())
+        session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     else:
         session = _without_temporaries(spark)
     try:
@@ -100,10 +99,9 @@ def decided(spark: SparkSession, context: Mapping[str, object] | None) -> Iterat
 
 
 def _without_temporaries(spark: SparkSession) -> SparkSession:
-    given: Any = spark
-    made = given._jsparkSession.newSession()
+    made = spark._jsparkSession.newSession()
     properties = jvm.new(spark, "java.util.Properties")
-    properties.putAll(given._jsparkSession.conf().getAllAsJava())
+    properties.putAll(spark._jsparkSession.conf().getAllAsJava())
     conf = made.sessionState().conf()
     conf.clear()
     conf.setConf(properties)
@@ -115,9 +113,8 @@ def _active(session: SparkSession) -> Iterator[None]:
     if is_connect(session):
         yield
         return
-    given: Any = session
     before = jvm.call(session, _SESSION, "getActiveSession")
-    jvm.call(session, _SESSION, "setActiveSession", given._jsparkSession)
+    jvm.call(session, _SESSION, "setActiveSession", session._jsparkSession)
     try:
         yield
     finally:
@@ -163,8 +160,7 @@ def _settings(spark: SparkSession) -> dict[str, str]:
             if _decides(name) and _is_modifiable(spark, name)
         }
         return {**found, **{name: str(spark.conf.get(name)) for name in _ALWAYS}}
-    given: Any = spark
-    conf = given._jsparkSession.sessionState().conf()
+    conf = spark._jsparkSession.sessionState().conf()
     held = jvm.field(spark, _VIEWS, "MODULE$").sqlConfigsToProps(conf, "")
     text = jvm.json_mapper(spark).writeValueAsString(jvm.call(spark, jvm.CONVERTERS, "asJava", held))
     return {name: value for name, value in json.loads(str(text)).items() if _decides(name)}

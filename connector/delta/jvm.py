@@ -97,9 +97,8 @@ def _has_delta(client: GatewayClient) -> bool:
 def _reads_delta(spark: SparkSession) -> bool:
     from py4j.protocol import Py4JError
 
-    given: Any = spark
     try:
-        call(spark, _SOURCES, "lookupDataSource", "delta", given._jsparkSession.sessionState().conf())
+        call(spark, _SOURCES, "lookupDataSource", "delta", spark._jsparkSession.sessionState().conf())
     except Py4JError:
         return False
     return True

@@ -191,7 +191,7 @@ def no_rows(spark: SparkSession, schema: T.StructType) -> DataFrame:
     if is_connect(spark):
         return spark.createDataFrame([], schema)
     jvm: Any = spark._jvm
-    session: Any = spark._jsparkSession
+    session = spark._jsparkSession
     return DataFrame(
         session.createDataFrame(jvm.java.util.ArrayList(), session.parseDataType(schema.json())), spark
     )

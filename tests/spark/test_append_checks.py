@@ -155,7 +155,7 @@ def test_a_rehearsal_leaves_nothing_and_an_append_as_files_has_none(
 
     assert check("there") == (0, False)
     assert check("new") == (1, True)
-    assert check("there", replaceWhere="true") == (1, True)  # an option that means more than to files
+    assert check("there", userMetadata="x") == (1, True)  # an option that means more than to files
     for _ in range(2):  # what was refused is tried again
         with pytest.raises(OptionError, match="Delta would refuse it"):
             check("new", mergeSchema="maybe")

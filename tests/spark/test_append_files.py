@@ -17,7 +17,7 @@ from broker_core.core import failpoint
 from broker_core.core.errors import NotApplied, OptionError, cause
 from broker_core.engine import StagedBranch
 from connector.batch.foreach_batch import BatchTransaction, transactional
-from connector.delta.before import append_files
+from connector.delta.before import append_rows
 from connector.stream import staging
 from tests.spark.conftest import settings
 from tests.spark.pipelines import delta_actions, delta_rows, delta_transactions, hidden_files
@@ -196,13 +196,13 @@ def test_every_kind_of_table_gets_the_rows_of_an_append_from_files(
     rig.declare("in")
     rig.publish("in", *"abcdefg")
     told: list[str] = []
-    why = append_files.why_rows
+    why = append_rows.why_rows
 
     def form(*table: Any) -> str:
         told.append(why(*table))
         return told[-1]
 
-    monkeypatch.setattr(append_files, "why_rows", form)
+    monkeypatch.setattr(append_rows, "why_rows", form)
     for name, (columns, clauses) in TABLES.items():
         rig.spark.sql(f"CREATE OR REPLACE TABLE files_{name} ({columns}) USING delta {clauses}")
     # rows that were there before, and one that is hidden in its file

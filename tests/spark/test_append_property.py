@@ -14,8 +14,7 @@ from pyspark.sql.functions import expr
 from broker_core.core.errors import OptionError
 from connector.delta.after.add_files import Adding
 from connector.delta.before import staged_files
-from connector.delta.before.append_files import why_rows
-from connector.delta.before.append_rows import append, check_append, fitted
+from connector.delta.before.append_rows import append, check_append, fitted, why_rows
 from connector.delta.last_commit import LastCommits
 from connector.delta.resolve import resolve
 from connector.delta.table_files import TableFiles

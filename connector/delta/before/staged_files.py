@@ -4,7 +4,7 @@ Delta writes them with the snapshot of the table and the path of a hidden direct
 over the rows, with the layout, the statistics and the constraints of the table. The actions that its commit
 would have are staged, one for each file.
 
-Not here: which tables take files (``append_files.py``), the commit (``after/add_files.py``).
+Not here: which tables take files (``append_rows.py``), the commit (``after/add_files.py``).
 Invariant: the lines are those of a Delta log of the hidden directory: protocol, metadata, files. With them
 the rows can be read again, whatever becomes of the table.
 """
