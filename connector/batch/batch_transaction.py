@@ -301,13 +301,7 @@ class BatchTransaction:
     def seal(self) -> None:
         """The decision is asked for next. Raises what a thread was refused since ``finish``, OptionError."""
         self._operations.seal()
-        for location, attempt in dict.fromkeys(self._hidden):
-            if lost := self._owner.tables.lost(location, attempt):
-                raise OptionError(
-                    f"the table at {location} was dropped or replaced since tx.append staged data files in "
-                    f"its directory, and {len(lost)} are gone ({lost[0]})",
-                    "nothing is decided: make the table again if need be, and start the query again",
-                )
+        _require_files(self._owner.tables, self._hidden)
 
     def close(self) -> None:
         """No operation begins or is under way any more."""
@@ -328,3 +322,13 @@ def _require_frame(operation: str, rows: object) -> None:
             f"tx.{operation} of a {type(rows).__name__}",
             "give a DataFrame of Spark: .good of what decode returned, or one of spark.createDataFrame",
         )
+
+
+def _require_files(tables: TableFormat, hidden: Iterable[tuple[str, Attempt]]) -> None:
+    for location, attempt in dict.fromkeys(hidden):
+        if lost := tables.lost(location, attempt):
+            raise OptionError(
+                f"the table at {location} was dropped or replaced since tx.append staged data files in its "
+                f"directory, and {len(lost)} are gone ({lost[0]})",
+                "nothing is decided: make the table again if need be, and start the query again",
+            )

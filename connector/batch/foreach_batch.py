@@ -92,17 +92,9 @@ def transactional(
     """
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
-    directory = None if data is None else os.fspath(data)
-    options = app_options(
-        settings,
-        url=url,
-        data=directory,
-        vhost=vhost,
-        checkpointLocation=checkpoint,
-        appId=app_id,
-        onNewCheckpoint=on_new_checkpoint,
-        onUnroutable=on_unroutable,
-    )
+    place = {"url": url, "data": None if data is None else os.fspath(data), "vhost": vhost}
+    app = {"appId": app_id, "onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
+    options = app_options(settings, **place, **app, checkpointLocation=checkpoint)
     functions = dict(after_commit or {})
     check_functions(functions)
     if persist not in (True, False, AUTO):

@@ -99,7 +99,7 @@ class DeltaLedger:
         self._app_id = app_id
         self._tables = table_format()
         # the engine, and the id under which its batches are commits of the table: set in the first round
-        self._identity, self._txn_app_id = "", ""
+        self._writer = ("", "")
         self._log_ids: dict[str, str] = {}
         self._repair = Repair(self._tables, table, engine, app_id, self._insert)
         self._writing = threading.Lock()
@@ -116,7 +116,7 @@ class DeltaLedger:
         with self._writing:
             session = spark or self._spark
             while entries := self._due():
-                if not self._identity:
+                if not self._writer[0]:
                     entries = self._started(session, entries)
                 if len(entries) <= APPENDED_ONE_BY_ONE:
                     for entry in entries:
@@ -143,7 +143,7 @@ class DeltaLedger:
 
         table = self._tables.resolve(spark, self._table)
         restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, written)
-        self._identity, self._txn_app_id = identity, numbered_anew(txn_app_id, restored)
+        self._writer = identity, numbered_anew(txn_app_id, restored)
         self._repair.start(spark)
         return entries
 
@@ -151,7 +151,7 @@ class DeltaLedger:
         unknown = {log for entry in entries for log in entry.ranges} - self._log_ids.keys()
         if unknown:
             self._log_ids |= self._engine.log_ids(sorted(unknown))
-        rows = [row for entry in entries for row in ledger_rows(entry, self._identity, self._log_ids)]
+        rows = [row for entry in entries for row in ledger_rows(entry, self._writer[0], self._log_ids)]
         return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
@@ -187,19 +187,17 @@ class DeltaLedger:
     def _insert(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry]) -> None:
         """Adds rows of entries that were written before. A table that has their numbers gets another id."""
         if table.exists:
-            repaired = f"{self._txn_app_id}{STEP}repaired-{uuid.uuid4().hex}"
+            repaired = f"{self._writer[1]}{STEP}repaired-{uuid.uuid4().hex}"
             self._add(spark, table, entries, CommitId.of_all(entries, repaired))
         else:
-            self._tables.append(
-                self._frame(spark, entries), table, CommitId.of_all(entries, self._txn_app_id)
-            )
+            self._tables.append(self._frame(spark, entries), table, CommitId.of_all(entries, self._writer[1]))
 
     def _written(
         self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[CommitId], object]
     ) -> None:
         last = entries[-1]
         try:
-            write(CommitId.of_all(entries, self._txn_app_id))
+            write(CommitId.of_all(entries, self._writer[1]))
         except CheckpointMismatch:
             # a commit of another writer with a later batch may have written them
             if {entry.token for entry in entries} - held_tokens(self._tables, spark, self._table, entries):

@@ -220,7 +220,7 @@ def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(
         engine.commit_batch("app", "earlier", number, opened.token, [])
     ledger = DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app")
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_txn_app_id", "txmq-ledger:app")
+        patch.setattr(ledger, "_writer", ("", "txmq-ledger:app"))
         patch.setattr(engine, "mark_mirrored", lambda *_: None)
         for entry in engine.unmirrored("app")[:2]:
             ledger._append(place.spark, entry)

@@ -74,10 +74,7 @@ class Adding:
             if has_it or last_version(transaction, once.txn_app_id, last, quick=quick) >= once.sequence:
                 return True
             # 1
-            if last is not None:
-                shape = last.shape
-            else:
-                shape = digest(str(transaction.metadata().json()), str(transaction.protocol().json()))
+            shape = last.shape if last is not None else _shape(transaction)
             if any(each.shape != shape for each in staged):
                 return False
             failpoint.here("adding.checked")
@@ -162,3 +159,7 @@ def _copy_deleted(files: TableFiles, places: Mapping[str, str]) -> None:
     again = {have: want for have, want in places.items() if want in lost}
     gone = set(files.missing(again)) if again else set()
     files.copy({have: want for have, want in again.items() if have not in gone})
+
+
+def _shape(transaction: JavaObject) -> str:
+    return digest(str(transaction.metadata().json()), str(transaction.protocol().json()))

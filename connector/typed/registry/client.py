@@ -30,6 +30,11 @@ _WAITS_S = (0.2, 1.0)  # before the second and the third attempt
 _SUBJECT, _VERSION, _SCHEMA = 40401, 40402, 40403  # the registry's error codes: what is not found
 _MOST_REFERENCES, _DEEPEST_REFERENCE = 1_000, 100
 _SERIALIZED = "?format=serialized"  # of Confluent: as a FileDescriptorProto, in base64
+_ONLY_TEXT = "has its schemas of Protobuf only as .proto files, and does not know format=serialized"
+_COMPILE = (
+    "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
+    "schema=(name of the message, FILE)"
+)
 _LIST = ""  # the name of an answer that is no object
 _LARGEST_ID = (1 << 31) - 1  # an id is an int of Java
 
@@ -196,12 +201,7 @@ class SchemaRegistry:
             pass
         if status in (401, 403, 429) or (status >= 500 and status != 501):
             self._success(status, answer)
-        raise OptionError(
-            f"the schema registry {self.url} has its schemas of Protobuf only as .proto files, and does not "
-            "know format=serialized",
-            "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
-            "schema=(name of the message, FILE)",
-        )
+        raise OptionError(f"the schema registry {self.url} {_ONLY_TEXT}", _COMPILE)
 
     def _refer(
         self,
