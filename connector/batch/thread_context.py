@@ -54,7 +54,7 @@ class ThreadContext:
         if self._context is None:
             yield
             return
-        context, sessions = self._context, self._sessions()
+        context, sessions = self._context, SparkSession._get_j_spark_session_class(self._spark._jvm)
         properties, session = context.getLocalProperties(), sessions.getActiveSession()
         context.setLocalProperties(self._properties.clone())
         sessions.setActiveSession(self._spark._jsparkSession)
@@ -66,6 +66,3 @@ class ThreadContext:
                 sessions.setActiveSession(session.get())
             else:
                 sessions.clearActiveSession()
-
-    def _sessions(self) -> JavaObject:
-        return SparkSession._get_j_spark_session_class(self._spark._jvm)

@@ -69,7 +69,10 @@ class Repair:
             return
         sentences = [f"{'; '.join(found) or 'found at the start'}"]
         if missing:
-            sentences.append(f"{_named(missing)} written again from the entries of the engine")
+            first, last = missing[0].sequence, missing[-1].sequence
+            batches = f"{len(missing)} of the batches {first} to {last} are"
+            batches = batches if first < last else f"batch {first} is"
+            sentences.append(f"{batches} written again from the entries of the engine")
         if lost:
             sentences.append(
                 f"of the batches 1 to {before}, which the engine does not keep any more, the table has "
@@ -93,8 +96,3 @@ class Repair:
         found: list[Any] = rows.join(wanted, "token", "left_semi").select("token", "log").collect()
         others = rows.join(wanted, "token", "left_anti").select("token").distinct().count()
         return {(str(row["token"]), row["log"]) for row in found}, others
-
-
-def _named(entries: Sequence[LedgerEntry]) -> str:
-    first, last = entries[0].sequence, entries[-1].sequence
-    return f"batch {first} is" if first == last else f"{len(entries)} of the batches {first} to {last} are"

@@ -8,7 +8,7 @@ or there is one error; no number is invented (S1). It may lack logs, which were 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.engine import START, Vector
@@ -41,16 +41,13 @@ def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
         for name, offset in logged.items()
     ]
     if set(queues) != set(logs):
+        held, read = (", ".join(sorted(names)) for names in (logged, logs))
         raise CheckpointMismatch(
-            f"the checkpoint holds offsets of {_listed(logged)}, but the query reads {_listed(logs)}",
+            f"the checkpoint holds offsets of {held}, but the query reads {read}",
             "read the same queues, or start with a new checkpoint, the same appId and "
             "onNewCheckpoint=resume: it goes on behind the last decided batch",
         )
     return dict(logged)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
 
 
 def is_offset(offset: object) -> bool:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.failpoint import here
-from broker_core.engine import LATEST, Available, Engine, Limit, Origin, Ranges, ReadTicket, Vector
+from broker_core.engine import LATEST, Available, Engine, Limit, Ranges, ReadTicket, Vector
 from connector.options import ReadOptions
 from connector.stream import offset
 from connector.stream.reader_lock import ReaderLock
@@ -186,12 +186,15 @@ class StreamReader(DataSourceStreamReader):
             min_rows=options.min_rows if waits else None,
             max_delay_s=options.max_delay_s if waits else None,
         )
+        origin = options.origin
+        if options.ledger_start is not None and offset.is_symbolic(start):
+            origin = options.ledger_start.origin(self._engine, logs_of(self._engine, options.queues))
         end = self._engine.claim(
             options.app_id,
             options.queues,
             start,
             limit,
-            self._origin(start),
+            origin,
             options.on_new_checkpoint,
             acks=acks,
             ran=start == self._ran,
@@ -200,12 +203,6 @@ class StreamReader(DataSourceStreamReader):
             self._acked = start
         self._claimed = start, end
         return end
-
-    def _origin(self, start: Vector) -> Origin:
-        """What a symbolic start means."""
-        if self._options.ledger_start is None or not offset.is_symbolic(start):
-            return self._options.origin
-        return self._options.ledger_start.origin(self._engine, logs_of(self._engine, self._options.queues))
 
     def _ends(self, logs: Sequence[str] = ()) -> dict[str, int]:
         """The ends of ``logs``, or of all that the queues have now."""
@@ -223,19 +220,18 @@ class StreamReader(DataSourceStreamReader):
         reached = {log: offset for log, offset in claimed.items() if isinstance(offset, int)}
         return {log: max(end, reached.get(log, 0)) for log, end in ends.items()}
 
-    def _ranges(self, start: Vector, end: Vector) -> Ranges:
-        """S3: the ranges of a claim. The engine is not asked about one that this reader just made."""
-        if (start, end) == self._claimed and start.keys() == end.keys() and not offset.is_symbolic(start):
-            return {log: (int(start[log]), int(end[log])) for log in sorted(start)}
-        return self._engine.resolve(self._options.app_id, start, end)
-
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = self._vector(start), self._vector(end)
         if first == last:
             # An empty batch 0 has one task without rows: only tasks tell a sink its query.
             return [ClaimedSlice({}, (), self._options.app_id)]
-        ranges, self._ran = self._ranges(first, last), last
+        # the engine is not asked about a claim that this reader just made
+        if (first, last) == self._claimed and first.keys() == last.keys() and not offset.is_symbolic(first):
+            ranges: Ranges = {log: (int(first[log]), int(last[log])) for log in sorted(first)}
+        else:
+            ranges = self._engine.resolve(self._options.app_id, first, last)
+        self._ran = last
         found = {log: Available(first, last, last - first, 0) for log, (first, last) in ranges.items()}
         if task_count(found, self._options) > 1:  # of fewer rows, which are one task too
             found = self._engine.count(self._options.app_id, ranges)

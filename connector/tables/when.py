@@ -52,7 +52,11 @@ class Clause:
             return "DELETE"
         if self.values is None:
             return "UPDATE SET *" if self.action == "update" else "INSERT *"
-        given = {_column(name): enclosed(value) for name, value in self.values.items()}
+        # the name of a column in SQL: of a nested field too (``a.b``), and with any characters
+        given = {
+            name if _FIELD.fullmatch(name) else quoted(name): enclosed(value)
+            for name, value in self.values.items()
+        }
         if self.action == "insert":
             return f"INSERT ({', '.join(given)}) VALUES ({', '.join(given.values())})"
         return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in given.items())
@@ -115,11 +119,6 @@ class When:
 def enclosed(sql: str) -> str:
     """An expression within a longer text; it may end with a comment."""
     return f"({sql}\n)"
-
-
-def _column(name: str) -> str:
-    """The name of a column in SQL: of a nested field too (``a.b``), and with any characters."""
-    return name if _FIELD.fullmatch(name) else quoted(name)
 
 
 def _text(what: str, given: object) -> str:

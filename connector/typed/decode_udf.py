@@ -71,18 +71,14 @@ def decode_each(
     try:
         column = pa.array(values, columns)
     except Exception:  # a value is too large for its type: find out which
-        column = _each(values, faults, columns)
+        for index, value in enumerate(values):
+            try:
+                pa.array([value], columns)
+            except Exception as error:
+                values[index] = None
+                faults[index] = f"the body does not fit the columns ({fault_text(error)})"
+        column = pa.array(values, columns)
     return pa.StructArray.from_arrays([column, pa.array(faults, pa.string())], [VALUE, FAULT])
-
-
-def _each(values: list[object], faults: list[str | None], columns: pa.DataType) -> pa.Array:
-    for index, value in enumerate(values):
-        try:
-            pa.array([value], columns)
-        except Exception as error:
-            values[index] = None
-            faults[index] = f"the body does not fit the columns ({fault_text(error)})"
-    return pa.array(values, columns)
 
 
 def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
