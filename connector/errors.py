@@ -90,14 +90,10 @@ def shortened(error: BaseException) -> Exception:
     found = cause(error)
     if found is not None:
         return found
-    text = str(error)
-    summary = error_summary(error)
-    interrupted = next((name for name in _INTERRUPTIONS if name in text), None)
-    if interrupted is not None:  # query.stop(): in the form that Spark recognises
-        return RuntimeError(
-            f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}"
-        )
-    return RuntimeError(f"{type(error).__name__}: {summary}")
+    for name in _INTERRUPTIONS:
+        if name in str(error):  # query.stop(): in the form that Spark recognises
+            return RuntimeError(f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {name}")
+    return RuntimeError(f"{type(error).__name__}: {error_summary(error)}")
 
 
 def error_summary(error: BaseException) -> str:

@@ -152,13 +152,8 @@ def table() -> str:
             STREAM: "streams",
         }.get(option.modes, ", ".join(option.modes) + "s")
         required = {(): "", READ: "reads", STREAM: "streams"}[option.required]
-        default = (
-            f"`{option.default}`"
-            if option.default
-            else '`""`'
-            if option.default == ""
-            else f"required ({required})" * bool(required)
-        )
+        absent = f"required ({required})" if required else ""
+        default = {None: absent, "": '`""`'}.get(option.default, f"`{option.default}`")
         rows.append(f"| `{option.name}` | {default} | {where} | {option.meaning} |")
     return "\n".join(rows)
 

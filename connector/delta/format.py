@@ -72,7 +72,9 @@ class Delta:
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
     ) -> Checked:
         why = append_rows.why_rows(spark, table, schema, writing.options)
-        found = append_rows.check_append(spark, table, schema, writing, rehearses=bool(why))
+        found = append_rows.check_append(
+            spark, table, schema, writing, rehearses=bool(why or writing.options)
+        )
         evaluates = bool(why) or append_rows.evaluates(table)
         return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 

@@ -52,10 +52,12 @@ class FlushAtEnd(StreamingQueryListener):
 class Mirror:
     """The result of ``mirror_offsets``: ``flush`` waits for the table, ``close`` removes the listener."""
 
-    def __init__(self, spark: SparkSession, ledger: DeltaLedger, listener: StreamingQueryListener) -> None:
+    def __init__(self, spark: SparkSession, ledger: DeltaLedger) -> None:
         self._spark = spark
         self._ledger = ledger
-        self._listener = listener
+        self._listener = FlushAtEnd(ledger, None)
+        ledger.start()
+        spark.streams.addListener(self._listener)
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Wait until the table has every decided batch. Raises TimeoutError, or the last error."""
@@ -98,8 +100,4 @@ def mirror_offsets(
     engine = app_options(settings, url=url, data=data, vhost=vhost, appId=app_id).address.engine()
     session = spark if is_connect(spark) else spark.newSession()
     Resume(table_format(), ledger, engine, app_id, on_new_checkpoint, resume_from).ready(spark)
-    table = DeltaLedger(session, ledger, engine, app_id)
-    listener = FlushAtEnd(table, None)
-    table.start()
-    spark.streams.addListener(listener)
-    return Mirror(spark, table, listener)
+    return Mirror(spark, DeltaLedger(session, ledger, engine, app_id))

@@ -1,7 +1,8 @@
 """What an app may do to a table, asked before the decision, once for each shape of rows, table and operation.
 
 Not here: the answers (``table_format.py``), what happens after the decision (``batch/apply.py``).
-Invariant: an operation that passes does not fail after the decision because of its rows.
+Invariants: an operation that passes does not fail after the decision because of its rows. The rows that are
+staged are those that were compared: both happen in one execution.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql.functions import col, count, expr, lit
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.engine import Engine, InTable, LedgerEntry
-from connector.sql import nullable
-from connector.tables.change import Change
+from connector.errors import first_line, unlogged
+from connector.sql import literal, nullable, quoted
+from connector.tables.change import SOURCE, Change
 from connector.tables.commit_id import ids_at, restored_in, txn_app_id
-from connector.tables.table import Table, in_sql
+from connector.tables.table import Table, in_sql, is_connect
 from connector.tables.table_format import Checked, TableFormat, Writing
 from connector.tables.target import of_change
-from connector.tables.unique import unique
 
 log = logging.getLogger("txmq")
 
+_COUNT = "__txmq_rows"
 KEPT = 256  # answers: one for each operation of a function is enough
 
 
@@ -181,4 +185,56 @@ def refuse_what_was_done_elsewhere(
             f"ends with batch {behind}: its rows would come twice (nothing was consumed)",
             f"see in the history of the table which messages batch {stored} had (userMetadata); begin behind "
             "them with another app_id, and startingOffsets",
+        )
+
+
+# -- rows that must differ: two for one row of the table make a merge ambiguous -------------------------------
+
+
+def unique(
+    rows: DataFrame, keys: Sequence[str], table: str, compared: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The rows. Their execution fails if two of them have the same values in ``keys``; nulls are equal.
+    ``compared``: SQL over ``s`` that is compared in the place of a key, by its name in lower case.
+    Raises OptionError unless ``keys`` are columns that can be compared.
+
+    The rows are shuffled by ``keys``, unless they are already.
+    """
+    if not keys and not isinstance(keys, str):
+        return rows
+    _check_keys(keys, rows.columns, table)
+    try:
+        with unlogged():
+            return _asserted(rows.alias(SOURCE), keys, table, compared or {})
+    except PySparkException as error:
+        raise OptionError(
+            f"table {table!r}: keys={list(keys)!r} cannot be compared: {first_line(error)[:500]}"
+        ) from error
+
+
+def _asserted(rows: DataFrame, keys: Sequence[str], table: str, compared: Mapping[str, str]) -> DataFrame:
+    columns = [expr(compared.get(key.lower(), quoted(key))) for key in keys]
+    spark = rows.sparkSession
+    if not is_connect(spark) and str(spark.conf.get("spark.sql.adaptive.enabled")).lower() != "true":
+        # otherwise Spark makes a task for each of the shuffle partitions, by default 200
+        rows = rows.repartition(spark.sparkContext.defaultParallelism, *columns)
+    counted = rows.withColumn(_COUNT, count(lit(1)).over(Window.partitionBy(*columns)))
+    error = OptionError(f"table {table!r}: several rows of the batch have the same {', '.join(keys)}")
+    advice = "; keep one row for each, for example the last one"
+    struct = f"struct({', '.join(map(quoted, keys))})"
+    text = f"concat({literal(str(error) + ': ')}, to_json({struct}), {literal(advice)})"
+    first, *others = (name for name in counted.columns if name != _COUNT)
+    asserted = f"CASE WHEN {_COUNT} > 1 THEN raise_error({text}) ELSE {quoted(first)} END"
+    return counted.select(expr(asserted).alias(first), *(col(quoted(name)) for name in others))
+
+
+def _check_keys(keys: Sequence[str], columns: Sequence[str], table: str) -> None:
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise OptionError(f"table {table!r}: keys={keys!r}", "give a list of columns of the rows")
+    known = [column.lower() for column in columns]
+    missing = [key for key in keys if key.lower() not in known]
+    if missing:
+        raise OptionError(
+            f"table {table!r}: keys names {', '.join(missing)}, which the rows do not have",
+            f"use columns of {', '.join(columns)}",
         )

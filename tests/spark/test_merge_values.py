@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from connector.delta.format import Delta
 from connector.sql import nullable
 from connector.tables.change import Merge
-from connector.tables.unique import unique
+from connector.tables.checks import unique
 from connector.tables.when import Clause, When
 from tests.spark.conftest import settings
 

@@ -4,7 +4,7 @@
 2. The execution of the rows fails for a row that the table would refuse, and for a row outside of what an
    overwrite replaces.
 
-Not here: two rows with equal keys (``connector/tables/unique.py``), what happens after the decision
+Not here: two rows with equal keys (``connector/tables/checks.py``), what happens after the decision
 (``after/make_change.py``).
 """
 

@@ -1,7 +1,7 @@
 """A rehearsal of a write on a temporary table, to test whether Delta accepts the schema and the options.
 
-Not here: the values (fit.py), and appends as files, which Delta writes before the decision itself. Not on
-Spark Connect, where a client cannot write the log of a table.
+Not here: the values (fit.py), and plain appends as files, which Delta writes before the decision itself. Not
+on Spark Connect, where a client cannot write the log of a table.
 
 Invariant: the real table is not changed, and the temporary table is deleted. What was accepted once is not
 tried again for the same shape of rows and table: ``tables/checks.py`` keeps the answer.
