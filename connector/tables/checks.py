@@ -188,7 +188,7 @@ def refuse_what_was_done_elsewhere(
         )
 
 
-# -- rows that must differ: two for one row of the table make a merge ambiguous -------------------------------
+# -- rows that must differ: two for one row of the table make a merge ambiguous ------------------------------
 
 
 def unique(
