@@ -14,7 +14,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -251,12 +251,11 @@ class BatchTransaction:
         self, kind: BranchKind, target: BranchTarget, batches: Iterable[pa.RecordBatch], number: int = 0
     ) -> None:
         """Stage a branch in the driver."""
-        header = replace(self._header(kind, target), partition=number)
-        self.branches.append(self._owner.engine.stage(header, iter(batches)))
+        self.branches.append(self._owner.engine.stage(self._header(kind, target, number), iter(batches)))
 
-    def _header(self, kind: BranchKind, target: BranchTarget) -> BranchHeader:
+    def _header(self, kind: BranchKind, target: BranchTarget, partition: int = 0) -> BranchHeader:
         batch = self.app_id, self.query_id, self.batch_id
-        return BranchHeader(self._token, uuid.uuid4().hex, kind, target, *batch)
+        return BranchHeader(self._token, uuid.uuid4().hex, kind, target, *batch, partition)
 
     def _stage_files(self, rows: DataFrame, table: Table, about: BranchTarget) -> bool:
         """Stage files that the table takes; False if it has changed since it was resolved."""
