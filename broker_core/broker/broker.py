@@ -72,6 +72,7 @@ class BrokerState:
         self.topology = virtual_hosts.by_name[VHOST]
         self.users = Users(self.undo)
         self.names = names = TransactionNames(self.undo, self.users)
+        virtual_hosts.forget_outcomes = names.forget_vhost
         self.overflow = overflow = Overflow(blocks, pending_checks)
         self.messages = messages = Messages(
             virtual_hosts, numbers, blocks, names.of_messages, overflow, pending_checks

@@ -334,7 +334,4 @@ class Prepared:
         for spilled in transaction.spilled:
             self._blocks.pin(spilled.block_id)
         self._overflow.keep_room(transaction.incoming)
-        self.by_key[record.xid] = transaction
-        self.since_us[record.xid] = record.prepared_at
-        self.vhosts[record.xid] = record.vhost
-        self.keys_of.setdefault(payer_of(record.xid), {})[record.xid] = None
+        self._keep(record.xid, transaction, record.prepared_at, record.vhost)

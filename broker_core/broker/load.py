@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -279,9 +280,5 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
     for queue_id, found in entries.items():
         if queue_id in state.virtual_hosts.registry.by_id:
             state.virtual_hosts.registry.by_id[queue_id].log.restore_entries(
-                sorted(found, key=_first), state.blocks
+                sorted(found, key=itemgetter(0)), state.blocks
             )
-
-
-def _first(entry: tuple[int, object]) -> int:
-    return entry[0]

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker_core.broker.access.rights import OWNER
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.topology.topology import PREDECLARED, Topology
 from broker_core.core import errors
 from broker_core.core.address import VHOST
@@ -372,6 +374,66 @@ def test_a_token_of_one_virtual_host_says_nothing_in_another(node: Node) -> None
             channel.publish(b"1", routing_key="q")
             channel.tx_commit("invoice")
     assert kept(node.broker, VHOST) == kept(node.broker, SALES) == {"q": 1}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_virtual_host_that_is_made_again_knows_no_outcome_of_the_earlier_one(
+    node: Node, restart: bool
+) -> None:
+    """While there is none, the manager of a transaction still learns how that ended."""
+
+    def ended(vhost: str, user: str) -> None:
+        with node.broker.channel(vhost=vhost, user=user) as channel:
+            channel.queue_declare("q")
+            channel.tx_select()
+            channel.publish(b"", routing_key="q")
+            channel.tx_commit("token")
+            for xid in ("by hand", "open"):
+                channel.publish(b"", routing_key="q")
+                channel.prepare(xid)
+        node.broker.decide("rollback", "by hand", OWNER, None, vhost, user or None, by_hand=True)
+
+    def known(vhost: str, user: str) -> dict[str, str]:
+        found = {}
+        for name in ("token", "by hand", "open", "never"):
+            with contextlib.suppress(errors.UnknownTransaction):
+                found[name] = node.broker.outcome(name, vhost=vhost, of=user)
+        return found
+
+    other = f"{SALES}2"
+    node.broker.run(lambda state, change, _now: state.users.add(change, "ann", ""))
+    for vhost in (SALES, other):
+        add(node, vhost)
+        for user in ("", "ann"):
+            ended(vhost, user)
+    expected = {
+        "token": "committed",
+        "by hand": "heuristically_rolled_back",
+        "open": "prepared",
+    }
+    assert known(SALES, "ann") == known(other, "ann") == expected
+    delete(node)
+    assert known(SALES, "ann") == {**expected, "open": "rolled_back"}
+    if restart:
+        node.restart()
+
+    def failing(state: BrokerState, change: Change, _now: int) -> None:
+        state.virtual_hosts.add(change, SALES)
+        raise errors.OptionError("undone", "all of it")
+
+    before = list(node.broker.state.names.ended())
+    with pytest.raises(errors.OptionError):
+        node.broker.run(failing)
+    assert list(node.broker.state.names.ended()) == before
+    add(node)
+    for _ in range(2):
+        for user in ("", "ann"):
+            assert known(SALES, user) == {}
+            assert node.broker.recover(user, vhost=SALES) == []
+            assert known(other, user) == expected
+        node.restart()
+    ended(SALES, "ann")  # its names are free
+    assert known(SALES, "ann") == expected
 
 
 def test_a_users_transaction_has_no_name_of_the_brokers_own(node: Node) -> None:

@@ -65,7 +65,9 @@ class Shares:
 
     def most(self, user: str, total: int) -> int:
         """Returns how much of ``total`` the user may have; "": the owner of the data directory."""
-        return total if self._has_all(user) else self._part(total)
+        users = self._users
+        has_all = not user or ADMINISTRATOR in users.tags(user) or len({*users.by_name, *users.given}) < 2
+        return total if has_all else self._part(total)
 
     def over(self, user: str, amount: int, total: int) -> int:
         """Returns how much ``amount`` of the user is above what it may have; 0 or less: it fits."""
@@ -93,7 +95,3 @@ class Shares:
 
     def _part(self, total: int) -> int:
         return max(1, int(total * self.fraction))
-
-    def _has_all(self, user: str) -> bool:
-        users = self._users
-        return not user or ADMINISTRATOR in users.tags(user) or len({*users.by_name, *users.given}) < 2

@@ -343,6 +343,10 @@ def payer_of(key: str) -> str:
     return (user_of(key) or "") if is_owned(key) else ""
 
 
+def is_in(key: str, vhost: str) -> bool:
+    return key.partition("@")[2].startswith(f"{_quoted(vhost)}@")
+
+
 def is_owned(key: str) -> bool:
     """Whether its user may decide it: it was not deleted since."""
     return key.startswith(_XID) and len(key.partition(":")[0].split("@")) == 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from broker_core.core.errors import AccessRefused
@@ -73,7 +74,7 @@ class Consumers(Generic[C]):
                 break
         else:
             self.rings.append((consumer.priority, deque([consumer])))
-            self.rings.sort(key=_descending)
+            self.rings.sort(key=itemgetter(0), reverse=True)
         if self.single and self._single is None:
             self._single = consumer
         if consumer.no_local and self.publishers is None:
@@ -159,7 +160,3 @@ class Consumers(Generic[C]):
                     while ring[-1] is not consumer:
                         ring.rotate(-1)
                 return
-
-
-def _descending(ring: tuple[int, object]) -> int:
-    return -ring[0]

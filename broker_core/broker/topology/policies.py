@@ -68,7 +68,8 @@ class Policies:
         check_definition(of, record.definition, operator=record.kind == OPERATOR)
         if len(str(record.definition)) > ARGUMENT_BYTES:
             raise OptionError(f"{of} is larger than {ARGUMENT_BYTES} bytes", "give shorter texts")
-        if self.by_key.get((record.kind, record.name)) is None and len(self._of(record.kind)) >= MOST:
+        others = self._order[KINDS.index(record.kind)]
+        if self.by_key.get((record.kind, record.name)) is None and len(others) >= MOST:
             raise OptionError(
                 f"virtual host '{self._host.vhost}' has {MOST} of its kind, the limit, without {of}",
                 "one pattern can name several queues: a|b",
@@ -119,9 +120,6 @@ class Policies:
             )
             for kind in KINDS
         )
-
-    def _of(self, kind: str) -> Sequence[PolicyRecord]:
-        return self._order[KINDS.index(kind)]
 
     # -- whose they are --------------------------------------------------------------------------------------
     def of(self, name: str, kind: Kind) -> Policy:

@@ -7,7 +7,7 @@ Invariant: ``/`` is always there. Every other virtual host has a record, and ``/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from broker_core.broker.topology.registry import Registry
 from broker_core.broker.topology.topology import Topology
@@ -34,6 +34,7 @@ class VirtualHosts:
         self.records: dict[str, VhostRecord] = {}
         self.limited = False  # some virtual host has a limit of messages
         self.strict = False
+        self.forget_outcomes: Callable[[Change, str], None]  # of an earlier one of this name
         self._make(VHOST)
 
     def restore(self, records: Iterable[VhostRecord]) -> None:
@@ -73,6 +74,7 @@ class VirtualHosts:
                 f"virtual host '{name}' already exists", "change its limits with `txmq vhost limit`"
             )
         self._put(change, VhostRecord(name, max_queues, max_connections, max_messages))
+        self.forget_outcomes(change, name)
 
     def limit(self, change: Change, name: str, limits: Mapping[str, int]) -> None:
         """Changes the limits that are given; what is over a new one stays. Raises OptionError."""

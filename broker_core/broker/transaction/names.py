@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from broker_core.broker.access.shares import Shares
-from broker_core.broker.access.users import DEFAULT_USER, Users, name_of, transaction_key
+from broker_core.broker.access.users import DEFAULT_USER, Users, is_in, name_of, transaction_key
 from broker_core.broker.transaction.heuristics import Heuristics
 from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.transaction import MessageTransactions, Transaction
@@ -22,9 +22,7 @@ from broker_core.message.arguments import check_text
 
 
 class TransactionNames:
-    """The names of transactions: which are in use, and how each ended.
-
-    A name is an xid or a commit token. It names one transaction of its user in its virtual host, while its
+    """A name is an xid or a commit token. It names one transaction of its user in its virtual host, while its
     outcome is remembered (``outcomes.py``): nobody takes the name of another, nor learns from it. Everything
     here is kept by key (``access/users.py``).
     """
@@ -108,6 +106,13 @@ class TransactionNames:
             self.outcomes.remember(change, OutcomeRecord(key, state, now))
         elif (over := self.heuristics.add(change, key, state, now)) is not None:
             self.forget(change, over)
+
+    def forget_vhost(self, change: Change, vhost: str) -> None:
+        """What ended in an earlier virtual host of this name did not end in the one that is made now."""
+        for key in [key for key in self.heuristics.by_key if is_in(key, vhost)]:
+            self.forget(change, key)
+        if ended := [key for key in self.outcomes if is_in(key, vhost)]:
+            self.outcomes.drop(change, ended)
 
     def forget(self, change: Change, key: str) -> None:
         """Its outcome is as any other, if it was heuristic. Raises TransactionState (prepared),

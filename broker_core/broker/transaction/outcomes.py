@@ -74,6 +74,10 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
             (record.channel, record) for record in sorted(channels, key=lambda record: record.decided_at)
         )
         self.horizons.update((record.kind, record.decided_at) for record in horizons)
+        self._index()
+
+    def _index(self) -> None:
+        self._of_user.clear()
         for table in (self, self.channels):
             for key, record in table.items():
                 self._of_user.setdefault(_payer(record), OrderedDict())[key] = None
@@ -138,9 +142,18 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         age_us = int(self.kept.age_s * 1_000_000)
         return now - age_us - (age_us // spare if spare else 0)
 
+    def drop(self, change: Change, keys: Iterable[str]) -> None:
+        """Drops these. No horizon moves: what they are the outcomes of is gone too."""
+        self._undo.append((self._index,))
+        self._undo.order(self)
+        for key in keys:
+            change.drop(OutcomeRecord, self.pop(key).key)
+        self._index()
+
     def _forget(self, change: Change, kind: str, table: OrderedDict[str, R], gone: list[R]) -> None:
         """Forgets these, which are the oldest, and moves the horizon of ``kind``."""
-        self._undo.append((_put_first, table, self._of_user, gone))
+        self._undo.append((self._index,))
+        self._undo.append((_put_first, table, gone))
         for record in gone:
             key, payer = _key(record), _payer(record)
             mine = self._of_user[payer]
@@ -163,8 +176,9 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
 
 def _require_later(horizon_us: int, kept: Kept, since_us: int, what: str) -> None:
     if horizon_us and since_us <= horizon_us:
+        until = datetime.fromtimestamp(horizon_us / 1_000_000, timezone.utc).isoformat(timespec="seconds")
         raise UnknownOutcome(
-            f"whether {what} was committed is not known: outcomes up to {_text(horizon_us)} are forgotten",
+            f"whether {what} was committed is not known: outcomes up to {until} are forgotten",
             "if it began later it was not committed, ask with `since`; else look for what it was to do "
             f"({kept.count} of {kept.age_s / 3600:g} hours are kept, and of a user its share of them)",
         )
@@ -184,16 +198,7 @@ def _key(record: Record) -> str:
     return str(record.key[0])
 
 
-def _put_first(
-    table: OrderedDict[str, R], of_user: dict[Payer, OrderedDict[str, None]], records: list[R]
-) -> None:
+def _put_first(table: OrderedDict[str, R], records: list[R]) -> None:
     for record in reversed(records):
-        key = _key(record)
-        mine = of_user.setdefault(_payer(record), OrderedDict())
-        table[key], mine[key] = record, None
-        table.move_to_end(key, last=False)
-        mine.move_to_end(key, last=False)
-
-
-def _text(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1_000_000, timezone.utc).isoformat(timespec="seconds")
+        table[_key(record)] = record
+        table.move_to_end(_key(record), last=False)

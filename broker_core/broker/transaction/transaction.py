@@ -307,7 +307,8 @@ class Transaction:
         routes: list[object] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
-        publishes = _to_ipc([publish.message for publish in self.publishes])
+        rows = to_rows([publish.message for publish in self.publishes])
+        publishes = bytes(stream_of([rows], MESSAGE_SCHEMA))
         return PreparedRecord(self.xid, now_us, publishes, routes, settles, vhost)
 
     @classmethod
@@ -318,7 +319,11 @@ class Transaction:
         transaction = cls(Limits(None, None), record.prepared_at, record.xid)
         transaction.state = State.PREPARED
         transaction.transactional = True
-        messages = iter(_from_ipc(record.publishes))
+        with pa.ipc.open_stream(record.publishes) as reader:
+            rows = reader.read_all().to_pylist()
+        messages = (
+            Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in rows
+        )
         for route in record.routes:
             if isinstance(route, dict):
                 spilled, gone = restore(route, queues)
@@ -395,16 +400,6 @@ def to_rows(messages: Sequence[Message]) -> pa.RecordBatch:
         "properties": [message.properties for message in messages],
     }
     return pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
-
-
-def _to_ipc(messages: Sequence[Message]) -> bytes:
-    return bytes(stream_of([to_rows(messages)], MESSAGE_SCHEMA))
-
-
-def _from_ipc(data: bytes) -> list[Message]:
-    with pa.ipc.open_stream(data) as reader:
-        rows = reader.read_all().to_pylist()
-    return [Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in rows]
 
 
 NAMES_KEPT = 100_000  # for dead letters
