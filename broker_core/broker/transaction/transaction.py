@@ -319,11 +319,8 @@ class Transaction:
         transaction = cls(Limits(None, None), record.prepared_at, record.xid)
         transaction.state = State.PREPARED
         transaction.transactional = True
-        with pa.ipc.open_stream(record.publishes) as reader:
-            rows = reader.read_all().to_pylist()
-        messages = (
-            Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in rows
-        )
+        rows = pa.ipc.open_stream(record.publishes).read_all().to_pylist()
+        messages = (Message(*map(row.__getitem__, Message._fields)) for row in rows)
         for route in record.routes:
             if isinstance(route, dict):
                 spilled, gone = restore(route, queues)
