@@ -14,8 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from broker_core.arrow.parts import stream_of
 from broker_core.broker.load import load
 from broker_core.broker.repair import Repaired, repair
+from broker_core.broker.transaction.transaction import to_rows
 from broker_core.core import errors
 from broker_core.core.change import ROUTE, Change, Drop, InboxRow
 from broker_core.core.records import (
@@ -32,6 +34,7 @@ from broker_core.core.records import (
     Record,
     RunRecord,
 )
+from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
@@ -184,9 +187,7 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
 
 def _without_publishes(image: StoreImage) -> StoreImage:
     """An Arrow stream without rows in the prepared transaction."""
-    from broker_core.broker.transaction.transaction import _to_ipc
-
-    empty = _to_ipc([])
+    empty = bytes(stream_of([to_rows([])], MESSAGE_SCHEMA))
     image.records = [
         replace(record, publishes=empty) if isinstance(record, PreparedRecord) else record
         for record in image.records
