@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from connector.batch.foreach_batch import BatchTransaction, Transactional
+from connector.batch.foreach_batch import BatchTransaction
 from connector.reject import rejected_metrics
 from connector.typed.decode import Decoded, decode
 from tests.spark.test_decode import declare_with_dead_letters, messages_of
@@ -150,7 +150,7 @@ def test_what_a_task_has_seen_before_it_was_retried_counts_once(
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
         decoded = decode(batch, "id bigint not null")
         with monkeypatch.context() as patch:
-            patch.setattr(Transactional, "address", flaky(tx._owner.address))
+            patch.setattr(tx._owner, "address", flaky(tx._owner.address))
             tx.publish(decoded.good.selectExpr("CAST(id AS STRING) AS body"), queue="out")
         assert known(tx, decoded) == rejected(decoded)
         tx.reject(decoded)
