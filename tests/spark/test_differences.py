@@ -127,7 +127,7 @@ def test_only_a_merge_widens_a_table_over_connect_and_an_append_there_has_no_fil
     rig: Any, tmp_path: Path
 ) -> None:
     """A row that fits is cast; one that does not is refused."""
-    tables = {name: tmp_path / name for name in ("append", "overwrite", "merge")}
+    tables = {name: tmp_path / name for name in ("append", "overwrite", "merge", "files")}
     for table in tables.values():
         rig.spark.sql(
             f"CREATE TABLE delta.`{table}` (v INT) USING delta TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"
@@ -140,7 +140,8 @@ def test_only_a_merge_widens_a_table_over_connect_and_an_append_there_has_no_fil
         given = batch.selectExpr("5L AS v")
         large = batch.selectExpr("5000000000L AS v")
         tx.append(given, str(tables["append"]), mergeSchema=True)
-        there.append((tables["append"] / "_txmq").exists())
+        tx.append(batch.selectExpr("5 AS v"), str(tables["files"]))
+        there.append((tables["files"] / "_txmq").exists())
         tx.overwrite(given, str(tables["overwrite"]), "true", mergeSchema=True)
         tx.merge(given, str(tables["merge"]), "t.v = s.v", insert=True, merge_schema=True)
         if is_connect(batch):
@@ -157,7 +158,7 @@ def test_only_a_merge_widens_a_table_over_connect_and_an_append_there_has_no_fil
     assert len(refused) == (3 if CONNECT else 0)
     for name, table in tables.items():
         found = rig.spark.read.format("delta").load(str(table))
-        kind = "int" if CONNECT and name != "merge" else "bigint"
+        kind = "int" if name == "files" or (CONNECT and name != "merge") else "bigint"
         assert (name, found.dtypes, [row["v"] for row in found.collect()]) == (name, [("v", kind)], [5])
     assert list(there) == [not CONNECT]
 
