@@ -81,3 +81,37 @@ def test_queues_are_added_moved_and_dropped_by_name_and_each_message_comes_once(
         run(*again, checkpoint="again", onNewCheckpoint="resume")  # as both errors say
     assert values() == [f"{queue}{number}" for queue in "ab" for number in range(1, 5)]
     assert rig.bodies("a") == rig.bodies("b") == []
+
+
+def test_a_batch_that_did_not_end_goes_on_with_a_new_checkpoint(rig: Any) -> None:
+    """Spark 4.2.0 looks for the shuffle partitions of the entry before, which version 2 does not have."""
+    table, dies = rig.directory / "table", rig.notes()
+    rig.declare("a")
+
+    def each(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(batch.selectExpr("CAST(body AS STRING) AS v"), str(table))
+        if len(dies) == 1:
+            raise RuntimeError("dies")
+
+    def run(checkpoint: str, on_new_checkpoint: str = "fail") -> None:
+        options = {"queue": "a", "appId": "app", "onNewCheckpoint": on_new_checkpoint}
+        frame = rig.spark.readStream.name("one").format("txmq").options(url=rig.broker.url, **options).load()
+        done = transactional(each, url=rig.broker.url, app_id="app", on_new_checkpoint=on_new_checkpoint)
+        writer = frame.writeStream.foreachBatch(done)
+        writer = writer.option("checkpointLocation", str(rig.directory / checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with settings(rig.spark, NAMED):
+        rig.publish("a", "1")
+        run("named")
+        rig.publish("a", "2")
+        dies.append(True)
+        with pytest.raises(Exception, match="dies"):
+            run("named")
+        dies.append(True)
+        with pytest.raises(Exception, match=r"None\.get"):
+            run("named")
+        assert rig.bodies("a") == ["2"]
+        run("again", "resume")
+    assert sorted(row["v"] for row in delta_rows(table)) == ["1", "2"]
+    assert rig.bodies("a") == []
