@@ -343,8 +343,10 @@ def payer_of(key: str) -> str:
     return (user_of(key) or "") if is_owned(key) else ""
 
 
-def is_in(key: str, vhost: str) -> bool:
-    return key.partition("@")[2].startswith(f"{_quoted(vhost)}@")
+def keys_in(vhost: str, keys: Iterable[str]) -> list[str]:
+    """Returns those of the transactions of a virtual host."""
+    within = f"{_quoted(vhost)}@"
+    return [key for key in keys if key.partition("@")[2].startswith(within)]
 
 
 def is_owned(key: str) -> bool:

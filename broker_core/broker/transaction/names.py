@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from broker_core.broker.access.shares import Shares
-from broker_core.broker.access.users import DEFAULT_USER, Users, is_in, name_of, transaction_key
+from broker_core.broker.access.users import DEFAULT_USER, Users, keys_in, name_of, transaction_key
 from broker_core.broker.transaction.heuristics import Heuristics
 from broker_core.broker.transaction.outcomes import Outcomes
 from broker_core.broker.transaction.transaction import MessageTransactions, Transaction
@@ -109,9 +109,9 @@ class TransactionNames:
 
     def forget_vhost(self, change: Change, vhost: str) -> None:
         """What ended in an earlier virtual host of this name did not end in the one that is made now."""
-        for key in [key for key in self.heuristics.by_key if is_in(key, vhost)]:
+        for key in keys_in(vhost, self.heuristics.by_key):
             self.forget(change, key)
-        if ended := [key for key in self.outcomes if is_in(key, vhost)]:
+        if ended := keys_in(vhost, self.outcomes):
             self.outcomes.drop(change, ended)
 
     def forget(self, change: Change, key: str) -> None:
