@@ -48,7 +48,7 @@ def write(figures: Sequence[Figure], path: Path) -> None:
 def rows() -> list[str]:
     """The table and the line about the machine, as they stand in the README."""
     run = json.loads(FILE.read_text())
-    lines = ["| | txmq | beside |", "|---|---|---|"]
+    lines = ["| | txmq | compared |", "|---|---|---|"]
     for name, (label, unit, reference) in ROWS.items():
         figure = run["figures"][name]
         lines.append(f"| {label} | {figure['value']:,.0f} {unit} | {figure['ratio']:.2f} times {reference} |")

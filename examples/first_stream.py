@@ -14,13 +14,14 @@ from typing import Any
 
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # not ``python3``, which may have no txmq
 
 import txmq
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else "first-stream").absolute()
-DATA, TABLE = str(FOLDER / "data"), str(FOLDER / "payments")
+DATA, TABLE, CHECKPOINT = (str(FOLDER / name) for name in ("data", "payments", "checkpoint"))
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -65,21 +66,19 @@ def book(batch: DataFrame, tx: Any) -> None:
     tx.reject(broken, queue="broken")
 
 
+def start(spark: SparkSession) -> StreamingQuery:
+    payments = spark.readStream.format("txmq").options(data=DATA, queue="payments", appId="book").load()
+    writer = payments.writeStream.foreachBatch(txmq.transactional(book, data=DATA, app_id="book"))
+    return writer.option("checkpointLocation", CHECKPOINT).trigger(availableNow=True).start()
+
+
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     print("Publishing four payments to the queue 'payments'", flush=True)
     publish_payments()
     print("Starting Spark (the first start downloads Delta)", flush=True)
     spark = spark_session()
-
-    payments = spark.readStream.format("txmq").options(data=DATA, queue="payments", appId="book").load()
-    query = (
-        payments.writeStream.foreachBatch(txmq.transactional(book, data=DATA, app_id="book"))
-        .option("checkpointLocation", str(FOLDER / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    start(spark).awaitTermination()
 
     table = spark.read.format("delta").load(TABLE).orderBy("offset")
     print("table: ", [row.amount for row in table.collect()])
