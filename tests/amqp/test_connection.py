@@ -99,7 +99,8 @@ def test_the_handshake_is_answered_step_by_step() -> None:
     assert wire.receive((0, m.ConnectionTuneOk(10, FRAME_MAX, 0)), (0, m.ConnectionOpen("/"))) == []
     assert wire.names() == ["connection.open-ok"]
     assert wire.receive((3, m.ChannelOpen())) == [Command(3, m.ChannelOpen())]
-    assert wire.connection.state is ConnectionState.open and wire.connection.channels.is_open(3)
+    assert wire.connection.state is ConnectionState.open
+    assert wire.connection.channels.states == {3: ChannelState.open}
 
 
 def test_another_protocol_is_answered_with_ours_and_the_end() -> None:

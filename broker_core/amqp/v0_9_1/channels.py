@@ -30,9 +30,6 @@ class ChannelTable:
         self._decoder = decoder
         self.states: dict[int, ChannelState] = {}
 
-    def is_open(self, number: int) -> bool:
-        return self.states.get(number) is ChannelState.open
-
     @property
     def opened(self) -> int:
         return sum(state is ChannelState.open for state in self.states.values())

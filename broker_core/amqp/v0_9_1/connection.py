@@ -241,8 +241,10 @@ class AmqpConnection:
                 case _:
                     assert_never(event)
         except ConnectionException as error:
-            number = event.channel if isinstance(event, Command) else 0
+            number = event.channel if isinstance(event, Command | ContentTooLarge) else 0
             ids = (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0)
+            if isinstance(event, ContentTooLarge):
+                ids = _PUBLISH
             return Failed(number, error.with_traceback(None), ids)  # its frames have the event: a cycle
         return None
 
@@ -259,7 +261,7 @@ class AmqpConnection:
 
     def _too_large(self, event: ContentTooLarge) -> ConnectionEvent | None:
         number, most = event.channel, self._max_body_bytes
-        if not self.channels.is_open(number):
+        if self._of_channel(Command(number, m.BasicPublish())) is None:
             return None
         error = PreconditionFailed(f"message size {event.size} is larger than configured max size {most}")
         self.channels.fail(number)

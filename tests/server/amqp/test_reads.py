@@ -246,6 +246,7 @@ def test_a_sequence_has_the_same_effects_and_answers_whatever_its_reads_are(
 
 @examples(50)
 @given(st.sampled_from(MODES), st.sampled_from(sorted({**WORKS, **CHANNEL_ERRORS, **CLOSES})))
+@example("plain", "too large")
 def test_what_comes_behind_close_ok_is_refused_and_never_carried_out(mode: str, late: str) -> None:
     """So the cut decides between silence and an error, as in RabbitMQ, and never about an effect."""
     client = Client((mode, "plain"))
