@@ -22,7 +22,7 @@ from broker_core.broker import command_permissions as rules
 from broker_core.broker.access.users import Users, transaction_key
 from broker_core.broker.batch.owners import AppOwners
 from broker_core.broker.topology.topology import Topology
-from broker_core.broker.transaction import transaction
+from broker_core.broker.transaction import names
 from broker_core.launcher import Broker
 from broker_core.server.access import throttle
 from broker_core.server.access.caller import Caller
@@ -255,25 +255,25 @@ CASES = (
     ),
     Case(
         "a name is no key of the broker's own",
-        _off(transaction, "transaction_key", _bare),
+        _off(names, "transaction_key", _bare),
         "h_write m_names h_commit_write",
         "names transactions",
     ),
     Case(
         "a name is one of its user: nobody squats it",
-        _off(transaction, "transaction_key", _of_all),
+        _off(names, "transaction_key", _of_all),
         "m_names h_asks h_token",
         "names transactions",
     ),
     Case(
         "a prepared transaction is decided by its user",
-        _off(transaction, "transaction_key", _of_all),
+        _off(names, "transaction_key", _of_all),
         "h_prepare m_commits h_decide",
         "names transactions",
     ),
     Case(
         "the same over AMQP",
-        _off(transaction, "transaction_key", _of_all),
+        _off(names, "transaction_key", _of_all),
         "h_prepare m_rolls_back h_decide",
         "names transactions",
     ),
@@ -326,6 +326,13 @@ CASES = (
         "enters",
     ),
 )
+
+
+def test_each_rule_is_where_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a change lands; the soak then finds each."""
+    for case in CASES:
+        case.off(monkeypatch)
+        monkeypatch.undo()
 
 
 @pytest.mark.soak
